@@ -18,14 +18,14 @@ from playground.ui.zero_gpu import on_zero
 VISITORS = 200  # at a time: each stream takes a thread, which sleeps most of the time
 
 
-class Parser(argparse.ArgumentParser):
+class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> None:
         print(f"error: {message}", file=sys.stderr)
         sys.exit(2)
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
-    parser = Parser(description="A page that shows how decoding strategies choose tokens.")
+    parser = OptionParser(description="A page that shows how decoding strategies choose tokens.")
     parser.add_argument("--model", default="", help="target model: a folder or a hub id; the bundled one if not given")
     parser.add_argument("--draft", default="", help="draft model with the target's vocabulary")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
@@ -56,7 +56,7 @@ def main(arguments: list[str]) -> None:
         page = build(site)
         start(page, given, port, site)
     except Refusal as refusal:
-        Parser().error(str(refusal))
+        OptionParser().error(str(refusal))
     stop = Stop().listen()
     start_sweeper(page, site)
     # Exclude imported objects from garbage collection: scanning them takes half a second during a run.

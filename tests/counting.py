@@ -8,7 +8,7 @@ import pytest
 
 from playground.events import Commit, Done, Header, Stamped
 from playground.trace import Trace
-from playground.ui.admission_queue import AdmissionQueue, Capacity, Share
+from playground.ui.admission_queue import AdmissionQueue, QueueLimits, Share
 from playground.ui.pages import build
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
@@ -62,7 +62,7 @@ def counting_site(prepare, seats: int | None = None) -> Site:
     models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
     site = Site(load=lambda *names, **how: models, prepare=prepare)
     if seats:
-        site.admission = AdmissionQueue(Capacity(whole=Share(seats, 48, 128)))
+        site.admission = AdmissionQueue(QueueLimits(whole=Share(seats, 48, 128)))
     return site
 
 

@@ -18,13 +18,13 @@ from playground.ui.admission_queue import (
     STOPPING,
     SURVEY,
     AdmissionQueue,
-    Capacity,
+    QueueLimits,
     Share,
     Visitor,
     address_of,
 )
 from playground.ui.handlers import Visit
-from playground.ui.readers import Reader
+from playground.ui.readers import FrameReader
 from playground.ui.settings import Rules, Settings
 from playground.ui.worker import Worker
 from support.visits import request, stream
@@ -33,7 +33,7 @@ LOUD, QUIET = Visitor("loud", "10.0.0.1"), Visitor("quiet", "10.0.0.2")
 
 
 def small(seats: int, waiting: int = 48) -> AdmissionQueue:
-    return AdmissionQueue(Capacity(whole=Share(seats, waiting, 128)))
+    return AdmissionQueue(QueueLimits(whole=Share(seats, waiting, 128)))
 
 
 def loud(number: int) -> Visitor:
@@ -73,14 +73,14 @@ def test_a_waiting_visitor_gets_a_free_seat_at_once():
 
 
 def test_one_address_cannot_take_all_seats_however_many_sessions_it_invents():
-    queue = AdmissionQueue(Capacity.for_visitors())
+    queue = AdmissionQueue(QueueLimits.for_visitors())
     taken = fill(queue, *map(loud, range(80)))
     assert sum(ticket.state == "seated" for ticket in taken) == 8
     assert queue.join(PAGE, QUIET).state == "seated"
 
 
 def test_a_visitor_with_no_run_comes_before_one_with_many():
-    queue = AdmissionQueue(Capacity(whole=Share(2, 48, 128)))
+    queue = AdmissionQueue(QueueLimits(whole=Share(2, 48, 128)))
     early, _, later = fill(queue, *map(loud, range(3)))
     quiet = queue.join(PAGE, QUIET)
     assert (quiet.place, later.place) == (1, 2)
@@ -89,7 +89,7 @@ def test_a_visitor_with_no_run_comes_before_one_with_many():
 
 
 def test_programs_games_and_surveys_leave_seats_to_the_page():
-    queue = AdmissionQueue(Capacity.for_visitors())
+    queue = AdmissionQueue(QueueLimits.for_visitors())
     for kind in (API, GAME, REPEATS, SURVEY):
         fill(queue, *(Visitor(f"{kind} {number}", f"{kind} {number}") for number in range(30)), kind=kind)
     visitors = [Visitor(f"person {number}", f"person {number}") for number in range(3)]
@@ -104,7 +104,7 @@ def test_a_full_queue_refuses_with_the_number_that_wait():
 
 
 def test_a_visitor_beyond_the_own_share_gets_a_message_and_others_are_not_refused():
-    queue = AdmissionQueue(Capacity.for_visitors())
+    queue = AdmissionQueue(QueueLimits.for_visitors())
     fill(queue, *map(loud, range(80)))
     with pytest.raises(Refusal, match="Your share of this page is used up"):
         queue.join(PAGE, loud(81))
@@ -250,7 +250,7 @@ def test_when_the_server_stops_every_run_ends_with_a_sentence_and_new_ones_are_r
 def test_a_client_that_takes_nothing_has_left(monkeypatch):
     now, backlog = [0.0], [0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
-    reader, heard = Reader(lambda: backlog[0], idle=30, opening=10), []
+    reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
     for second in range(1, 40):
         now[0], backlog[0] = float(second), second
         heard.append(reader.has_left())
@@ -260,7 +260,7 @@ def test_a_client_that_takes_nothing_has_left(monkeypatch):
 def test_a_client_that_stops_taking_is_given_longer(monkeypatch):
     now, backlog = [0.0], [0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
-    reader, heard = Reader(lambda: backlog[0], idle=30, opening=10), []
+    reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
     for second in range(1, 60):
         now[0], backlog[0] = float(second), max(0, second - 5)
         heard.append(reader.has_left())
@@ -274,7 +274,7 @@ def test_a_client_that_takes_messages_stays(monkeypatch, backlogs):
     now = [0.0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
     waiting = iter(backlogs)
-    reader = Reader(lambda: next(waiting), idle=3, opening=3)
+    reader = FrameReader(lambda: next(waiting), idle=3, opening=3)
     for second in range(len(backlogs)):
         now[0] = float(second)
         assert not reader.has_left()
@@ -293,7 +293,7 @@ def test_only_what_trusted_proxies_wrote_determines_an_address(proxies, forwarde
 
 
 def test_shares_of_a_public_page_leave_half_to_other_addresses():
-    capacity = Capacity.for_visitors()
+    capacity = QueueLimits.for_visitors()
     assert capacity.address.seats * 2 <= capacity.whole.seats and capacity.address.waiting * 2 <= capacity.whole.waiting
     others = sum(share.seats for kind, share in capacity.kinds.items() if kind != PAGE)
     assert others < capacity.whole.seats and replace(capacity) == capacity

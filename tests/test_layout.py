@@ -127,6 +127,12 @@ def test_no_two_modules_have_one_name():
     assert [stem for stem, count in stems.items() if count > 1] == []
 
 
+def test_no_two_classes_have_one_name():
+    modules = [ast.parse(path.read_text(encoding="utf-8")).body for path in FILES]
+    names = Counter(node.name for body in modules for node in body if isinstance(node, ast.ClassDef))
+    assert [name for name, count in names.items() if count > 1] == []
+
+
 def test_strategies_see_only_the_contract_and_shared_algorithms():
     for name, imports in under("strategies").items():
         strange = {imported for imported in imports if within(imported, "playground")

@@ -10,7 +10,7 @@ import pytest
 from chromium import PATIENCE
 
 from playground.errors import Refusal
-from playground.ui.fits import Memory, MemoryGuard, Needed, needed_by
+from playground.ui.fits import DeviceMemory, MemoryGuard, Needed, needed_by
 from playground.ui.model_loader import PENDING, ModelLoader, ModelRequest
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
@@ -21,7 +21,7 @@ LARGE, OTHER, OWN = ModelRequest("Qwen/Qwen3-1.7B"), ModelRequest("HuggingFaceTB
 
 def guard(needed: float, total: float, free: float) -> MemoryGuard:
     return MemoryGuard(
-        lambda wish: Needed(round(needed * GB), "cpu"), lambda device: Memory(round(total * GB), round(free * GB))
+        lambda wish: Needed(round(needed * GB), "cpu"), lambda device: DeviceMemory(round(total * GB), round(free * GB))
     )
 
 

@@ -56,7 +56,7 @@ class TimeRatio:
 
 
 @dataclass(frozen=True)
-class Table:
+class SpeedTable:
     """One part's table. `scale` converts seconds or bytes into the unit of the columns."""
 
     title: str
@@ -104,7 +104,7 @@ class Table:
         return [*columns, *ratios, *[_same([found[name] for name in self.columns if name in found])] * self.same]
 
 
-def tables(runs: list[BenchRun]) -> list[Table]:
+def tables(runs: list[BenchRun]) -> list[SpeedTable]:
     """The tables of all parts that were measured."""
     available = [
         _blocks(_numbers(runs, "blocks", block)),
@@ -125,19 +125,19 @@ def _numbers(runs: list[BenchRun], part: str, name: Callable[[int], str]) -> lis
     return sorted(number for number in first_words if name(number) in subjects)
 
 
-def _blocks(sizes: list[int]) -> Table:
+def _blocks(sizes: list[int]) -> SpeedTable:
     least = block(sizes[0]) if sizes else ""
     note = (
         "Milliseconds of a forward that feeds a block of tree nodes after a cache of so many tokens; the draft tree "
         "has two children per node."
     )
-    return Table("One forward of a tree", note, "blocks", [block(size) for size in sizes],
+    return SpeedTable("One forward of a tree", note, "blocks", [block(size) for size in sizes],
                  [TimeRatio(f"{size} / {sizes[0]}", block(size), least) for size in sizes[1:]])
 
 
-def _lanes(counts: list[int]) -> Table:
+def _lanes(counts: list[int]) -> SpeedTable:
     columns = [LANE, *(name(count) for count in counts for name in (together, apart))]
-    return Table(
+    return SpeedTable(
         "Lanes together",
         "Milliseconds per token, over the tokens of all lanes.",
         "decoding",
@@ -147,7 +147,7 @@ def _lanes(counts: list[int]) -> Table:
     )
 
 
-_FIRST = Table(
+_FIRST = SpeedTable(
     "First token",
     "Milliseconds from a prompt of so many token ids to the first token, and of a bare prefill.",
     "first",
@@ -155,7 +155,7 @@ _FIRST = Table(
     [TimeRatio("lane / ours", FIRST, ENGINE), TimeRatio("lane / library", FIRST, LIBRARY_PREFILL)],
     same=True,
 )
-_MEMORY = Table(
+_MEMORY = SpeedTable(
     "KV cache memory",
     "Megabytes of a KV cache of so many tokens. Formula: 2 x layers x KV heads x head_dim x bytes per number, per "
     "token. Held: the slots in use. Allocated: the tensors of a lane whose text ends there.",
@@ -164,7 +164,7 @@ _MEMORY = Table(
     [TimeRatio("held / formula", HELD, FORMULA), TimeRatio("allocated / formula", ALLOCATED, FORMULA)],
     MEGA,
 )
-_RECORDING = Table(
+_RECORDING = SpeedTable(
     "Recording",
     "Milliseconds per token of a lane that records every event, and of one that records only its text.",
     "decoding",
@@ -172,7 +172,7 @@ _RECORDING = Table(
     [TimeRatio("recorded / not recorded", LANE, SILENT_LANE)],
     same=True,
 )
-_LIMITS = Table(
+_LIMITS = SpeedTable(
     "Shares of the limits",
     "Milliseconds per token after a prompt of so many tokens. Bandwidth limit: bytes of weights and KV cache that one "
     "token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a processor's "

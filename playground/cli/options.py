@@ -20,18 +20,18 @@ ALIASES = {"speculation": ["guessing"]}  # former names, which keep working
 HELD_OUT = "of each task, held out from training"
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """Reports errors as a Refusal in one sentence, like all other code here."""
 
     def error(self, message: str) -> NoReturn:
         raise Refusal(f"{message.rstrip('.')}. `{self.prog} --help` shows the usage.")
 
 
-def parser() -> Parser:
+def parser() -> CommandParser:
     """The whole command line. Parsed options have `act`, the function of the command, which returns whether Ctrl-C
     stopped it.
     """
-    whole = Parser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
+    whole = CommandParser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add(commands, (
         ("list", "list_strategies:show", _list, "show the strategies, or everything about one"),
@@ -47,7 +47,7 @@ def parser() -> Parser:
     return whole
 
 
-def _add(commands: Any, entries: Iterable[tuple[str, str, Callable[[Parser], None], str]]) -> None:
+def _add(commands: Any, entries: Iterable[tuple[str, str, Callable[[CommandParser], None], str]]) -> None:
     """Add commands by name, function, options and description."""
     for name, function, options, does in entries:
         command = commands.add_parser(
@@ -62,23 +62,23 @@ def _later(module: str, function: str) -> Callable[[argparse.Namespace], bool]:
     return lambda options: getattr(import_module(f"playground.cli.{module}"), function)(options)
 
 
-def _list(command: Parser) -> None:
+def _list(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
     command.add_argument("--json", action="store_true", help="print an array of objects")
 
 
-def _run(command: Parser) -> None:
+def _run(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", help="a decoder or preset, such as greedy; `list` shows them")
     _of_a_run(command)
 
 
-def _compare(command: Parser) -> None:
+def _compare(command: CommandParser) -> None:
     command.add_argument("names", metavar="NAME", nargs="+",
                          help="decoders or presets; --set and --with apply to all that have the knob or slot")
     _of_a_run(command)
 
 
-def _replay(command: Parser) -> None:
+def _replay(command: CommandParser) -> None:
     command.add_argument("file", metavar="F.jsonl", help="a file written by --trace")
     command.add_argument("--speed", type=_number, default=1.0, metavar="X", help="2 is twice as fast, 0 all at once")
     command.add_argument("--csv", metavar="FILE", help="write one row per token instead of showing the run")
@@ -86,7 +86,7 @@ def _replay(command: Parser) -> None:
                          help="write a page that plays the run without a server, instead of showing it")
 
 
-def _bench(command: Parser) -> None:
+def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
     commands = command.add_subparsers(metavar="[speed | survey | effects | caches | speculation | schemas]")
@@ -104,7 +104,7 @@ def _bench(command: Parser) -> None:
     ))
 
 
-def _of_speed(command: Parser) -> None:
+def _of_speed(command: CommandParser) -> None:
     _of_the_models(command)
     _threads(command)
     _count(command, "repeats", 1, 5, "measured rounds, after one that is dropped")
@@ -115,7 +115,7 @@ def _of_speed(command: Parser) -> None:
     command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
 
 
-def _speed(command: Parser) -> None:
+def _speed(command: CommandParser) -> None:
     _of_speed(command)
     command.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
                          help=f"some of {', '.join(PARTS)}; default: all")
@@ -133,7 +133,7 @@ def _speed(command: Parser) -> None:
                          help="show measurements of other machines on the page, written by --json there")
 
 
-def _survey(command: Parser) -> None:
+def _survey(command: CommandParser) -> None:
     command.add_argument(
         "--with", nargs="+", action="extend", required=True, dest="entrants", metavar="NAME[:KNOB=VALUE,...][+NAME...]",
         help="a lane: greedy, sample:temperature=0.7, speculative+prompt_lookup:depth=10+greedy_match; the others are "
@@ -155,7 +155,7 @@ def _survey(command: Parser) -> None:
     command.add_argument("--page", metavar="F.md", help="write the tables as a page")
 
 
-def _effects(command: Parser) -> None:
+def _effects(command: CommandParser) -> None:
     _names(command, "only", "some of the effects; default: all", default=None)
     _count(command, "questions", 2, None, "of each kind, instead of the effect's own number, for a quick look")
     _count(command, "repeats", 1, 3, "measured rounds, if times are compared")
@@ -165,7 +165,7 @@ def _effects(command: Parser) -> None:
     _results(command, EFFECTS, EFFECTS_PAGE, "write a page, and its charts next to it")
 
 
-def _speculation(command: Parser) -> None:
+def _speculation(command: CommandParser) -> None:
     _names(command, "only", "some of the drafters and presets; default: all")
     _names(command, "tasks", "of the small world: records, programs, ...; default: all", "TASK")
     _count(command, "questions", 1, 3, HELD_OUT)
@@ -178,7 +178,7 @@ def _speculation(command: Parser) -> None:
     _results(command, SPECULATION, SPECULATION_PAGE, "write the tables as a page")
 
 
-def _caches(command: Parser) -> None:
+def _caches(command: CommandParser) -> None:
     command.add_argument("--parts", nargs="+", choices=CACHE_PARTS, default=list(CACHE_PARTS), metavar="PART",
                          help=f"some of {', '.join(CACHE_PARTS)}; default: all")
     command.add_argument("--budgets", nargs="+", type=_from(8), default=list(BUDGETS), metavar="N",
@@ -199,7 +199,7 @@ def _caches(command: Parser) -> None:
     _results(command, CACHES, CACHES_PAGE, "write a page, and its figure next to it")
 
 
-def _schemas(command: Parser) -> None:
+def _schemas(command: CommandParser) -> None:
     command.add_argument("folders", metavar="FOLDER", nargs="+",
                          help="schemas, as in JSONSchemaBench or in the official JSON Schema Test Suite; or a file")
     _count(command, "scribbles", 0, 4, "random texts per schema, besides the model's")
@@ -210,14 +210,14 @@ def _schemas(command: Parser) -> None:
     command.add_argument("--json", metavar="F.json", help="write everything, including every text")
 
 
-def _study(command: Parser) -> None:
+def _study(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", help="a study, such as scaling_laws; `list` shows them")
     command.add_argument("files", metavar="F.jsonl", nargs="+", help="files written by --trace; every lane counts")
     _settings(command, "the study")
     command.add_argument("--json", action="store_true", help="print figures and notes as JSON")
 
 
-def _fit(command: Parser) -> None:
+def _fit(command: CommandParser) -> None:
     command.add_argument(
         "name", metavar="NAME",
         help="a strategy with fitted knobs, such as adadec, or with trained weights, such as specdec_plus_plus",
@@ -230,7 +230,7 @@ def _fit(command: Parser) -> None:
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _variant(command: Parser) -> None:
+def _variant(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", help="a variant, such as hyperfitting; `list` shows them")
     _of_the_texts(command)
     command.add_argument("--name", dest="called", default="", metavar="NAME",
@@ -241,14 +241,14 @@ def _variant(command: Parser) -> None:
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _of_the_texts(command: Parser) -> None:
+def _of_the_texts(command: CommandParser) -> None:
     command.add_argument(
         "--texts", nargs="+", action="extend", metavar="FILE",
         help='one text each, or a .jsonl with {"text": ...} per line; - is standard input; default: bundled texts',
     )
 
 
-def _of_a_run(command: Parser) -> None:
+def _of_a_run(command: CommandParser) -> None:
     prompt = command.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT")
     prompt.add_argument("--prompt-file", metavar="F",
@@ -273,7 +273,7 @@ def _of_a_run(command: Parser) -> None:
     command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
-def _of_the_models(command: Parser) -> None:
+def _of_the_models(command: CommandParser) -> None:
     command.add_argument(
         "--draft", metavar="M",
         help="smaller model with the same vocabulary; nf4, fp4 or int8 for the model itself, quantised; none",
@@ -282,13 +282,13 @@ def _of_the_models(command: Parser) -> None:
     _of_the_model(command)
 
 
-def _of_the_model(command: Parser) -> None:
+def _of_the_model(command: CommandParser) -> None:
     _of_the_base(command)
     command.add_argument("--dtype", default="auto", metavar="D")
     command.add_argument("--quantization", default="none", metavar="Q")
 
 
-def _of_the_base(command: Parser) -> None:
+def _of_the_base(command: CommandParser) -> None:
     """A model that may be trained: number format and quantisation are not options."""
     command.add_argument("--model", metavar="M",
                          help="from the catalogue, a folder or a hub id; default: the bundled one")
@@ -297,16 +297,16 @@ def _of_the_base(command: Parser) -> None:
                          help="show the output of the libraries and the traceback of unexpected errors")
 
 
-def _threads(command: Parser) -> None:
+def _threads(command: CommandParser) -> None:
     _count(command, "threads", 1, None, "threads of torch")
 
 
-def _settings(command: Parser, of: str) -> None:
+def _settings(command: CommandParser, of: str) -> None:
     command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help=f"set a knob of {of}")
 
 
 def _names(
-    command: Parser, option: str, meaning: str, metavar: str = "NAME", default: Iterable[str] | None = ()
+    command: CommandParser, option: str, meaning: str, metavar: str = "NAME", default: Iterable[str] | None = ()
 ) -> None:
     default = default if default is None else list(default)
     command.add_argument(
@@ -314,12 +314,12 @@ def _names(
     )
 
 
-def _count(command: Parser, option: str, low: int, default: int | None, meaning: str | None = None) -> None:
+def _count(command: CommandParser, option: str, low: int, default: int | None, meaning: str | None = None) -> None:
     """An option that takes a whole number of at least `low`."""
     command.add_argument(f"--{option}", type=_from(low), default=default, metavar="N", help=meaning)
 
 
-def _results(command: Parser, out: str, page: str, pages: str) -> None:
+def _results(command: CommandParser, out: str, page: str, pages: str) -> None:
     """Options for the files of a benchmark, with their default paths."""
     command.add_argument("--out", nargs="?", const=out, metavar="F.json", help=f"write every number, {out}")
     command.add_argument("--page", nargs="?", const=page, metavar="F.md", help=f"{pages}, {page}")

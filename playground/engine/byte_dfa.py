@@ -30,7 +30,7 @@ Ranges = list[tuple[int, int]]
 
 def compiled(pattern: str) -> DFA:
     """The automaton of a regular expression; every state can still come to an end. Raises Refusal."""
-    reader = _Reader(pattern)
+    reader = _PatternReader(pattern)
     try:
         start, end = reader.alternatives()
     except RecursionError:
@@ -69,7 +69,7 @@ class DFA:
 
 
 @dataclass
-class _Reader:
+class _PatternReader:
     """Reads an expression into pieces of an automaton without order, each with a start and an end."""
 
     rest: str

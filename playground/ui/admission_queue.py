@@ -59,7 +59,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Capacity:
+class QueueLimits:
     """How a machine is shared. The other kinds of runs leave some seats to the playground page, and each address to
     other addresses.
     """
@@ -78,7 +78,7 @@ class Capacity:
     )
 
     @classmethod
-    def for_visitors(cls) -> Capacity:
+    def for_visitors(cls) -> QueueLimits:
         """For a public page: one address, which may be a whole school, gets at most half of everything."""
         return cls(address=Share(8, 24, 64), session=Share(4, 6, 16))
 
@@ -86,8 +86,8 @@ class Capacity:
 class AdmissionQueue:
     """Seats for runs, shared by kind, address and session."""
 
-    def __init__(self, capacity: Capacity | None = None):
-        self.capacity = capacity or Capacity()
+    def __init__(self, capacity: QueueLimits | None = None):
+        self.capacity = capacity or QueueLimits()
         self._changed = threading.Condition(threading.RLock())  # reentrant: a ticket may rest as soon as it is seated
         self._tickets: list[Ticket] = []
         self._numbers = count()

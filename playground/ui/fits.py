@@ -10,7 +10,7 @@ RESERVED = 0.25  # of a device's memory: for the caches and activations of runs
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes of a device, in total and free."""
 
     total: int
@@ -42,16 +42,16 @@ def needed_by(request) -> Needed:
     return Needed(round(sum(estimate(part, loading).bytes for part, loading in parts) * HEADROOM), how.device)
 
 
-def memory_of(device: str) -> Memory:
+def memory_of(device: str) -> DeviceMemory:
     """The memory of a device."""
     from playground.engine.load import device_memory  # imports torch
-    return Memory(*device_memory(device))
+    return DeviceMemory(*device_memory(device))
 
 
 class MemoryGuard:
     """Refuses models that do not fit. Loaded weights count too (`held`): mapped files do not show as used memory."""
 
-    def __init__(self, needed: Callable[..., Needed] = needed_by, memory: Callable[[str], Memory] = memory_of):
+    def __init__(self, needed: Callable[..., Needed] = needed_by, memory: Callable[[str], DeviceMemory] = memory_of):
         self._needed, self._memory = needed, memory
 
     def check(self, request, held: int) -> int:

@@ -23,7 +23,7 @@ def current_request() -> gr.Request | None:
     return LocalContext.request.get(None)
 
 
-class Reader:
+class FrameReader:
     """The client of one stream. `backlog` returns the number of messages waiting for it, None if unknown."""
 
     def __init__(self, backlog: Callable[[], int | None], idle: float = IDLE, opening: float = OPENING):
@@ -42,14 +42,14 @@ class Reader:
         return now - self._taken > self._patience
 
 
-def current_reader() -> Reader:
+def current_reader() -> FrameReader:
     """The client of the current Gradio request; outside of Gradio's queue one that never leaves."""
     blocks, request = LocalContext.blocks.get(None), current_request()
     session = getattr(request, "session_hash", None)
     if blocks is None or session is None:
-        return Reader(lambda: None)
+        return FrameReader(lambda: None)
     pending = blocks._queue.pending_messages_per_session
-    return Reader(lambda: messages.qsize() if (messages := pending.get(session)) is not None else None)
+    return FrameReader(lambda: messages.qsize() if (messages := pending.get(session)) is not None else None)
 
 
 def ends_unread(stream: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:

@@ -14,7 +14,7 @@ from playground.engine.catalogue import BUNDLED, PACKED, entries
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.trace import Trace
-from playground.ui.admission_queue import STOPPING, AdmissionQueue, Capacity, Ticket, Visitor
+from playground.ui.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
 from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
@@ -63,7 +63,7 @@ class Site:
 
     def __post_init__(self) -> None:
         self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
-        self.admission = AdmissionQueue(Capacity.for_visitors() if self.rules.public else Capacity())
+        self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
         self.proxies = trusted_proxies()
         self._remote, self._remote_score = on_gpu(self._batches), on_gpu(self._score_batches)
         self._remote_look, self._remote_survey = on_gpu(self._looks), on_gpu(self._survey_batches)

@@ -6,7 +6,13 @@ from functools import cached_property, partial
 from itertools import accumulate
 from operator import mul
 
-from playground.algorithms.speculative.acceptance_head import AcceptanceHead, Calibration, DraftSamples, Training, learn
+from playground.algorithms.speculative.acceptance_head import (
+    AcceptanceHead,
+    DraftSamples,
+    HeadCalibration,
+    Training,
+    learn,
+)
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.contract import Drafter, knob
 from playground.events import Figure, Note
@@ -104,8 +110,8 @@ class SpecDecPlusPlus(Drafter):
                 self._calibration.learn(self._uncalibrated(tree)[test.node], test.kept)
 
     @cached_property
-    def _calibration(self) -> Calibration:
-        return Calibration()
+    def _calibration(self) -> HeadCalibration:
+        return HeadCalibration()
 
     def _begin(self, lm) -> None:
         self._predicted, self._accepted = {}, {}

@@ -148,7 +148,7 @@ def _summary(head: AcceptanceHead, train: DraftSamples, held_out: DraftSamples) 
     )
 
 
-class Calibration:
+class HeadCalibration:
     """Acceptance rate by predicted probability: the prediction itself at first, observed rates later."""
 
     def __init__(self):
