@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
-from pydantic import TypeAdapter
+from pydantic import StringConstraints, TypeAdapter
 
 VERSION = 1
 
@@ -19,6 +19,11 @@ Drawn = Literal["independent", "without_replacement", "deterministic"]
 Reason = Literal["end", "length", "stop_string", "grammar", "stopped", "failed"]
 Runs = list[tuple[int, int]]
 """Half-open ranges of positions in the text, [(0, 4), (60, 124)]."""
+_ITEM = "[0-9a-z]{1,6}([+>][0-9a-z]{1,6})?"
+_HEAD = f"({_ITEM}( {_ITEM})*)?"
+EVICTIONS = f"^{_HEAD}(,{_HEAD})*$"
+Evictions = Annotated[str, StringConstraints(pattern=EVICTIONS)]
+"""Evicted positions of the heads of a layer; `playground.trace.cache_contents` describes the format and reads it."""
 
 
 class Candidate(NamedTuple):
@@ -145,9 +150,12 @@ class Rollback(Event):
 
 @dataclass(slots=True)
 class Cache(Event):
-    """The contents of a KV cache after a commit.
+    """The contents of a KV cache after a commit, as the difference from the previous event of the stream.
 
-    `live[layer][head]` are ranges of positions in the text. If all layers, or all heads, are equal, only one is listed.
+    All positions from its length to the new one are added to every layer and head, then those in `dropped` are removed.
+    If `live` is there, the contents are listed anew instead: `live[layer][head]` are ranges of positions in the text,
+    from which those in `dropped` are removed. If all layers, or all heads, are equal, only one is listed.
+    `playground.trace.cache_contents` restores what is live after each event.
     """
 
     kind: ClassVar[str] = "cache"
@@ -163,8 +171,9 @@ class Cache(Event):
     bytes: int = 0
     common: int = 0  # leading tokens stored once for several lanes that share this prefix
     common_bytes: int = 0  # of `bytes`, the shared part, which exists once for all these lanes
-    # by layer and head: (position, position it was merged into) in this commit
+    # by layer and head: (position, position it was merged into) in this commit; now a part of `dropped`
     joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)
+    dropped: list[Evictions] = field(default_factory=list)  # by layer: the evicted positions of its heads
 
 
 @dataclass(slots=True)

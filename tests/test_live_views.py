@@ -29,6 +29,7 @@ from playground.events import (
     Verdict,
 )
 from playground.trace import Trace
+from playground.trace.cache_contents import write_layers
 from playground.trace.lane_metrics import metrics
 from playground.ui.frames import frame, new_name
 
@@ -427,11 +428,13 @@ def test_acceptance_by_draft_position_shows_its_counts(page, feed):
 
 # --- caches ---
 
-def evicting() -> Happened:
+def evicting(as_differences: bool = False) -> Happened:
     """Two layers of two heads: first everything is live, then sinks, a window, and one position of each head's own."""
+    evicted = [["2 2+1", "2+1 1"], ["3+2", "2+2"]]
     live = [[[(0, 2), (3, 4), (6, 8)], [(0, 2), (4, 5), (6, 8)]], [[(0, 2), (2, 3), (6, 8)], [(0, 2), (5, 6), (6, 8)]]]
     return [(0.1, step(0)), (0.1, commit(0, "sampled")), (0.1, Cache("target", 4, 2, 2, [[[(0, 4)]]], bytes=800)),
-            (0.2, Cache("target", 8, 2, 2, live, evicted=12, bytes=1000)), (0.2, Done("length"))]
+            (0.2, Cache("target", 8, 2, 2, evicted=12, bytes=1000, dropped=write_layers(evicted)) if as_differences
+             else Cache("target", 8, 2, 2, live, evicted=12, bytes=1000)), (0.2, Done("length"))]
 
 
 def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
@@ -443,8 +446,9 @@ def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
     expect(page.locator(".panel-cache .held")).to_have_text(held)
 
 
-def test_heads_have_rows_of_their_own_on_demand(page, feed):
-    show(page, feed, run_of((PLAIN, evicting())))
+@pytest.mark.parametrize("as_differences", [False, True])
+def test_heads_have_rows_of_their_own_on_demand(page, feed, as_differences):
+    show(page, feed, run_of((PLAIN, evicting(as_differences))))
     page.locator(".panel-cache canvas").first.scroll_into_view_if_needed()
     height = page.locator(".panel-cache canvas").first.bounding_box()["height"]
 

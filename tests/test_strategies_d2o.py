@@ -22,6 +22,7 @@ from playground.decoding.session import Prompt, prepare
 from playground.engine.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check
+from playground.trace.cache_contents import contents
 from strategies.kv_cache.d2o import D2O, budget_shares, unevenness
 from support.budget_policies import TEXT, TREE, HandRule, Seen, best, roomy, with_policy
 from support.eviction import LENGTH, PROMPT, ByHand, alone, course, heavy_hitters, models
@@ -274,10 +275,11 @@ def test_once_the_prompt_is_read_no_layer_holds_more_than_its_room(recipe):
     session = prepare(pair(), [with_policy(recipe, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
     events = [stamped.event for stamped in session]
     (figure,) = [event for event in events if isinstance(event, Figure) and event.shape == "bars"]
-    cut = [event for event in events if isinstance(event, Cache) and event.evicted]
+    caches = [event for event in events if isinstance(event, Cache)]
+    cut = [live for cache, live in zip(caches, contents(caches)) if cache.evicted]
     assert len(cut) > 1 and check(session.trace) == []
-    for cache in cut:
-        held = [max(sum(stop - start for start, stop in runs) for runs in layer) for layer in cache.live]
+    for live in cut:
+        held = [max(sum(stop - start for start, stop in runs) for runs in layer) for layer in live]
         assert all(slots <= most for slots, most in zip(held, figure.data["values"]))
 
 

@@ -20,6 +20,7 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
+from playground.trace.cache_contents import contents
 from strategies.kv_cache.h2o import H2O
 from strategies.kv_cache.snapkv import SnapKV
 from support.eviction import (
@@ -342,10 +343,9 @@ def test_events_report_freed_slots_and_memory_falls_with_them(decoder):
     assert caches[0].evicted == whole - 8 * store.depth * store.heads
     # 8 slots of 8 numbers of 8 bytes
     assert {cache.bytes for cache in caches} == {2 * store.depth * store.heads * 8 * 8 * 8}
-    assert all(
-        sum(stop - start for start, stop in head) == 8 for cache in caches for layer in cache.live for head in layer
-    )
-    assert len(caches[-1].live) == store.depth and len(caches[-1].live[0]) == store.heads
+    live = list(contents(caches))
+    assert all(sum(stop - start for start, stop in head) == 8 for held in live for layer in held for head in layer)
+    assert len(live[-1]) == store.depth and len(live[-1][0]) == store.heads
 
 
 def test_a_rejected_draft_token_has_no_vote():

@@ -15,6 +15,7 @@ from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
 from playground.trace import check
+from playground.trace.cache_contents import read_layers
 from support.budget_policies import TEXT, TREE, with_policy
 from support.ems_settings import EMS_TIGHT
 from support.eviction import LENGTH, PROMPT, Wrong, alone, live_positions, models
@@ -31,11 +32,11 @@ def test_a_lane_shows_what_was_merged_into_what(name, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
-    recorded = [cache for cache in caches if cache.joined]
-    assert recorded and all(
-        cache.merged == sum(len(pairs) for layer in cache.joined for pairs in layer) > 0 for cache in recorded
-    )
-    assert len(recorded[0].joined) == recorded[0].layers and len(recorded[0].joined[0]) == recorded[0].heads
+    recorded = [cache for cache in caches if cache.merged]
+    evicted = [read_layers(cache.dropped) for cache in recorded]
+    merged = [sum(into is not None for layer in layers for head in layer for *_, into in head) for layers in evicted]
+    assert recorded and merged == [cache.merged for cache in recorded]
+    assert len(evicted[0]) == recorded[0].layers and len(evicted[0][0]) == recorded[0].heads
 
 
 @each

@@ -143,7 +143,8 @@ def test_a_number_that_json_does_not_know_is_not_saved(tmp_path):
 
 def any_of(cls):
     hints = get_type_hints(cls) | ({"data": dict[str, str | int | list[float]]} if cls is Figure else {})
-    return st.builds(cls, **{f.name: st.from_type(hints[f.name]) for f in fields(cls)})
+    strings = {"dropped": st.lists(st.from_regex(ev.EVICTIONS, fullmatch=True))} if cls is Cache else {}
+    return st.builds(cls, **{f.name: st.from_type(hints[f.name]) for f in fields(cls)} | strings)
 
 
 def finite(event):

@@ -88,13 +88,13 @@ function slots(runs) {
 }
 
 function mostSlots(cache) {
-  return Math.max(0, ...cache.live.flat().map(slots));
+  return cache.most;
 }
 
-/** Live positions, summed over layers; a layer counts as its fullest head. */
-function placesOf({ live, layers }) {
-  const places = live.reduce((sum, heads) => sum + Math.max(0, ...heads.map(slots)), 0);
-  return live.length === 1 ? places * layers : places;
+/** Live positions, summed over layers; a layer counts as its fullest head. `counts`: live slots by layer and head. */
+function placesOf(counts, layers) {
+  const places = counts.reduce((sum, heads) => sum + Math.max(0, ...heads), 0);
+  return counts.length === 1 ? places * layers : places;
 }
 
 function depthOf(parents, node) {

@@ -123,6 +123,7 @@ class LaneRecord {
     this.highestEntropy = 0;
     this.partial = new Set(); // streams whose cache has evicted positions
     this.widestCache = new Map(); // by stream: positions the widest drawing of the cache needs
+    this.contents = new Map(); // by stream: what its cache holds after each event
     this.packs = new Set(); // streams with quantised slots
     this.merges = new Set(); // streams with merged slots
     this.scratches = new Set(); // streams whose cache has slots beyond the text
@@ -153,15 +154,17 @@ class LaneRecord {
   }
 
   noticeCache(event) {
-    const { stream, length, live, scratch } = event;
+    const { stream, length, layers, scratch } = event;
+    if (!this.contents.has(stream)) this.contents.set(stream, new CacheContents());
+    const counts = this.contents.get(stream).add(event);
     this.widestCache.set(stream, Math.max(this.widestCache.get(stream) || 0, length + scratch));
-    if (live.some((layer) => layer.some((runs) => slots(runs) < length))) this.partial.add(stream);
+    if (counts.some((heads) => heads.some((held) => held < length))) this.partial.add(stream);
     if (event.packed) this.packs.add(stream);
     if (event.merged) this.merges.add(stream);
     if (scratch) this.scratches.add(stream);
-    this.hasHeads ||= live.some((layer) => layer.length > 1);
+    this.hasHeads ||= counts.some((heads) => heads.length > 1);
     const branching = scratch && this.kinds.has("branches"); // then the bytes include slots of branches
-    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !branching) this.slotBytes.set(stream, event.bytes / placesOf(event));
+    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !branching) this.slotBytes.set(stream, event.bytes / placesOf(counts, layers));
   }
 
   lengthen(sequence, length) {

@@ -13,9 +13,11 @@ from torch import Tensor
 from playground.contract.token_tree import ROOT
 from playground.engine.sampling import entropy
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
+from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
 if TYPE_CHECKING:
     from playground.decoding.rows import Rows
+    from playground.engine.freed_slots import FreedSlots
     from playground.engine.kv_buffer import MergedTokens
     from playground.engine.kv_cache import KVCache
     from playground.engine.tokens import Tokens
@@ -124,25 +126,45 @@ class Recorder:
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        merged = sum(len(moving.heads) for moving in settled.joined if moving)
-        joined = [moving.by_head(store.heads) if moving else [[]] * store.heads for moving in settled.joined]
+        freed = store.take_freed()
+        live = [] if freed else [[[(0, store.length)]]]
         return [
             Cache(
                 "target",
                 store.length,
                 store.depth,
                 store.heads,
-                store.runs(),
+                live,
                 drafted,
                 settled.freed,
-                merged,
+                sum(len(moving.heads) for moving in settled.joined if moving),
                 store.quantised_slots(),
                 store.bytes(),
                 store.common,
                 store.common_bytes(),
-                joined,
+                dropped=_evictions(store, freed, settled.joined),
             )
         ]
+
+
+def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedTokens | None]) -> list[str]:
+    """`dropped` of a Cache event: what was evicted since the last one, or everything that is not live."""
+    merged = {
+        (layer, head): dict(pairs)
+        for layer, moving in enumerate(joined) if moving
+        for head, pairs in enumerate(moving.by_head(store.heads))
+    }
+    if freed:
+        gone = {head: spans(positions, merged.get(head, {})) for head, positions in freed.positions().items()}
+    else:
+        gone = {
+            (layer, head): with_targets(holes(runs, store.length), merged.get((layer, head), {}))
+            for layer, heads in enumerate(store.runs()) for head, runs in enumerate(heads)
+        }
+    return write_layers([
+        [write_head(gone.get((layer, head), [])) for head in range(len(slots.positions))]
+        for layer, slots in enumerate(store.slots)
+    ])
 
 
 class Silent(Recorder):

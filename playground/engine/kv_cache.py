@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
+from playground.engine.freed_slots import FreedSlots
 from playground.engine.kv_buffer import (
     UNKNOWN,
     Capacity,
@@ -88,6 +89,7 @@ class KVCache:
     done: bool = False  # nothing more will be fed, so its memory may be reused
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
+    freed: FreedSlots | None = None  # what was evicted since `take_freed`; None before it, and after a roll back
 
     def __post_init__(self) -> None:
         self.keys, self.values = ([KVBuffer(self.capacity) for _ in range(self.depth)] for _ in range(2))
@@ -202,6 +204,7 @@ class KVCache:
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} of {self.length} tokens")
         self.forget()
+        self.freed = None  # tokens read later may have the positions of those that are dropped now
         self.evict([slots.positions < length for slots in self.slots])
         self.length = length
 
@@ -213,12 +216,22 @@ class KVCache:
         if all(bool(mask.all()) for mask in live):
             return 0
         before = self.live_slots()
+        if self.freed and not self.freed.empty:
+            self.freed = None  # slots may be listed differently now, so one eviction between two reports is noted
         if len(live) > len(self.slots):
             self.slots = [Slots(self.slots[0].positions.clone(), self.slots[0].dense) for _ in range(self.depth)]
         for index, slots in enumerate(self.slots):
             layers = range(self.depth) if len(self.slots) == 1 else (index,)
-            self._compact(slots, live[index if len(live) > 1 else 0], layers)
+            retained = live[index if len(live) > 1 else 0]
+            if self.freed:
+                self.freed.note(index, slots.positions, ~retained & (slots.positions != EMPTY))
+            self._compact(slots, retained, layers)
         return before - self.live_slots()
+
+    def take_freed(self) -> FreedSlots | None:
+        """What was evicted since the last call; None if that is not known, so that `runs` has to be read instead."""
+        freed, self.freed = self.freed, FreedSlots(self.length)
+        return freed
 
     def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
         """Close the holes. Live slots keep their order, and every head has as many slots as the fullest one needs."""

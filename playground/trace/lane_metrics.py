@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from playground.events import Cache, Commit, Done, Draft, Event, Fill, Forward, Mask, Reason, Stamped, Verdict
+from playground.trace.cache_contents import live_counts
 from playground.trace.transcript import Token, Written, sequences
 
 if TYPE_CHECKING:
@@ -144,9 +145,7 @@ def mean_entropy(record: LaneRecord) -> float | None:
 
 def kv_live_peak(record: LaneRecord) -> int | None:
     """Most live slots of any KV head of any layer of the target after a commit."""
-    return max(
-        (_slots(runs) for cache in _target_caches(record) for layer in cache.live for runs in layer), default=None
-    )
+    return max((count for counts in live_counts(_target_caches(record)) for count in counts), default=None)
 
 
 def kv_bytes_peak(record: LaneRecord) -> int | None:
@@ -251,10 +250,6 @@ def _only_lane(trace: Trace) -> list[Stamped]:
 
 def _target_caches(record: LaneRecord) -> list[Cache]:
     return [cache for cache in record.of(Cache) if cache.stream == "target"]
-
-
-def _slots(runs: list[tuple[int, int]]) -> int:
-    return sum(stop - start for start, stop in runs)
 
 
 def _depth(draft: Draft, node: int) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from itertools import cycle, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from playground.events import (
@@ -26,7 +26,9 @@ from playground.events import (
     Step,
     Verdict,
 )
+from playground.trace.cache_contents import CacheContents
 from playground.trace.transcript import Written, advance
+from playground.trace.validate_caches import cache_problems
 
 if TYPE_CHECKING:
     from playground.trace.recorded_trace import Trace
@@ -44,7 +46,8 @@ def check(trace: Trace) -> list[str]:
     """The inconsistencies, one sentence each, with the lane and the `seq` of the event; empty for a valid trace."""
     lanes = [(header.lane, trace.lane(header.lane).events) for header in trace.headers]
     rules = (
-        _clock, _ending, _judged, _positions, _spelling, _rounds, _verdict_commits, _shapes, _probabilities, _finite
+        _clock, _ending, _judged, _positions, _spelling, _rounds, _verdict_commits, _shapes, _caches, _probabilities,
+        _finite
     )
     return [f"lane {lane}: {problem}" for lane, events in lanes for rule in rules for problem in rule(events)]
 
@@ -188,8 +191,6 @@ def _shapes(events: list[Stamped]) -> Iterator[str]:
                 yield from _uneven(stamped, it.positions, it.ids, it.pieces, it.confidences)
             case Mask() as it if not 0 <= it.allowed <= it.vocabulary:
                 yield _at(stamped, f"{it.allowed} tokens are allowed in a vocabulary of {it.vocabulary}")
-            case Cache() as it:
-                yield from (_at(stamped, problem) for problem in _cache_problems(it))
 
 
 def _uneven(stamped: Stamped, *columns: list[Any]) -> Iterator[str]:
@@ -198,34 +199,13 @@ def _uneven(stamped: Stamped, *columns: list[Any]) -> Iterator[str]:
         yield _at(stamped, f"its lists have lengths {lengths}")
 
 
-def _cache_problems(cache: Cache) -> Iterator[str]:
-    if len(cache.live) not in (1, cache.layers) or any(len(layer) not in (1, cache.heads) for layer in cache.live):
-        yield f"live slots are not listed for {cache.layers} layers of {cache.heads} heads"
-    for runs in (runs for layer in cache.live for runs in layer):
-        edges = [edge for run in runs for edge in run]
-        if (
-            any(stop <= start for start, stop in runs)
-            or edges != sorted(edges)
-            or not all(0 <= e <= cache.length for e in edges)
-        ):
-            yield f"the ranges {runs} are not ascending within {cache.length} positions"
-    for (evicted, target), runs in _merges(cache):
-        if _live(evicted, runs) or not _live(target, runs):
-            yield f"position {evicted} was merged into {target}, but the live ranges are {runs}"
-    listed = sum(1 for _ in _merges(cache))
-    if cache.joined and not listed == cache.merged <= cache.evicted:
-        yield f"{listed} merged slots are listed, {cache.merged} were counted, and {cache.evicted} were evicted"
-
-
-def _merges(cache: Cache) -> Iterator[tuple[tuple[int, int], list[tuple[int, int]]]]:
-    """Pairs (position, position it was merged into), with the live ranges of their layer and head."""
-    for layer, live in zip(cache.joined, cycle(cache.live)):  # one layer or head may represent all
-        for pairs, runs in zip(layer, cycle(live)):
-            yield from ((pair, runs) for pair in pairs)
-
-
-def _live(position: int, runs: list[tuple[int, int]]) -> bool:
-    return any(start <= position < stop for start, stop in runs)
+def _caches(events: list[Stamped]) -> Iterator[str]:
+    """Every Cache event describes a possible cache, and follows from the previous one of its stream."""
+    replays: dict[str, CacheContents] = {}
+    for stamped in events:
+        if isinstance(stamped.event, Cache):
+            replay = replays.setdefault(stamped.event.stream, CacheContents())
+            yield from (_at(stamped, problem) for problem in cache_problems(stamped.event, replay))
 
 
 def _probabilities(events: list[Stamped]) -> Iterator[str]:

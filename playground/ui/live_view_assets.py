@@ -19,6 +19,7 @@ ASSETS = Path(__file__).resolve().parents[2] / "assets"
 STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
 SCRIPTS = (
     "dom",
+    "contents",
     "trace",
     "metrics",
     "ledger",

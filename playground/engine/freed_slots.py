@@ -1,0 +1,47 @@
+"""Positions that a KV cache has freed since it was last asked."""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+import numpy
+import torch
+from torch import Tensor
+
+
+@dataclass
+class FreedSlots:
+    """Evictions of one KV cache since its contents were reported, when it held `length` tokens.
+
+    Only references are collected during a commit; `positions` copies them to the host once for all layers.
+    """
+
+    length: int
+    _heads: list[tuple[int, int]] = field(default_factory=list)  # layer entry and head of each row that is collected
+    _positions: list[Tensor] = field(default_factory=list)  # [slots], one after the other for all of these
+    _freed: list[Tensor] = field(default_factory=list)
+    _counts: list[int] = field(default_factory=list)
+
+    def note(self, entry: int, positions: Tensor, freed: Tensor) -> None:
+        """Slots of a layer, or of all layers, are being freed: positions [1 or kv_heads, slots] where `freed` is true.
+        """
+        for head in range(len(freed)):
+            self._heads.append((entry, head))
+            self._counts.append(freed.shape[1])
+        self._positions.append(positions.expand_as(freed).flatten())
+        self._freed.append(freed.flatten())
+
+    @property
+    def empty(self) -> bool:
+        return not self._freed
+
+    def positions(self) -> dict[tuple[int, int], list[int]]:
+        """Freed positions in ascending order, by layer entry and head; those without any are left out."""
+        if not self._freed:
+            return {}
+        freed = torch.cat(self._freed).nonzero()[:, 0]
+        rows = numpy.searchsorted(numpy.cumsum(self._counts), freed.cpu().numpy(), side="right").tolist()
+        positions = torch.cat(self._positions)[freed].tolist()
+        by_row = groupby(zip(rows, positions), key=itemgetter(0))
+        return {self._heads[row]: [position for _, position in group] for row, group in by_row}
