@@ -83,7 +83,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
-    revision, quantization, depth, device, dtype, parameters, tied = (
+    revision, quantization, depth, device, dtype, parameters, tied, attends = (
         "",
         "none",
         1,
@@ -91,6 +91,7 @@ class TableModel:
         torch.float64,
         0,
         False,
+        True,
     )
 
     def __post_init__(self):

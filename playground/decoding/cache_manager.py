@@ -166,7 +166,20 @@ class CacheManager:
         return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 
 
-def check_cuts(policy: CachePolicy, model: Model) -> None:
+def check_policy(policy: CachePolicy, model: Model) -> None:
+    """Raise Refusal if the model's attention is out of the policy's reach, or its layers cannot be split as it needs.
+    """
+    reads = policy.uses_attention or policy.uses_queries or policy.selects_per_row or policy.renumbers_positions
+    if not model.attends and (reads or not policy.quantises):
+        raise Refusal(
+            f"The attention of {model.name} runs inside the transformers library, where {policy.name} can neither read"
+            f" nor change it: remove {policy.name}, or choose another model.",
+            policy.name,
+        )
+    _check_cuts(policy, model)
+
+
+def _check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
     if policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(

@@ -14,6 +14,18 @@ from playground.engine.kv_buffer import KVBuffer, write_both
 
 EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for the causal mask, which need not be materialised
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A layer whose rows see only their own chunk of so many positions, as in Llama 4."""
+
+    size: int
+
+
+Reach = int | Chunks | None
+"""How far back the rows of a layer see: a sliding window in positions, chunks, or everything."""
+
 PrefixKey = tuple[int, int]
 """Identifies a prefix that several KV caches share: address of its key states, and its length in slots."""
 
@@ -124,7 +136,7 @@ class Segment:
     def end(self) -> int:
         return self.first + self.rows
 
-    def is_plain(self, sliding_window: int | None) -> bool:
+    def is_plain(self, sliding_window: Reach) -> bool:
         """Whether each row sees the whole trunk and its own ancestors in every layer, and no slot is quantised."""
         store = self.store
         uniform = (
@@ -149,7 +161,7 @@ class Segment:
         start = slots_of(self.store.slots, layer).count + self.first
         return self.store.keys[layer].write_suffix(start, keys), self.store.values[layer].write_suffix(start, values)
 
-    def shared_prefix(self, sliding_window: int | None) -> PrefixKey | None:
+    def shared_prefix(self, sliding_window: Reach) -> PrefixKey | None:
         """The prefix shared with other caches.
 
         None if there is none, if some row does not see all of it, or if weights over prefix and suffix are needed.
@@ -169,14 +181,14 @@ class Segment:
         if self.store.on_query_heads:
             self.store.on_query_heads(layer, weights, self.positions())
 
-    def mask(self, layer: int, sliding_window: int | None) -> Tensor | str | None:
+    def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
         key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
         if key not in self._masks:
             self._masks[key] = self._build_mask(self.store.slots_of(layer), sliding_window)
         return self._masks[key]
 
-    def bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor | str | None:
+    def bias(self, layer: int, sliding_window: Reach, groups: int, dtype: torch.dtype) -> Tensor | str | None:
         """The mask as an additive bias for all heads of a group, as `as_bias` makes it; CAUSAL and None as they are.
 
         Layers with the same mask share one bias, which is materialised once per forward.
@@ -189,7 +201,7 @@ class Segment:
             self._biases[key] = as_bias(mask, groups, dtype)
         return self._biases[key]
 
-    def suffix_bias(self, layer: int, sliding_window: int | None, groups: int, dtype: torch.dtype) -> Tensor | None:
+    def suffix_bias(self, layer: int, sliding_window: Reach, groups: int, dtype: torch.dtype) -> Tensor | None:
         """As `bias`, for what follows a prefix that all rows see."""
         bias = self.bias(layer, sliding_window, groups, dtype)
         return None if bias is None else bias[..., self.store.common:]
@@ -250,7 +262,7 @@ class Segment:
         depths = torch.tensor(self.store.depths[:self.end], dtype=torch.long, device=self.store.device)
         return depths + self.store.length
 
-    def _build_mask(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
+    def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
         if self._is_restricted(sliding_window) or not slots.dense:
             return self._explicit_mask(slots, sliding_window)
         before = slots.count + self.first
@@ -263,14 +275,15 @@ class Segment:
             return CAUSAL
         return torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
 
-    def _is_restricted(self, sliding_window: int | None) -> bool:
+    def _is_restricted(self, sliding_window: Reach) -> bool:
         """Whether some row may not see all positions before it."""
-        return self.store.window is not None or bool(sliding_window and self.store.length + self.end > sliding_window)
+        limit = sliding_window.size if isinstance(sliding_window, Chunks) else sliding_window
+        return self.store.window is not None or bool(limit and self.store.length + self.end > limit)
 
     def _is_chain(self) -> bool:
         return self.store.parents[:self.end] == list(range(-1, self.end - 1))
 
-    def _explicit_mask(self, slots: Slots, sliding_window: int | None) -> Tensor:
+    def _explicit_mask(self, slots: Slots, sliding_window: Reach) -> Tensor:
         trunk, own = slots.positions[:, None, :], self._scratch_mask  # [1 or heads, 1, n]
         seen = trunk != EMPTY
         if self._is_restricted(sliding_window):
@@ -280,9 +293,11 @@ class Segment:
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
         return mask[0] if len(mask) == 1 else mask
 
-    def _allowed(self, query: Tensor, key: Tensor, sliding_window: int | None) -> Tensor:
+    def _allowed(self, query: Tensor, key: Tensor, sliding_window: Reach) -> Tensor:
         allowed = query >= key
-        if sliding_window:
+        if isinstance(sliding_window, Chunks):
+            allowed = allowed & (query // sliding_window.size == key // sliding_window.size)
+        elif sliding_window:
             allowed = allowed & (query - key < sliding_window)
         if window := self.store.window:
             allowed = allowed & ((query < window.start) | window.visible(query, key))
@@ -314,7 +329,7 @@ class LateSegment(Segment):
     def positions(self) -> list[int]:
         return self.token_positions
 
-    def is_plain(self, sliding_window: int | None) -> bool:
+    def is_plain(self, sliding_window: Reach) -> bool:
         return False
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -329,7 +344,7 @@ class LateSegment(Segment):
     def _slot_positions(self, layer: int) -> Tensor:
         return self.store.slots_of(layer).positions[:, :self.end]
 
-    def _build_mask(self, slots: Slots, sliding_window: int | None) -> Tensor | str | None:
+    def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
         if not self.first and not self._is_restricted(sliding_window):
             return CAUSAL
         query = torch.tensor(self.token_positions, device=self.store.device)[:, None]

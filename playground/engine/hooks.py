@@ -4,13 +4,16 @@
    the call, and attends under their masks.
 2. A wrapper around the forward of every decoder layer. It follows the plan of the call: skip, stop, resume, capture.
 
-Both get the state of the running forward in a keyword argument, `call`, so there is no global state.
+Both get the state of the running forward in a keyword argument, `call`, so there is no global state. Architectures that
+drop keyword arguments on the way find it in a context variable (`running`).
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 from playground.engine.attention_logits import attention_logits
-from playground.engine.attention_mask import as_bias
+from playground.engine.attention_mask import Reach, as_bias
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
 from playground.errors import Refusal
 
@@ -37,6 +40,7 @@ IGNORED = {
     "output_attentions",
     "attention_mask",
     "output_router_logits",
+    "logits_to_keep",
 }
 
 
@@ -69,6 +73,26 @@ class LayerPlan:
         return not (late or early or layer in self.skip)
 
 
+_RUNNING: ContextVar[Call | None] = ContextVar("running call", default=None)
+
+
+@contextmanager
+def running(call: Call) -> Iterator[None]:
+    """Makes `call` the one that hooks find which get no keyword argument."""
+    token = _RUNNING.set(call)
+    try:
+        yield
+    finally:
+        _RUNNING.reset(token)
+
+
+class Scoring(NamedTuple):
+    """What a model does to attention scores beyond scaling them."""
+
+    softcap: float | None = None  # scores are squashed into (-softcap, softcap)
+    sinks: Tensor | None = None  # [heads], a further score in each head's softmax that belongs to no key
+
+
 @dataclass
 class Call:
     """State of one forward: the segments, in the order of the rows, and the plan."""
@@ -76,9 +100,10 @@ class Call:
     segments: list[Segment]
     plan: LayerPlan = field(default_factory=LayerPlan)
     captured: dict[int, Tensor] = field(default_factory=dict)
-    _groups: dict[int | None, list[list[int]]] = field(default_factory=dict)
+    reaches: dict[int, Reach] = field(default_factory=dict)  # of layers whose mask the library's masks told
+    _groups: dict[Reach, list[list[int]]] = field(default_factory=dict)
 
-    def prefix_groups(self, sliding_window: int | None) -> list[list[int]]:
+    def prefix_groups(self, sliding_window: Reach) -> list[list[int]]:
         """Indices of the segments that share a prefix, one list for each prefix."""
         if sliding_window not in self._groups:
             prefixes = [segment.shared_prefix(sliding_window) for segment in self.segments]
@@ -104,10 +129,11 @@ def attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    call: Call,
+    call: Call | None = None,
     scaling: float | None = None,
     softcap: float | None = None,
-    sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
+    sliding_window: Reach = None,
     dropout: float = 0.0,
     **passed: Any,
 ) -> tuple[Tensor, None]:
@@ -122,15 +148,18 @@ def attention(
             f"This model's attention uses {unknown[0]}, which the playground does not support: choose another model.",
             "model",
         )
+    call, layer = call or _RUNNING.get(), module.layer_idx
     scale = scaling or query.shape[-1] ** -0.5
-    output = attend_all(module.layer_idx, (query[0], key[0], value[0]), call, scale, sliding_window, softcap)
-    return output.transpose(0, 1)[None], None
+    reach = call.reaches.get(layer, sliding_window)
+    scoring = Scoring(softcap, s_aux) if softcap is not None or s_aux is not None else None
+    output = attend_all(layer, (query[0], key[0], value[0]), call, scale, reach, scoring)
+    return output.transpose(0, 1)[None].contiguous(), None
 
 
-def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window: int | None = None,
-               softcap: float | None = None) -> Tensor:
+def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window: Reach = None,
+               scoring: Scoring | None = None) -> Tensor:
     """Attention of the new rows of a layer, each over its own KV cache, [heads, rows, d]."""
-    groups = call.prefix_groups(sliding_window) if softcap is None else []
+    groups = call.prefix_groups(sliding_window) if scoring is None else []
     if len(groups) == 1 and len(groups[0]) == len(call.segments):
         return _attend_shared(layer, call.segments, new, scaling, sliding_window)
     parts, outputs = _split(new, call.segments), {}
@@ -140,7 +169,7 @@ def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window:
         output = _attend_shared(layer, segments, joined, scaling, sliding_window)
         outputs |= zip(group, output.split([segment.rows for segment in segments], 1))
     each = [
-        outputs[index] if index in outputs else _attend_alone(layer, segment, part, scaling, sliding_window, softcap)
+        outputs[index] if index in outputs else _attend_alone(layer, segment, part, scaling, sliding_window, scoring)
         for index, (segment, part) in enumerate(zip(call.segments, parts))
     ]
     return each[0] if len(each) == 1 else torch.cat(each, 1)
@@ -154,7 +183,7 @@ def _split(new: QKV, segments: list[Segment]) -> list[QKV]:
     return list(zip(*(rows.split(counts, 1) for rows in new)))
 
 
-def _attend_shared(layer: int, segments: list[Segment], new: QKV, scaling: float, sliding_window: int | None) -> Tensor:
+def _attend_shared(layer: int, segments: list[Segment], new: QKV, scaling: float, sliding_window: Reach) -> Tensor:
     """Attention of new rows whose caches share a prefix: over the prefix in one batch, over each suffix separately."""
     prefix = attend_part(new[0], *segments[0].prefix(layer), None, scaling)  # every row sees all of it
     parts = []
@@ -167,7 +196,7 @@ def _attend_shared(layer: int, segments: list[Segment], new: QKV, scaling: float
 
 
 def _attend_alone(
-    layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: int | None, softcap: float | None
+    layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None
 ) -> Tensor:
     """Attention of the new rows of one KV cache, [heads, rows, d]."""
     query, new_keys, new_values = new
@@ -177,44 +206,44 @@ def _attend_alone(
     if segment.renumbers:
         query, keys = segment.renumbered(layer, query, keys)
     if segment.focused:
-        seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, softcap)
+        seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, scoring)
         if segment.watched:
             segment.watch(layer, weights[:, segment.watched])
-        return _attend_masked(query, keys, values, seen, scaling, softcap)
+        return _attend_masked(query, keys, values, seen, scaling, scoring)
     if len(segment.watched) == segment.rows:
         mask = segment.mask(layer, sliding_window)
-        output, weights = _eager_attention(query, keys, values, mask, scaling, softcap)
+        output, weights = _eager_attention(query, keys, values, mask, scaling, scoring)
         segment.report_query_heads(layer, weights)
         segment.watch(layer, weights.sum(1))
         return output
-    if softcap is None:
+    if scoring is None:
         bias = segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype)
         output = attend(query, keys, values, bias, scaling)
     else:
-        output, _ = _eager_attention(query, keys, values, segment.mask(layer, sliding_window), scaling, softcap)
+        output, _ = _eager_attention(query, keys, values, segment.mask(layer, sliding_window), scaling, scoring)
     if segment.watched:
         mask = segment.mask(layer, sliding_window)
-        segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, softcap))
+        segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
     return output
 
 
-def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: int | None, scaling: float,
-             softcap: float | None) -> tuple[Tensor, Tensor]:
+def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: Reach, scaling: float,
+             scoring: Scoring | None) -> tuple[Tensor, Tensor]:
     """The mask after a cache policy's selection, and the attention weights it was based on.
 
     Both are [kv_heads, rows, slots].
     """
     mask = segment.mask(layer, sliding_window)
-    weights = attention_weights(query, keys, mask, list(range(segment.rows)), scaling, softcap)
+    weights = attention_weights(query, keys, mask, list(range(segment.rows)), scaling, scoring)
     return segment.chosen(layer, weights, _grouped(mask, 1, segment.rows, query.device)), weights
 
 
 def _attend_masked(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, scoring: Scoring | None
 ) -> Tensor:
     """Attention under a mask for this layer only, [kv_heads, rows, slots]."""
-    if softcap is not None:
-        return _eager_attention(query, keys, values, mask, scaling, softcap)[0]
+    if scoring is not None:
+        return _eager_attention(query, keys, values, mask, scaling, scoring)[0]
     return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
 
 
@@ -230,14 +259,14 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | Non
 
 
 def _eager_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float,
-                     softcap: float | None) -> tuple[Tensor, Tensor]:
+                     scoring: Scoring | None) -> tuple[Tensor, Tensor]:
     """Attention and its weights, [kv_heads, group, n, m], with a mask as `Segment.mask` makes it.
 
-    Used if all rows are watched, and for soft-capped scores, which torch's fused attention does not support.
+    Used if all rows are watched, and for scores that torch's fused attention does not support.
     """
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     mask = _grouped(mask, heads // kv_heads, n, query.device)
-    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, softcap)
+    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, scoring)
     output = (weights.to(values.dtype) @ values).reshape(heads, n, -1)
     return output, weights.reshape(kv_heads, heads // kv_heads, n, -1)
 
@@ -257,7 +286,7 @@ def _repeated(mask: Tensor, groups: int) -> Tensor:
 
 
 def attention_weights(
-    query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, softcap: float | None
+    query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, scoring: Scoring | None
 ) -> Tensor:
     """Attention weights of some rows, summed over the query heads of a group, [kv_heads, len(rows), m].
 
@@ -268,23 +297,37 @@ def attention_weights(
     if len(rows) < n:
         query, mask = query[:, rows], None if mask is None else mask[..., rows, :]
     mask = None if mask is None else _repeated(mask, heads // kv_heads)
-    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, softcap)
+    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, scoring)
     return weights.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
 
 
-def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, softcap: float | None) -> Tensor:
+def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, scoring: Scoring | None) -> Tensor:
     scores = attention_logits(query, keys) * scaling
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
+    if scoring is not None and scoring.softcap is not None:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    if scoring is None or scoring.sinks is None:
+        return scores.softmax(-1, dtype=wide)
+    sinks = scoring.sinks.view(len(keys), -1).repeat_interleave(query.shape[1] * len(keys) // len(scoring.sinks), 1)
+    return torch.cat([scores, sinks[..., None].to(scores.dtype)], -1).softmax(-1, dtype=wide)[..., :-1]
 
 
 def install(network: PreTrainedModel) -> list[nn.Module]:
     """Install both hooks in a loaded network; returns its decoder layers. Raises Refusal if they cannot be found."""
+    use_own_attention(network)
+    return install_plans(network)
+
+
+def use_own_attention(network: PreTrainedModel) -> None:
+    """Install the first hook."""
     AttentionInterface.register(ATTENTION, attention)
     network.set_attn_implementation(ATTENTION)
+
+
+def install_plans(network: PreTrainedModel) -> list[nn.Module]:
+    """Install the second hook; returns the decoder layers. Raises Refusal if they cannot be found."""
     layers = _decoder_layers(network)
     for index, layer in enumerate(layers):
         layer.forward = _planned(layer.forward, index, len(layers))
@@ -292,8 +335,8 @@ def install(network: PreTrainedModel) -> list[nn.Module]:
 
 
 def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
-    depth = network.config.get_text_config().num_hidden_layers
-    for module in network.modules():
+    depth = network.config.get_text_config(decoder=True).num_hidden_layers
+    for module in _decoder(network).modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise Refusal(
@@ -303,15 +346,25 @@ def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
     )
 
 
+def _decoder(network: PreTrainedModel) -> nn.Module:
+    """The part that reads text, in a network that may also have layers for images or sounds."""
+    decoder = network.get_decoder() if hasattr(network, "get_decoder") else None
+    return decoder if isinstance(decoder, nn.Module) else network
+
+
 def _planned(forward: Callable, index: int, depth: int) -> Callable:
     """The layer's forward under the plan of the call. A layer returns hidden states, alone or first in a tuple."""
     returns_tuple = False
 
-    def planned(hidden: Tensor, *args: Any, call: Call, **kwargs: Any) -> Any:
+    def planned(hidden: Tensor, *args: Any, call: Call | None = None, **kwargs: Any) -> Any:
         nonlocal returns_tuple
+        passed_on = {"call": call} if call else {}
+        call = call or _RUNNING.get()
+        if call is None:  # the library's own forward
+            return forward(hidden, *args, **kwargs)
         hidden, others = call.enter(index, hidden[0])[None], ()
         if call.plan.runs(index):
-            out = forward(hidden, *args, call=call, **kwargs)
+            out = forward(hidden, *args, **passed_on, **kwargs)
             returns_tuple = isinstance(out, tuple)
             hidden, *others = out if returns_tuple else (out,)
         if index + 1 == depth:

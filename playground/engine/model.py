@@ -12,19 +12,22 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from playground.engine.attention_mask import Segment
+from playground.engine.attention_mask import Reach, Segment
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
 from playground.engine.forward_input import ForwardInput
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, install
+from playground.engine.hooks import Call, LayerPlan, install_plans, running, use_own_attention
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
+from playground.engine.library_cache import LibraryAttention
+from playground.engine.library_masks import layer_reaches
+from playground.engine.load_check import Reference, largest_error
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
 log = logging.getLogger(__name__)
-PROBE = 5  # tokens of the forward that is compared with the library's own
+PROBE = 5  # tokens of the forward that shows whether layers can be resumed
 
 Implementation = FusedLlama | GraphReplay | None
 
@@ -32,8 +35,8 @@ Implementation = FusedLlama | GraphReplay | None
 class Model:
     """A causal language model with both hooks installed.
 
-    Lanes may share one, because all their state is in their KV caches. Raises Refusal if its logits change under the
-    hooks.
+    Lanes may share one, because all their state is in their KV caches. Raises Refusal if it cannot be made to compute
+    the library's own logits.
     """
 
     fills = False  # decodes from left to right, cannot fill masked positions
@@ -58,14 +61,12 @@ class Model:
         self.parameters = network.num_parameters()  # counts the weights of quantised tensors correctly
         self.tokens = Tokens(tokenizer, self.vocabulary)
         self.lock = Lock()  # held during a forward, by the session or by the worker thread
+        self.fused = self.replay = self.library = None
+        self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
-            expected = self._probe_library()
-            self.depth = len(install(network))
-            self.fused = self.replay = None
-            self.fused = self._checked("fused", build_fused_llama(network, self.context), expected)
-            self.replay = self._checked("replay", build_graph_replay(self.fused), expected)
-            if not self.fused:
-                self._check_hooks(expected)
+            reference = self._reference()
+            self.depth = len(install_plans(network))
+            self._install_attention(reference)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -89,6 +90,11 @@ class Model:
         weight = getattr(self.network.get_output_embeddings(), "weight", None)
         plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
         return weight.detach() if plain else None
+
+    @property
+    def attends(self) -> bool:
+        """Whether attention runs in the playground's own function, which cache policies need."""
+        return self.library is None
 
     @property
     def rotate_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -122,7 +128,7 @@ class Model:
             logits = self.replay(works[0].tokens, segments[0])
             self._synchronize()
             return [logits[-1:] if works[0].last_only else logits], {}
-        call = Call(segments, plan)
+        call = Call(segments, plan, reaches=self.reaches)
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
         logits = self._logits(positions, wanted, call, self._inputs(works))
@@ -134,7 +140,11 @@ class Model:
         """Logits [rows, V] from the fastest implementation available."""
         if self.fused:
             return self.fused(positions, wanted, call, **inputs)
-        out = self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call)
+        if self.library:
+            logits = self.library(call.segments, call.plan, call.captured, **inputs)
+            return logits if isinstance(wanted, int) else logits[wanted]
+        with running(call):
+            out = self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call)
         return out.logits[0]
 
     @torch.inference_mode()
@@ -153,13 +163,12 @@ class Model:
 
     def _after_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
         """The forward of a network, or of its base model, resumed after the last layer."""
-        positions = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
-        return part(
-            inputs_embeds=hidden[None],
-            position_ids=positions,
-            use_cache=False,
-            call=Call([], LayerPlan(resume=(self.depth, hidden))),
-        )
+        call = Call([], LayerPlan(resume=(self.depth, hidden)))
+        with running(call):
+            if self.library:
+                return part(inputs_embeds=hidden[None], use_cache=False)
+            positions = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
+            return part(inputs_embeds=hidden[None], position_ids=positions, use_cache=False, call=call)
 
     def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
         """Token ids, or embeddings if some row blends several tokens."""
@@ -201,16 +210,64 @@ class Model:
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
 
-    def _probe_library(self) -> Tensor:
-        return self.network(input_ids=self._probe_ids(), use_cache=False).logits[0].float()
+    def _reference(self) -> Reference:
+        """The library's own logits, before any hook; raises Refusal if it fails to compute them."""
+        if self.dtype == torch.float64:  # the library's grouped matrix products of experts have no float64
+            self.network.set_experts_implementation("eager")
+        try:
+            return Reference.of(self.network)
+        except Exception as reason:  # a network may fail in any way
+            log.info("the library cannot run %s: %s", self.name, reason)
+            raise self._refusal("the transformers library cannot run them on text alone") from None
 
-    def _checked(self, name: str, implementation: Implementation, expected: Tensor) -> Implementation:
+    def _install_attention(self, reference: Reference) -> None:
+        """The playground's own attention if it computes the reference, otherwise the library's; raises Refusal."""
+        original = self.network.config.get_text_config(decoder=True)._attn_implementation
+        try:
+            self._install_own_attention(reference)
+        except Exception as reason:  # an architecture may fail under foreign attention in any way
+            log.info("%s does not run with the playground's attention: %s", self.name, reason)
+            self._install_library_attention(original, reference)
+
+    def _install_own_attention(self, reference: Reference) -> None:
+        """Raises Refusal if the logits differ from the reference, and whatever the architecture raises."""
+        self.reaches = layer_reaches(self.network)
+        use_own_attention(self.network)
+        self.fused = self._checked("fused", build_fused_llama(self.network, self.context), reference)
+        self.replay = self._checked("replay", build_graph_replay(self.fused), reference)
+        if not self.fused:
+            self._check(reference)
+
+    def _install_library_attention(self, implementation: str, reference: Reference) -> None:
+        """Raises Refusal if a cache of the playground's does not do for the library's."""
+        self.network.set_attn_implementation(implementation)
+        self.fused = self.replay = None
+        self.reaches, self.library = {}, LibraryAttention(self.network)
+        try:
+            self._check(reference)
+        except Refusal:
+            raise
+        except Exception as reason:
+            log.info("%s does not run with the library's attention: %s", self.name, reason)
+            raise self._refusal("they keep state outside of keys and values, or accept no cache") from None
+
+    def _check(self, reference: Reference) -> None:
+        """Raise Refusal if the logits differ from the library's own."""
+        error = largest_error(self.forward, self.new_store, reference)
+        if not error < self._tolerance:
+            raise self._refusal(f"their logits would differ from the transformers library's by {error:.2g}")
+
+    def _refusal(self, why: str) -> Refusal:
+        kind = self.network.config.model_type
+        return Refusal(f"{kind} models cannot be run here, because {why}: choose another model.", "model")
+
+    def _checked(self, name: str, implementation: Implementation, reference: Reference) -> Implementation:
         """A faster implementation if it reproduces the library's logits. Otherwise it is dropped with a warning."""
         if implementation is None:
             return None
         setattr(self, name, implementation)
         try:
-            error = self._error(expected)
+            error = largest_error(self.forward, self.new_store, reference)
         except RuntimeError as reason:
             log.warning("%s runs without the %s implementation: %s", self.name, name, reason)
             return None
@@ -222,12 +279,6 @@ class Model:
     @property
     def _tolerance(self) -> float:
         return 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
-
-    def _error(self, expected: Tensor) -> float:
-        """Largest difference to the logits of the library's own short forward, relative to the largest logit."""
-        probe = ForwardInput(self.new_store(), self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)))
-        (seen,), _ = self.forward([probe])
-        return float((seen.float() - expected).abs().max() / expected.abs().max().clamp(min=1.0))
 
     @cached_property
     @torch.inference_mode()
@@ -246,20 +297,3 @@ class Model:
             log.info("forwards of %s cannot be resumed at a later layer: %s", self.name, reason)
             return False
         return bool((late - whole).abs().max() < self._tolerance * whole.abs().max().clamp(min=1.0))
-
-    def _check_hooks(self, expected: Tensor) -> None:
-        """Raise Refusal if the model's logits change under the hooks."""
-        try:
-            error = self._error(expected)
-        except TypeError as reason:
-            raise Refusal(
-                f"{self.network.config.model_type} models do not pass keyword arguments on to their attention "
-                f"({reason}): choose another model.",
-                "model",
-            ) from None
-        if not error < self._tolerance:
-            raise Refusal(
-                f"With this model the playground's attention differs from the library's by {error:.2g}: "
-                "choose another model.",
-                "model",
-            )

@@ -38,6 +38,7 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("n_group", "num_expert_group", "topk_group"), 1),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "v_head_dim", "qk_rope_head_dim"), 8),
     **dict.fromkeys(("initializer_range", "init_std"), 0.3),
+    "is_decoder": True,
     **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), 0),
 }
 MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1, mamba_chunk_size=4)
@@ -67,6 +68,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": MAMBA | dict(layer_types=["mamba", "attention"] * 2),
     "hunyuan_v1_dense": dict(head_dim=8),
     "hunyuan_v1_moe": dict(head_dim=8),
+    "kimi_linear": dict(linear_num_heads=4, linear_head_dim=8),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
     "ministral": dict(head_dim=8, num_key_value_heads=2),
     "nemotron": dict(num_key_value_heads=2),

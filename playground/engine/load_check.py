@@ -1,0 +1,121 @@
+"""Compares a loaded model with the library's own forward, so that no model writes something else than it should.
+
+The library reads two texts without a cache, before any hook is installed. The model reads the same tokens in several
+forwards: a prompt, a single token, a tree with two branches, and after one branch is committed a continuation, batched
+with a second cache. State that is lost between forwards, rows that see too much or too little, and positions that are
+off all change some row of logits. Each layer may write its cache at most once per forward.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from playground.engine.forward_input import ForwardInput
+from playground.engine.kv_buffer import KVBuffer
+from playground.engine.kv_cache import KVCache
+from playground.engine.library_masks import window_sizes
+
+PROMPT, LONGEST_PROMPT = 5, 64  # tokens; windows that fit into the longest prompt are gone past for real
+BRANCH, REST = 2, 2
+Forward = Callable[[list[ForwardInput]], tuple[list[Tensor], dict[int, Tensor]]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Two texts with a common beginning, and the library's logits [n, V] after each of their tokens."""
+
+    prompt: int  # tokens of the first forward
+    committed: list[int]
+    rejected: list[int]
+    committed_logits: Tensor
+    rejected_logits: Tensor
+
+    @classmethod
+    def of(cls, network: PreTrainedModel) -> Reference:
+        """Raises Refusal if the library's own forward fails."""
+        prompt = prompt_length(network.config)
+        ids = ordinary_tokens(network.config, prompt + 1 + 2 * BRANCH + REST)
+        start, first, second = ids[:prompt + 1], ids[prompt + 1:prompt + 3], ids[prompt + 3:]
+        texts = start + second, start + first
+        return cls(prompt, *texts, *(_library_logits(network, text) for text in texts))
+
+
+class CountedBuffer(KVBuffer):
+    """Counts the rows written."""
+
+    written = 0
+
+    def write_suffix(self, at: int, rows: Tensor) -> Tensor:
+        self.written += rows.shape[1]
+        return super().write_suffix(at, rows)
+
+
+def largest_error(forward: Forward, new_store: Callable[[], KVCache], reference: Reference) -> float:
+    """Largest difference to the reference, relative to its largest logit; infinite if a layer wrote its cache twice.
+
+    In half precision, where the routing of single rows may differ, it is the largest median of one forward.
+    """
+    store, errors, fed = new_store(), [], 0
+    store.keys = [CountedBuffer(buffer.capacity) for buffer in store.keys]
+    scale = float(reference.committed_logits.abs().max().clamp(min=1.0))
+    for rows, expected in _forwards(forward, store, new_store, reference):
+        fed += len(rows)
+        error = (rows.float() - expected.float()).abs().amax(-1) / scale
+        errors.append(float(error.max() if rows_are_exact(reference) else error.median()))
+        if any(buffer.written > fed for buffer in store.keys):
+            return float("inf")
+    return max(errors) if all(error == error for error in errors) else float("inf")
+
+
+def rows_are_exact(reference: Reference) -> bool:
+    return reference.committed_logits.dtype in (torch.float32, torch.float64)
+
+
+def prompt_length(config: PreTrainedConfig) -> int:
+    """Tokens of the first forward: beyond every window and chunk that is not too long."""
+    return PROMPT + max((size for size in window_sizes(config) if size <= LONGEST_PROMPT - PROMPT), default=0)
+
+
+def ordinary_tokens(config: PreTrainedConfig, count: int) -> list[int]:
+    """Ascending token ids without those that the config gives a meaning of their own, such as padding or images."""
+    text = config.get_text_config(decoder=True)
+    told = {**config.to_dict(), **text.to_dict()}
+    special = {value for name, value in told.items() if name.endswith(("_id", "_index")) and isinstance(value, int)}
+    ids = [id for id in range(1, min(text.vocab_size, count + 1 + len(special))) if id not in special] or [0]
+    return [ids[index % len(ids)] for index in range(count)]
+
+
+def _library_logits(network: PreTrainedModel, text: list[int]) -> Tensor:
+    ids = torch.tensor([text], device=network.get_input_embeddings().weight.device)
+    return network(input_ids=ids, use_cache=False).logits[0]
+
+
+def _forwards(
+    forward: Forward, store: KVCache, new_store: Callable[[], KVCache], reference: Reference
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The logits of each forward, and the library's for the same rows."""
+    start, text, other = reference.prompt, reference.committed, reference.rejected
+    whole, side = reference.committed_logits, reference.rejected_logits
+    yield _chain(forward, store, text[:start]), whole[:start]
+    store.keep(start - 1)
+    yield _chain(forward, store, text[start:start + 1]), whole[start:start + 1]
+    store.keep(0)
+    at = start + 1
+    tree = [other[at], text[at], other[at + 1], text[at + 1]]
+    (rows,), _ = forward([ForwardInput(store, tree, [-1, -1, 0, 1])])
+    yield rows, torch.stack([side[at], whole[at], side[at + 1], whole[at + 1]])
+    store.keep(3)
+    at += BRANCH
+    works = [ForwardInput(store, text[at:], list(range(-1, REST - 1))),
+             ForwardInput(new_store(), other, list(range(-1, len(other) - 1)))]
+    rows, _ = forward(works)
+    yield torch.cat(rows), torch.cat([whole[at:at + REST], side])
+
+
+def _chain(forward: Forward, store: KVCache, tokens: list[int]) -> Tensor:
+    (rows,), _ = forward([ForwardInput(store, tokens, list(range(-1, len(tokens) - 1)))])
+    return rows
