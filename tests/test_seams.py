@@ -15,7 +15,6 @@ from playground.decoding.rng import Draws
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
-from playground.errors import Refusal
 
 PROMPT = [5, 9, 2, 7, 7, 1]
 EXACT = 1e-9
@@ -66,11 +65,6 @@ def test_a_plan_leaves_nothing_behind(model):
     before, _ = rows(model)
     rows(model, LayerPlan(stop=1))
     assert (rows(model)[0] - before).abs().max() == 0
-
-
-def test_a_model_whose_attention_would_change_is_refused():
-    with pytest.raises(Refusal, match="choose another model"):
-        Model(tiny("stablelm"), byte_tokenizer(), "stablelm")
 
 
 # --- what strategies see of the inside ---

@@ -89,7 +89,7 @@ def _replay(command: CommandParser) -> None:
 def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
-    commands = command.add_subparsers(metavar="[speed | survey | effects | caches | speculation | schemas]")
+    commands = command.add_subparsers(metavar="[speed | survey | effects | caches | speculation | schemas | models]")
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
          "measure speed: texts, single forwards, lanes, first tokens, memory, and the machine's limits"),
@@ -101,6 +101,8 @@ def _bench(command: CommandParser) -> None:
          "measure every lossless speculative strategy, task by task, compared with the library's"),
         ("schemas", "bench_schemas:measure", _schemas,
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
+        ("models", "bench_models:measure", _model_types,
+         "try every causal model type of the transformers library on a tiny random network"),
     ))
 
 
@@ -208,6 +210,13 @@ def _schemas(command: CommandParser) -> None:
     _of_the_model(command)
     command.set_defaults(draft=None, draft_device="")
     command.add_argument("--json", metavar="F.json", help="write everything, including every text")
+
+
+def _model_types(command: CommandParser) -> None:
+    command.add_argument("types", metavar="TYPE", nargs="*", help="model types, such as llama; default: all")
+    command.add_argument("--json", metavar="FILE", help="write every result")
+    command.add_argument("--page", nargs="?", const="docs/models.md", metavar="FILE",
+                         help="write the table as a page, docs/models.md")
 
 
 def _study(command: CommandParser) -> None:

@@ -336,7 +336,7 @@ def install_plans(network: PreTrainedModel) -> list[nn.Module]:
 
 def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
     depth = network.config.get_text_config(decoder=True).num_hidden_layers
-    for module in _decoder(network).modules():
+    for module in (*_decoder(network).modules(), *network.modules()):
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return list(module)
     raise Refusal(

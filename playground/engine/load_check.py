@@ -1,6 +1,6 @@
 """Compares a loaded model with the library's own forward, so that no model writes something else than it should.
 
-The library reads two texts without a cache, before any hook is installed. The model reads the same tokens in several
+The library reads two texts without a cache, before any hook is installed, and one of them with its own cache. The model reads the same tokens in several
 forwards: a prompt, a single token, a tree with two branches, and after one branch is committed a continuation, batched
 with a second cache. State that is lost between forwards, rows that see too much or too little, and positions that are
 off all change some row of logits. Each layer may write its cache at most once per forward.
@@ -43,6 +43,25 @@ class Reference:
         texts = start + second, start + first
         return cls(prompt, *texts, *(_library_logits(network, text) for text in texts))
 
+    def library_error(self, network: PreTrainedModel) -> float:
+        """How far the library's logits with its own cache are from those without; 0 for networks that have no cache."""
+        cache, parts, at = None, [], 0
+        for end in (self.prompt, self.prompt + 1, len(self.committed)):
+            out = network(input_ids=_batch(network, self.committed[at:end]), past_key_values=cache, use_cache=True)
+            if (cache := getattr(out, "past_key_values", None)) is None:
+                return 0.0
+            parts.append(out.logits[0])
+            at = end
+        return self.error(torch.cat(parts), self.committed_logits)
+
+    def error(self, rows: Tensor, expected: Tensor) -> float:
+        """Largest difference of logits [n, V] relative to the largest logit; in half precision, where the routing of
+        single rows may differ, the median of the rows.
+        """
+        errors = (rows.float() - expected.float()).abs().amax(-1) / self.committed_logits.abs().max().clamp(min=1.0)
+        exact = self.committed_logits.dtype in (torch.float32, torch.float64)
+        return float(errors.max() if exact else errors.median())
+
 
 class CountedBuffer(KVBuffer):
     """Counts the rows written."""
@@ -55,24 +74,15 @@ class CountedBuffer(KVBuffer):
 
 
 def largest_error(forward: Forward, new_store: Callable[[], KVCache], reference: Reference) -> float:
-    """Largest difference to the reference, relative to its largest logit; infinite if a layer wrote its cache twice.
-
-    In half precision, where the routing of single rows may differ, it is the largest median of one forward.
-    """
+    """Largest error of any forward, as `Reference.error` has it; infinite if a layer wrote its cache twice."""
     store, errors, fed = new_store(), [], 0
     store.keys = [CountedBuffer(buffer.capacity) for buffer in store.keys]
-    scale = float(reference.committed_logits.abs().max().clamp(min=1.0))
     for rows, expected in _forwards(forward, store, new_store, reference):
         fed += len(rows)
-        error = (rows.float() - expected.float()).abs().amax(-1) / scale
-        errors.append(float(error.max() if rows_are_exact(reference) else error.median()))
+        errors.append(reference.error(rows, expected))
         if any(buffer.written > fed for buffer in store.keys):
             return float("inf")
     return max(errors) if all(error == error for error in errors) else float("inf")
-
-
-def rows_are_exact(reference: Reference) -> bool:
-    return reference.committed_logits.dtype in (torch.float32, torch.float64)
 
 
 def prompt_length(config: PreTrainedConfig) -> int:
@@ -90,8 +100,11 @@ def ordinary_tokens(config: PreTrainedConfig, count: int) -> list[int]:
 
 
 def _library_logits(network: PreTrainedModel, text: list[int]) -> Tensor:
-    ids = torch.tensor([text], device=network.get_input_embeddings().weight.device)
-    return network(input_ids=ids, use_cache=False).logits[0]
+    return network(input_ids=_batch(network, text), use_cache=False).logits[0]
+
+
+def _batch(network: PreTrainedModel, text: list[int]) -> Tensor:
+    return torch.tensor([text], device=network.get_input_embeddings().weight.device)
 
 
 def _forwards(
@@ -111,9 +124,9 @@ def _forwards(
     store.keep(3)
     at += BRANCH
     works = [ForwardInput(store, text[at:], list(range(-1, REST - 1))),
-             ForwardInput(new_store(), other, list(range(-1, len(other) - 1)))]
+             ForwardInput(new_store(), other, list(range(-1, len(other) - 1)), last_only=True)]
     rows, _ = forward(works)
-    yield torch.cat(rows), torch.cat([whole[at:at + REST], side])
+    yield torch.cat(rows), torch.cat([whole[at:at + REST], side[-1:]])
 
 
 def _chain(forward: Forward, store: KVCache, tokens: list[int]) -> Tensor:

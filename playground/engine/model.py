@@ -145,7 +145,9 @@ class Model:
             return logits if isinstance(wanted, int) else logits[wanted]
         with running(call):
             out = self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call)
-        return out.logits[0]
+        logits = out.logits[0]
+        ignored = not isinstance(wanted, int) and len(logits) != len(wanted)  # some architectures return all rows
+        return logits[wanted] if ignored else logits
 
     @torch.inference_mode()
     def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
@@ -215,10 +217,14 @@ class Model:
         if self.dtype == torch.float64:  # the library's grouped matrix products of experts have no float64
             self.network.set_experts_implementation("eager")
         try:
-            return Reference.of(self.network)
+            reference = Reference.of(self.network)
+            error = reference.library_error(self.network)
         except Exception as reason:  # a network may fail in any way
             log.info("the library cannot run %s: %s", self.name, reason)
             raise self._refusal("the transformers library cannot run them on text alone") from None
+        if not error < self._tolerance:
+            raise self._refusal(f"the transformers library's own logits differ by {error:.2g} with and without a cache")
+        return reference
 
     def _install_attention(self, reference: Reference) -> None:
         """The playground's own attention if it computes the reference, otherwise the library's; raises Refusal."""

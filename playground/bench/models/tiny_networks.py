@@ -45,7 +45,7 @@ MAMBA = dict(mamba_n_heads=8, mamba_d_head=8, mamba_d_state=8, mamba_n_groups=1,
 DELTA = dict(linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
 INDEXER = dict(index_head_dim=8, index_n_heads=4, index_topk=8)
 SHARED_KV = dict(layer_types=["sliding_attention", "full_attention"] * 2, num_kv_shared_layers=2)
-SINGLE_PRECISION = ("inkling2_text", "inkling_text", "xglm")  # the library computes parts of them in float32
+SINGLE_PRECISION = ("inkling2_text", "inkling_text", "xglm", "xlnet")  # the library computes parts of them in float32
 OVERRIDES: dict[str, dict[str, Any]] = {
     "axk2": INDEXER,
     "bailing_hybrid": dict(linear_num_heads=4, linear_head_dim=8),
@@ -58,7 +58,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "deepseek_v2": dict(num_experts_per_tok=2, n_group=1, topk_group=1),
     "deepseek_v32": INDEXER,
     "dots1": dict(first_k_dense_replace=1, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1),
-    "dots3_note_text": INDEXER | dict(num_key_value_heads=4),
+    "dots3_note_text": INDEXER | dict(per_layer_config=None) | dict(num_key_value_heads=4),
     "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
     "gemma3n_text": SHARED_KV | dict(hidden_size_per_layer_input=8, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4),
     "gemma4_assistant": dict(text_config=dict(hidden_size_per_layer_input=0)),
@@ -68,6 +68,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "granitemoehybrid": MAMBA | dict(layer_types=["mamba", "attention"] * 2),
     "hunyuan_v1_dense": dict(head_dim=8),
     "hunyuan_v1_moe": dict(head_dim=8),
+    "jamba": dict(attn_layer_period=2, attn_layer_offset=1, expert_layer_period=2, expert_layer_offset=1),
     "kimi_linear": dict(linear_num_heads=4, linear_head_dim=8),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 2),
     "ministral": dict(head_dim=8, num_key_value_heads=2),
@@ -103,6 +104,7 @@ def tiny_network(model_type: str, seed: int = 0) -> PreTrainedModel:
     """A random network with weights so large that every token matters, in float64 where the library can."""
     torch.manual_seed(seed)
     network = AutoModelForCausalLM.from_config(tiny_config(model_type), experts_implementation="eager")
+    network.generation_config.eos_token_id = None  # no text ends early
     return network.to(torch.float32 if model_type in SINGLE_PRECISION else torch.float64).eval()
 
 
