@@ -11,12 +11,14 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama import modeling_llama
 
 from playground.bench.models.models_report import page
 from playground.bench.models.tiny_networks import causal_types, tiny_network
 from playground.bench.models.trial import FAILS, WORKS, Finding, try_network, try_type
 from playground.cli import main
-from playground.engine import hooks, library_cache, model as models
+from playground.engine import hooks, library_cache
+from playground.engine import model as models
 from playground.engine.attention_mask import Chunks
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import attend_all
@@ -27,7 +29,9 @@ from playground.errors import Refusal
 
 DOCS = Path(__file__).parents[1] / "docs"
 STORED = json.loads((DOCS / "models.json").read_text())
-TABLE = {entry["model_type"]: Finding(**{**entry, "supports": tuple(entry.get("supports", ()))}) for entry in STORED["types"]}
+TABLE = {
+    entry["model_type"]: Finding(**{**entry, "supports": tuple(entry.get("supports", ()))}) for entry in STORED["types"]
+}
 SAMPLE = sorted(TABLE, key=lambda name: crc32(name.encode()))[:12]
 
 
@@ -47,7 +51,9 @@ def test_the_table_has_every_causal_type_of_the_library_and_none_that_differs_or
     assert all(finding.reason for finding in TABLE.values() if finding.outcome != WORKS)
 
 
-@pytest.mark.parametrize("model_type", ["llama4_text", "gpt_oss", "gptj", "bloom", "falcon", "mpt", "nemotron", "stablelm"])
+@pytest.mark.parametrize(
+    "model_type", ["llama4", "llama4_text", "gpt_oss", "gptj", "bloom", "falcon", "mpt", "nemotron", "stablelm"]
+)
 def test_types_that_people_run_work(model_type):
     assert TABLE[model_type].outcome == WORKS
 
@@ -86,11 +92,14 @@ def test_a_window_that_is_in_the_mask_only_is_found():
 
 @torch.inference_mode()
 def test_a_mask_that_is_neither_causal_nor_a_window_nor_chunks_is_refused(monkeypatch):
-    network = tiny("llama")
-    from transformers.models.llama import modeling_llama
-    own = modeling_llama.create_causal_mask
-    every_other = lambda batch, head, query, key: (query - key) % 2 == 0  # noqa: E731
-    monkeypatch.setattr(modeling_llama, "create_causal_mask", lambda **given: own(**given, and_mask_function=every_other))
+    network, own = tiny("llama"), modeling_llama.create_causal_mask
+
+    def every_other(batch, head, query, key):
+        return (query - key) % 2 == 0
+
+    monkeypatch.setattr(
+        modeling_llama, "create_causal_mask", lambda **given: own(**given, and_mask_function=every_other)
+    )
     with pytest.raises(Refusal, match="mask that the playground cannot build"):
         layer_reaches(network)
 
@@ -194,7 +203,9 @@ def test_the_trial_itself_sees_an_unexpected_error(monkeypatch):
 @torch.inference_mode()
 def test_a_tree_is_read_branch_by_branch_as_straight_texts():
     network, text = tiny_network("bloom"), [5, 9, 2, 7]
-    after = {tail: network(input_ids=torch.tensor([text + list(tail)])).logits[0, -1] for tail in [(3, 4), (3, 6), (8,)]}
+    after = {
+        tail: network(input_ids=torch.tensor([text + list(tail)])).logits[0, -1] for tail in [(3, 4), (3, 6), (8,)]
+    }
     model = load(network)
     assert not model.attends
     store = model.new_store()

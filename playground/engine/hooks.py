@@ -10,9 +10,9 @@ drop keyword arguments on the way find it in a context variable (`running`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -352,6 +352,13 @@ def _decoder(network: PreTrainedModel) -> nn.Module:
     return decoder if isinstance(decoder, nn.Module) else network
 
 
+def _check_plain(call: Call) -> None:
+    """Raise Refusal for a plan where a layer passes on more than one hidden state per token."""
+    if not call.plan.is_plain:
+        raise Refusal("The layers of this model pass on several hidden states, so that none can be skipped or read: "
+                      "choose another model, or another strategy.", "model")
+
+
 def _planned(forward: Callable, index: int, depth: int) -> Callable:
     """The layer's forward under the plan of the call. A layer returns hidden states, alone or first in a tuple."""
     returns_tuple = False
@@ -362,6 +369,9 @@ def _planned(forward: Callable, index: int, depth: int) -> Callable:
         call = call or _RUNNING.get()
         if call is None:  # the library's own forward
             return forward(hidden, *args, **kwargs)
+        if hidden.dim() != 3:
+            _check_plain(call)
+            return forward(hidden, *args, **passed_on, **kwargs)
         hidden, others = call.enter(index, hidden[0])[None], ()
         if call.plan.runs(index):
             out = forward(hidden, *args, **passed_on, **kwargs)

@@ -51,17 +51,22 @@ class LibraryLayer(DynamicLayer):
 
 
 class LibraryAttention:
-    """Forwards of a network with the library's own attention, a branch at a time."""
+    """Forwards of a network with the library's own attention, a branch at a time.
 
-    def __init__(self, network: PreTrainedModel):
-        self.network = network
+    Some architectures read several tokens at once only at the start of a text; they get the others one by one.
+    """
 
-    def __call__(self, segments: list[Segment], plan: LayerPlan, captured: dict[int, Tensor], **inputs: Tensor) -> Tensor:
+    def __init__(self, network: PreTrainedModel, one_by_one: bool):
+        self.network, self.one_by_one = network, one_by_one
+
+    def __call__(
+        self, segments: list[Segment], plan: LayerPlan, captured: dict[int, Tensor], **inputs: Tensor
+    ) -> Tensor:
         """Logits [rows, V] of all rows. Raises Refusal for what needs the playground's own attention."""
         logits, parts, start = [], [], 0
         for segment in segments:
             _check(segment)
-            for branch in branches(segment):
+            for branch in branches(segment, self.one_by_one):
                 rows = slice(start, start + branch.rows)
                 call = Call([branch], _rows_of(plan, rows))
                 logits.append(self._read(branch, call, {name: given[:, rows] for name, given in inputs.items()}))
@@ -75,11 +80,14 @@ class LibraryAttention:
             return self.network(**inputs, past_key_values=LibraryCache(branch), use_cache=True).logits[0]
 
 
-def branches(segment: Segment) -> Iterator[Segment]:
-    """The rows of a segment as chains, each as long as a row follows the one before it."""
+def branches(segment: Segment, one_by_one: bool = False) -> Iterator[Segment]:
+    """The rows of a segment as chains, each as long as a row follows the one before it.
+
+    With `one_by_one`, chains after the start of the text are single rows.
+    """
     parents, first = segment.store.parents, segment.first
     for row in range(segment.first + 1, segment.end):
-        if parents[row] != row - 1:
+        if parents[row] != row - 1 or one_by_one and (first or segment.store.length):
             yield Segment(segment.store, first, row - first)
             first = row
     yield Segment(segment.store, first, segment.end - first)
@@ -103,5 +111,8 @@ def _check(segment: Segment) -> None:
     store = segment.store
     held = len(store.slots) == 1 and store.slots[0].dense and store.slots[0].count == store.length
     if segment.watched or segment.focused or segment.renumbers or segment.reports_queries or store.window or not held:
-        raise Refusal("This model's attention runs inside the transformers library, where the playground can neither read"
-                      " its weights nor change its mask: choose another model, or another strategy.", "model")
+        raise Refusal(
+            "This model's attention runs inside the transformers library, where the playground can neither read its "
+            "weights nor change its mask: choose another model, or another strategy.",
+            "model",
+        )

@@ -1,8 +1,8 @@
 """How far back each layer of a library model sees, learned from the masks that the library itself builds.
 
-Some architectures tell their attention function of a window, others have it in their mask only. The library makes a mask
-from a rule, a function of query and key position. A short forward collects the rule of every layer. Each rule is then
-compared with the reaches that the config names, at positions around every boundary, so that no long text is needed.
+Some architectures tell their attention function of a window, others have it in their mask only. The library makes a
+mask from a rule, a function of query and key position. A short forward collects the rule of every layer. Each rule is
+then compared with the reaches that the config names, at positions around every boundary: no long text is needed.
 """
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def layer_reaches(network: PreTrainedModel) -> dict[int, Reach]:
         raise Refusal(f"{network.config.model_type} models make their windows in a way the playground cannot read: "
                       "choose another model.", "model")
     candidates = [None, *sizes, *map(Chunks, sizes)]
-    return {layer: _reach(rule, candidates, sizes, network) for layer, rule in rules.items() if rule}
+    found = {id(rule): _reach(rule, candidates, sizes, network) for rule in rules.values() if rule}
+    return {layer: found[id(rule)] for layer, rule in rules.items() if rule}
 
 
 def window_sizes(config: PreTrainedConfig) -> Iterator[int]:
@@ -69,7 +70,8 @@ def _mask_with_rule(q_length: int, kv_length: int, mask_function: Rule, device: 
 
 def _reach(rule: Rule, candidates: list[Reach], sizes: list[int], network: PreTrainedModel) -> Reach:
     """The candidate that equals the rule around every boundary; raises Refusal if there is none."""
-    queries = sorted({5, 40} | {max(0, at) for size in sizes for at in (size - 1, size, size + 1, 2 * size, 3 * size + 2)})
+    around = (at for size in sizes for at in (size - 1, size, size + 1, 2 * size, 3 * size + 2))
+    queries = sorted({5, 40, *around})
     for candidate in candidates:
         if all(_same(rule, candidate, query, network.device) for query in queries):
             return candidate

@@ -1,9 +1,9 @@
 """Compares a loaded model with the library's own forward, so that no model writes something else than it should.
 
-The library reads two texts without a cache, before any hook is installed, and one of them with its own cache. The model reads the same tokens in several
-forwards: a prompt, a single token, a tree with two branches, and after one branch is committed a continuation, batched
-with a second cache. State that is lost between forwards, rows that see too much or too little, and positions that are
-off all change some row of logits. Each layer may write its cache at most once per forward.
+The library reads two texts without a cache, before any hook is installed, and one of them with its own cache. The model
+reads the same tokens in several forwards: a prompt, a single token, a tree with two branches, and after one branch is
+committed a continuation, batched with a second cache. State that is lost between forwards, rows that see too much or
+too little, and positions that are off all change some row of logits. Each layer may write each row at most once.
 """
 from __future__ import annotations
 
@@ -44,15 +44,17 @@ class Reference:
         return cls(prompt, *texts, *(_library_logits(network, text) for text in texts))
 
     def library_error(self, network: PreTrainedModel) -> float:
-        """How far the library's logits with its own cache are from those without; 0 for networks that have no cache."""
+        """How far the library's logits with its own cache, token by token after the prompt as in `generate`, are from
+        those without a cache; 0 for networks that have none.
+        """
         cache, parts, at = None, [], 0
-        for end in (self.prompt, self.prompt + 1, len(self.committed)):
+        for end in range(self.prompt, self.prompt + 3):
             out = network(input_ids=_batch(network, self.committed[at:end]), past_key_values=cache, use_cache=True)
             if (cache := getattr(out, "past_key_values", None)) is None:
                 return 0.0
             parts.append(out.logits[0])
             at = end
-        return self.error(torch.cat(parts), self.committed_logits)
+        return self.error(torch.cat(parts), self.committed_logits[:at])
 
     def error(self, rows: Tensor, expected: Tensor) -> float:
         """Largest difference of logits [n, V] relative to the largest logit; in half precision, where the routing of

@@ -247,15 +247,18 @@ class Model:
     def _install_library_attention(self, implementation: str, reference: Reference) -> None:
         """Raises Refusal if a cache of the playground's does not do for the library's."""
         self.network.set_attn_implementation(implementation)
-        self.fused = self.replay = None
-        self.reaches, self.library = {}, LibraryAttention(self.network)
-        try:
-            self._check(reference)
-        except Refusal:
-            raise
-        except Exception as reason:
-            log.info("%s does not run with the library's attention: %s", self.name, reason)
-            raise self._refusal("they keep state outside of keys and values, or accept no cache") from None
+        self.reaches, self.fused, self.replay = {}, None, None
+        reasons = []
+        for one_by_one in (False, True):
+            self.library = LibraryAttention(self.network, one_by_one)
+            try:
+                return self._check(reference)
+            except Refusal as refusal:
+                reasons.append(refusal)
+            except Exception as reason:
+                log.info("%s does not run with the library's attention: %s", self.name, reason)
+                reasons.append(self._refusal("they keep state outside of keys and values, or accept no cache"))
+        raise reasons[0]
 
     def _check(self, reference: Reference) -> None:
         """Raise Refusal if the logits differ from the library's own."""
@@ -292,14 +295,14 @@ class Model:
         """Whether a forward can be resumed at a later layer; not if layers use more than hidden states of earlier ones.
         """
         ids, parents, half = self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)), max(1, self.depth // 2)
-        (whole,), captured = self.forward(
-            [ForwardInput(self.new_store(), ids, parents)], LayerPlan(capture=frozenset([half]))
-        )
         try:
+            (whole,), captured = self.forward(
+                [ForwardInput(self.new_store(), ids, parents)], LayerPlan(capture=frozenset([half]))
+            )
             (late,), _ = self.forward(
                 [ForwardInput(self.new_store(), ids, parents)], LayerPlan(resume=(half, captured[half]))
             )
-        except (KeyError, TypeError, AttributeError, RuntimeError) as reason:
+        except (Refusal, KeyError, TypeError, AttributeError, RuntimeError) as reason:
             log.info("forwards of %s cannot be resumed at a later layer: %s", self.name, reason)
             return False
         return bool((late - whole).abs().max() < self._tolerance * whole.abs().max().clamp(min=1.0))

@@ -14,15 +14,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 VOCABULARY, LAYERS, WINDOW = 128, 4, 6
 
 SIZES: dict[str, Any] = {
-    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input", "unpadded_vocab_size"), VOCABULARY),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers"), LAYERS),
-    **dict.fromkeys(("num_decoder_layers", "num_encoder_layers"), LAYERS),
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size", "vocab_size_per_layer_input"), VOCABULARY),
+    "unpadded_vocab_size": VOCABULARY,
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), LAYERS),
+    **dict.fromkeys(("encoder_layers", "num_decoder_layers", "num_encoder_layers"), LAYERS),
     **dict.fromkeys(("hidden_size", "d_model", "n_embd", "emb_dim", "dim_model_base", "word_embed_proj_dim"), 32),
-    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "embedding_size", "lru_width", "embedding_dim"), 32),
-    **dict.fromkeys(("intermediate_size", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_dim", "dff", "dim_ff", "d_inner"), 48),
+    **dict.fromkeys(("input_embedding_size", "output_embedding_size", "embedding_size", "lru_width"), 32),
+    **dict.fromkeys(("intermediate_size", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_dim", "dff", "dim_ff"), 48),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size"), 16),
     **dict.fromkeys(("shared_intermediate_size", "moe_shared_expert_intermediate_size", "intermediate_size_mlp"), 16),
     **dict.fromkeys(("shared_experts_intermediate_size", "dense_intermediate_size", "ffn_hidden_size"), 48),
+    "d_inner": 48,
+    "embedding_dim": 32,
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "attention_heads"), 4),
     **dict.fromkeys(("encoder_attention_heads", "num_decoder_attention_heads", "num_encoder_attention_heads"), 4),
     **dict.fromkeys(("num_heads", "swa_num_attention_heads"), 4),
@@ -54,13 +57,17 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "cohere_compass_text": dict(layer_types=["sliding_attention", "full_attention"] * 2,
                                 rope_parameters={kind: dict(rope_type="default", rope_theta=10000.0)
                                                  for kind in ("sliding_attention", "full_attention")}),
-    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8.0), ffn_config=dict(ffn_hidden_size=32, hidden_size=32)),
+    "dbrx": dict(
+        attn_config=dict(kv_n_heads=2, rope_theta=10000.0, clip_qkv=8.0),
+        ffn_config=dict(ffn_hidden_size=32, hidden_size=32),
+    ),
     "deepseek_v2": dict(num_experts_per_tok=2, n_group=1, topk_group=1),
     "deepseek_v32": INDEXER,
     "dots1": dict(first_k_dense_replace=1, n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1),
     "dots3_note_text": INDEXER | dict(per_layer_config=None) | dict(num_key_value_heads=4),
     "falcon_h1": MAMBA | dict(mamba_d_ssm=64),
-    "gemma3n_text": SHARED_KV | dict(hidden_size_per_layer_input=8, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4),
+    "gemma3n_text": SHARED_KV
+    | dict(hidden_size_per_layer_input=8, laurel_rank=4, activation_sparsity_pattern=[0.0] * 4),
     "gemma4_assistant": dict(text_config=dict(hidden_size_per_layer_input=0)),
     "glm_moe_dsa": INDEXER,
     "gpt_neo": dict(attention_types=[[["global", "local"], 2]]),
