@@ -131,13 +131,13 @@ class Nested(Knowing):
 class NestedAlike(Knowing):
     """Knows two spellings of one token, one of which begins the other."""
 
-    told = {(0, 1): 2, (0, 1, 0): 2}
+    recorded = {(0, 1): 2, (0, 1, 0): 2}
 
 
 class NestedDeeply(Knowing):
     """Knows runs that begin one another three times over, and others that begin within them."""
 
-    told = {(0, 1): 2, (0, 1, 0): 1, (0, 1, 1): 2, (1, 0): 2, (1, 0, 1): 0, (1, 1): 0}
+    recorded = {(0, 1): 2, (0, 1, 0): 1, (0, 1, 1): 2, (1, 0): 2, (1, 0, 1): 0, (1, 1): 0}
 
 
 class DraftsEverySpellingOfAToken(NestedAlike):

@@ -16,11 +16,11 @@ WORKING = ("type", "plain decoding, samplers, constraints, search", "draft trees
 COMMAND = "python -m playground bench models --json docs/models.json --page docs/models.md"
 INTRODUCTION = (
     "# Models",
-    "Every causal type of the transformers library, as a tiny random network built from its config class. Types that "
-    "work wrote the text of the library's own `generate`, past every window and chunk of their config: with plain "
-    "greedy decoding, with speculation over draft trees, and with a cache policy whose budget the text does not exceed. When "
-    "any model is loaded, several forwards and a draft tree are compared with the library's own forward; a model that "
-    "would differ is refused with a sentence. Written by `" + COMMAND + "`.",
+    "Every causal type of the transformers library, as a tiny random network built from its config class. Types "
+    "that work wrote the text of the library's own `generate`, past every window and chunk of their config: with "
+    "plain greedy decoding, with speculation over draft trees, and with a cache policy whose budget the text does"
+    " not exceed. When any model is loaded, several forwards and a draft tree are compared with the library's own"
+    " forward; a model that would differ is refused with a sentence. Written by `" + COMMAND + "`.",
 )
 WORKS_NOTE = (
     "Samplers, constraints and searches act on logits, so they work wherever plain decoding does. *Branch by branch*: "
