@@ -161,7 +161,7 @@ class Cache(Event):
     kind: ClassVar[str] = "cache"
     stream: str = "target"
     length: int = 0  # tokens read so far, evicted ones included
-    layers: int = 0
+    layers: int = 0  # those with keys and values
     heads: int = 0  # KV heads
     live: list[list[Runs]] = field(default_factory=list)
     scratch: int = 0  # slots of draft tokens before this commit
@@ -174,6 +174,7 @@ class Cache(Event):
     # by layer and head: (position, position it was merged into) in this commit; now a part of `dropped`
     joined: list[list[list[tuple[int, int]]]] = field(default_factory=list)
     dropped: list[Evictions] = field(default_factory=list)  # by layer: the evicted positions of its heads
+    state_bytes: int = 0  # of `bytes`, the states of recurrent layers, which hold no positions
 
 
 @dataclass(slots=True)

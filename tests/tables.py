@@ -83,7 +83,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
-    revision, quantization, depth, device, dtype, parameters, tied, attends = (
+    revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",
         "none",
         1,
@@ -91,6 +91,7 @@ class TableModel:
         torch.float64,
         0,
         False,
+        True,
         True,
     )
 

@@ -40,7 +40,7 @@ from playground.bench.spread import Spread
 from playground.bench.timer import Timer
 from playground.bench.timing import TimedText, compare, failures, time_rounds
 from playground.cli import main
-from playground.engine.hooks import install
+from playground.engine.hooks import install_plans, use_own_attention
 from playground.engine.load import Loading
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -160,7 +160,8 @@ def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
     ours = network()
     theirs = twin(ours)
     expected = theirs(torch.tensor([[1, 2, 3]])).logits
-    install(ours)
+    use_own_attention(ours)
+    install_plans(ours)
     assert all(a.data_ptr() == b.data_ptr() for a, b in zip(ours.parameters(), theirs.parameters()))
     assert ours.config._attn_implementation != theirs.config._attn_implementation
     assert torch.equal(theirs(torch.tensor([[1, 2, 3]])).logits, expected)

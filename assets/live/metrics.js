@@ -91,6 +91,11 @@ function mostSlots(cache) {
   return cache.most;
 }
 
+/** Bytes of the slots: the cache without the states of recurrent layers, which hold no positions. */
+function slotMemory({ bytes, state_bytes: states = 0 }) {
+  return bytes - states;
+}
+
 /** Live positions, summed over layers; a layer counts as its fullest head. `counts`: live slots by layer and head. */
 function placesOf(counts, layers) {
   const places = counts.reduce((sum, heads) => sum + Math.max(0, ...heads), 0);

@@ -164,7 +164,7 @@ class LaneRecord {
     if (scratch) this.scratches.add(stream);
     this.hasHeads ||= counts.some((heads) => heads.length > 1);
     const branching = scratch && this.kinds.has("branches"); // then the bytes include slots of branches
-    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !branching) this.slotBytes.set(stream, event.bytes / placesOf(counts, layers));
+    if (!this.slotBytes.has(stream) && event.bytes && !event.packed && !branching) this.slotBytes.set(stream, slotMemory(event) / placesOf(counts, layers));
   }
 
   lengthen(sequence, length) {

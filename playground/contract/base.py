@@ -49,6 +49,7 @@ class Strategy:
     # executes model-written programs in the sandbox; a public page has to allow it
     runs_programs: ClassVar[bool] = False
     translates: ClassVar[bool] = False  # its draft model may have another tokenizer
+    exits_early: ClassVar[bool] = False  # runs the first layers of the target alone, with lm.exit
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,13 +1,13 @@
 """Applies a lane's cache policy to the target's KV cache: after the prefill, and after every commit."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from playground.contract import CachePolicy, Held
+from playground.contract import CachePolicy, Held, Strategy
 from playground.decoding.recorder import Recorder, Settled
 from playground.engine.attention_mask import Focus, Renumbering, Window
 from playground.engine.device_memory import give_back
@@ -166,9 +166,14 @@ class CacheManager:
         return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 
 
-def check_policy(policy: CachePolicy, model: Model) -> None:
+def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
     """Raise Refusal if the model's attention is out of the policy's reach, or its layers cannot be split as it needs.
     """
+    if not store.depth:
+        raise Refusal(
+            f"{model.name} has no attention layers, so {policy.name} has nothing to act on: remove {policy.name}.",
+            policy.name,
+        )
     reads = policy.uses_attention or policy.uses_queries or policy.selects_per_row or policy.renumbers_positions
     if not model.attends and (reads or not policy.quantises):
         raise Refusal(
@@ -183,7 +188,23 @@ def _check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
     if policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(
-            f"Later layers of {model.name} use what earlier ones computed, so {policy.name} cannot shorten the "
-            f"prompt for them: remove {policy.name}.",
+            f"{_unsplittable(model)}, so {policy.name} cannot shorten the prompt for them: remove {policy.name}.",
             policy.name,
         )
+
+
+def check_exits(parts: Iterable[Strategy], model: Model) -> None:
+    """Raise Refusal if a strategy runs the first layers alone and the model's layers cannot be split."""
+    for part in parts:
+        if part.exits_early and not model.splits:
+            raise Refusal(
+                f"{_unsplittable(model)}, so {part.name} cannot run the first layers alone: choose another drafter or "
+                "another model.",
+                part.name,
+            )
+
+
+def _unsplittable(model: Model) -> str:
+    if model.recurrence:
+        return f"Recurrent layers of {model.name} need the states of all tokens"
+    return f"Later layers of {model.name} use what earlier ones computed"

@@ -25,7 +25,7 @@ import torch
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import AsyncRequest
-from playground.decoding.cache_manager import CacheManager, check_policy
+from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
@@ -69,6 +69,7 @@ class Lane:
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
         self.target_model, self._models = models["target"], models
+        check_exits(assembly.strategies(), self.target_model)
         self.prompts = {"target": prompt, **(prompts or {})}
         self._set_sizes()
         self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
@@ -241,7 +242,7 @@ class Lane:
     def _new_cache_manager(self, stream: Stream) -> CacheManager:
         policy, model = self.assembly.cache_policy, self.target_model
         if policy:
-            check_policy(policy, model)
+            check_policy(policy, stream.store, model)
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:

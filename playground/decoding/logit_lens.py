@@ -6,7 +6,7 @@ Attention is that of the last token over a full KV cache, even if the cache of t
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -36,7 +36,8 @@ class Inside:
 
     pieces: list[str]  # of the tokens before the position
     layers: list[Lens]  # depth + 1, from the embedding to the output of the last layer
-    attention: list[list[list[float]]]  # [layers][kv_heads][tokens], sums to 1 over tokens
+    attention: list[list[list[float]]]  # [attention layers][kv_heads][tokens], sums to 1 over tokens
+    attending: list[int] = field(default_factory=list)  # decoder layers with attention; empty: all, or none at all
 
 
 def look(model: Model, tokens: list[int], chosen: int) -> Inside:
@@ -58,13 +59,14 @@ def look(model: Model, tokens: list[int], chosen: int) -> Inside:
         model.tokens.pieces(tokens),
         _lenses(model, p, chosen),
         [[_rounded(head) for head in layer] for layer in attention],
+        list(model.recurrence.cache_layers if model.recurrence else range(model.depth)),
     )
 
 
 def _last_token(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
     """Hidden states [depth + 1, hidden_size] and attention, [kv_heads, tokens] for each layer, of the last token.
 
-    The hidden states are those before each layer and after the last.
+    The hidden states are those before each layer and after the last; recurrent layers have no attention.
     """
     store, last = model.new_store(), len(tokens) - 1
     chunk = chunk_of(model)
@@ -76,9 +78,9 @@ def _last_token(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
         [ForwardInput(store, tokens[-1:], [-1], watch=lambda position: True)],
         LayerPlan(capture=frozenset(range(model.depth + 1))),
     )
-    weights = store.attention[-1].layers
+    weights = store.attention[-1].layers if store.attention else {}
     hidden = torch.cat([captured[layer] for layer in range(model.depth + 1)])
-    return hidden, [weights[layer][:, 0] / weights[layer][:, 0].sum(-1, keepdim=True) for layer in range(model.depth)]
+    return hidden, [weights[layer][:, 0] / weights[layer][:, 0].sum(-1, keepdim=True) for layer in range(store.depth)]
 
 
 def _lenses(model: Model, p: Tensor, chosen: int) -> list[Lens]:

@@ -143,6 +143,7 @@ class Recorder:
                 store.common,
                 store.common_bytes(),
                 dropped=_evictions(store, freed, settled.joined),
+                state_bytes=store.state_bytes(),
             )
         ]
 

@@ -50,7 +50,7 @@ class SharedPrefix:
         return given
 
     def _next(self) -> Feed:
-        chunk = self.prompt[self.store.length:][:chunk_of(self.model)]
+        chunk = self.prompt[self.store.length:][:max(chunk_of(self.model), self.store.least_chunk)]
         return Feed(
             self,
             ForwardInput(self.store, chunk, list(range(-1, len(chunk) - 1)), last_only=True),

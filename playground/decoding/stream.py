@@ -238,7 +238,8 @@ class Stream:
 
     def _chunk_size(self) -> int:
         """Most tokens of the prompt in one forward."""
-        return min(WATCHED_CHUNK, chunk_of(self.model)) if self._watch() else chunk_of(self.model)
+        chunk = max(chunk_of(self.model), self.store.least_chunk)
+        return min(WATCHED_CHUNK, chunk) if self._watch() else chunk
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes.

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from playground.engine.kv_buffer import KVBuffer, write_both
+from playground.engine.recurrent_state import RecurrentMemory
 
 EMPTY = -1  # position of a slot that holds no token
 CAUSAL = "causal"  # stands for the causal mask, which need not be materialised
@@ -70,6 +71,7 @@ class SlotStore(Protocol):
     on_attention: Callable | None
     on_queries: Callable | None
     on_query_heads: Callable | None
+    recurrent: RecurrentMemory | None
 
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
@@ -166,7 +168,7 @@ class Segment:
 
         None if there is none, if some row does not see all of it, or if weights over prefix and suffix are needed.
         """
-        keys = self.store.keys[0].prefix
+        keys = self.store.keys[0].prefix if self.store.keys else None
         needs_weights = self.watched or self.focused or self.renumbers or self.reports_queries
         if keys is None or needs_weights or self._is_restricted(sliding_window):
             return None

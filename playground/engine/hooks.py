@@ -1,11 +1,12 @@
-"""The two hooks into a model of the transformers library, whose classes are not patched.
+"""Two of the hooks into a model of the transformers library, whose classes are not patched.
 
 1. An attention function, registered with `AttentionInterface`. It writes new key and value states into the KV caches of
    the call, and attends under their masks.
 2. A wrapper around the forward of every decoder layer. It follows the plan of the call: skip, stop, resume, capture.
 
 Both get the state of the running forward in a keyword argument, `call`, so there is no global state. Architectures that
-drop keyword arguments on the way find it in a context variable (`running`).
+drop keyword arguments on the way find it in a context variable (`running`). Recurrent layers have a third hook
+(`engine.recurrent_layers`).
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -23,10 +25,12 @@ from transformers import AttentionInterface, PreTrainedModel
 from playground.engine.attention_logits import attention_logits
 from playground.engine.attention_mask import Reach, as_bias
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
+from playground.engine.recurrent_scan import Scan
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.engine.attention_mask import Segment
+    from playground.engine.recurrent_layers import Recurrence
 
 QKV = Sequence[Tensor]
 """Query, key and value states of new rows, [heads, rows, d] or [kv_heads, rows, d]."""
@@ -100,8 +104,22 @@ class Call:
     segments: list[Segment]
     plan: LayerPlan = field(default_factory=LayerPlan)
     captured: dict[int, Tensor] = field(default_factory=dict)
-    reaches: dict[int, Reach] = field(default_factory=dict)  # of layers whose mask the library's masks told
+    reaches: dict[int, Reach] = field(default_factory=dict)  # of layers whose mask comes from the library's masks
+    recurrence: Recurrence | None = None  # if some layers are recurrent
+    layer: int = 0  # the decoder layer that runs
     _groups: dict[Reach, list[list[int]]] = field(default_factory=dict)
+
+    @cached_property
+    def scan(self) -> Scan:
+        """How the recurrent layers compute the rows."""
+        return Scan(self.segments, self.recurrence.steps)
+
+    def cache_layer(self, layer: int) -> int:
+        """The number of an attention's layer among those with keys and values.
+
+        Hybrid models may share one attention, which then does not know its layer.
+        """
+        return self.recurrence.cache_layers[self.layer] if self.recurrence else layer
 
     def prefix_groups(self, sliding_window: Reach) -> list[list[int]]:
         """Indices of the segments that share a prefix, one list for each prefix."""
@@ -115,6 +133,7 @@ class Call:
 
     def enter(self, layer: int, hidden: Tensor) -> Tensor:
         """The input of a layer, [rows, d], resumed from an earlier forward or captured if the plan says so."""
+        self.layer = layer
         if self.plan.resume and self.plan.resume[0] == layer:
             hidden = self.plan.resume[1]
         if layer in self.plan.capture:
@@ -152,7 +171,8 @@ def attention(
     scale = scaling or query.shape[-1] ** -0.5
     reach = call.reaches.get(layer, sliding_window)
     scoring = Scoring(softcap, s_aux) if softcap is not None or s_aux is not None else None
-    output = attend_all(layer, (query[0], key[0], value[0]), call, scale, reach, scoring)
+    new = query[0], key[0], value[0]
+    output = attend_all(call.cache_layer(layer), new, call, scale, reach, scoring)
     return output.transpose(0, 1)[None].contiguous(), None
 
 
@@ -312,12 +332,6 @@ def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, s
         return scores.softmax(-1, dtype=wide)
     sinks = scoring.sinks.view(len(keys), -1).repeat_interleave(query.shape[1] * len(keys) // len(scoring.sinks), 1)
     return torch.cat([scores, sinks[..., None].to(scores.dtype)], -1).softmax(-1, dtype=wide)[..., :-1]
-
-
-def install(network: PreTrainedModel) -> list[nn.Module]:
-    """Install both hooks in a loaded network; returns its decoder layers. Raises Refusal if they cannot be found."""
-    use_own_attention(network)
-    return install_plans(network)
 
 
 def use_own_attention(network: PreTrainedModel) -> None:

@@ -20,6 +20,7 @@ from playground.engine.kv_buffer import (
     SlotOrder,
     selected_indices,
 )
+from playground.engine.recurrent_state import RecurrentMemory
 
 OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
 """on_attention(layer, weights [kv_heads, rows, slots], query positions [rows], key positions [1 or kv_heads, slots])"""
@@ -73,7 +74,7 @@ class KVCache:
         start_from(other)    begin with the trunk of another cache, shared or copied
     """
 
-    depth: int  # decoder layers
+    depth: int  # decoder layers with keys and values
     device: torch.device | str = "cpu"
     capacity: Capacity = UNKNOWN
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
@@ -88,6 +89,7 @@ class KVCache:
     on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
     done: bool = False  # nothing more will be fed, so its memory may be reused
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
+    recurrent: RecurrentMemory | None = None  # states of the layers without keys and values, if there are any
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
     freed: FreedSlots | None = None  # what was evicted since `take_freed`; None before it, and after a roll back
 
@@ -138,6 +140,8 @@ class KVCache:
         self.prefix_owner = other if shared else None
         self.slots = [Slots(other.slots[0].positions)]
         self.length = self.reported = other.length
+        if self.recurrent:
+            self.recurrent.start_from(other.recurrent)
 
     def keep(self, node: int) -> list[int]:
         """Commit the path to scratch node `node`; -1 commits nothing and drops the scratch.
@@ -147,6 +151,8 @@ class KVCache:
         path = self.path(node)
         remaining = self._descendants(node) if node != -1 else []
         self._reorder_scratch([*path, *remaining])
+        if self.recurrent:
+            self.recurrent.keep(path, remaining)
         self._extend_trunk(len(path))
         self._update_attention(path, remaining)
         self._renumber(remaining)
@@ -155,6 +161,8 @@ class KVCache:
     def prune(self, nodes: list[int]) -> None:
         """Keep only these scratch nodes, ascending. The parent of each must be among them."""
         self._reorder_scratch(nodes)
+        if self.recurrent:
+            self.recurrent.prune(nodes)
         self._update_attention([], nodes)
         self._renumber(nodes)
 
@@ -179,6 +187,8 @@ class KVCache:
         """Drop the scratch except its first `left` nodes."""
         for column in (self.parents, self.depths, self.lineage):
             del column[left:]
+        if self.recurrent:
+            self.recurrent.forget(left)
         self.attention = [recorded for recorded in self.attention if max(recorded.nodes) < left]
 
     def _reorder_scratch(self, order: list[int]) -> None:
@@ -199,12 +209,17 @@ class KVCache:
         self.length += count
 
     def roll_back(self, count: int) -> None:
-        """Drop the scratch and the last `count` tokens of the trunk. Raises ValueError if it has fewer."""
-        length = self.length - count
+        """Drop the scratch and the last `count` tokens of the trunk. Raises ValueError if it has fewer.
+
+        If recurrent layers cannot return that far, the whole trunk is dropped and has to be read again.
+        """
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} of {self.length} tokens")
         self.forget()
         self.freed = None  # tokens read later may have the positions of those that are dropped now
+        if self.recurrent and not self.recurrent.roll_back(count):
+            self.recurrent, count = RecurrentMemory(self.recurrent.layers, self.recurrent.least_chunk), self.length
+        length = self.length - count
         self.evict([slots.positions < length for slots in self.slots])
         self.length = length
 
@@ -333,7 +348,12 @@ class KVCache:
 
     @property
     def heads(self) -> int:
-        return self.keys[0].heads
+        return self.keys[0].heads if self.keys else 0
+
+    @property
+    def least_chunk(self) -> int:
+        """Rows that a forward over a prompt should have at least."""
+        return self.recurrent.least_chunk if self.recurrent else 0
 
     def live_slots(self) -> int:
         """Live trunk slots over all layers and heads."""
@@ -341,7 +361,14 @@ class KVCache:
         return sum(each * slots.live * (self.heads if slots.positions.shape[0] == 1 else 1) for slots in self.slots)
 
     def bytes(self) -> int:
-        """Memory of the slots in use, trunk and scratch."""
+        """Memory of the slots in use, trunk and scratch, and of recurrent states."""
+        return self._slot_memory() + self.state_bytes()
+
+    def state_bytes(self) -> int:
+        """Memory of recurrent states and of the layer inputs that other states follow from."""
+        return self.recurrent.bytes(len(self.parents)) if self.recurrent else 0
+
+    def _slot_memory(self) -> int:
         if self.quantises:
             return sum(buffer.bytes(self.slots_of(layer).count + len(self.parents))
                        for buffers in (self.keys, self.values) for layer, buffer in enumerate(buffers))
@@ -356,7 +383,7 @@ class KVCache:
     @property
     def common(self) -> int:
         """Slots of the prefix shared with other caches."""
-        return self.keys[0].common
+        return self.keys[0].common if self.keys else 0
 
     def common_bytes(self) -> int:
         """Memory of the shared prefix, which is part of `bytes`."""
@@ -366,7 +393,7 @@ class KVCache:
 
     def quantised_slots(self) -> int:
         """Oldest slots whose keys are quantised."""
-        return self.keys[0].quantised_slots
+        return self.keys[0].quantised_slots if self.keys else 0
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open intervals, by layer and head; one entry if all layers or heads agree."""

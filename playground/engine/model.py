@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 from threading import Lock
 
@@ -23,6 +24,7 @@ from playground.engine.kv_cache import KVCache
 from playground.engine.library_cache import LibraryAttention
 from playground.engine.library_masks import layer_reaches
 from playground.engine.load_check import Reference, largest_error
+from playground.engine.recurrent_layers import Recurrence, find_recurrence
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -65,6 +67,8 @@ class Model:
         self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
             reference = self._reference()
+            self.recurrence: Recurrence | None = find_recurrence(network)
+            self._check_library(reference)
             self.depth = len(install_plans(network))
             self._install_attention(reference)
 
@@ -102,7 +106,10 @@ class Model:
         return self.fused.rotate_back if self.fused else None
 
     def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
-        return KVCache(self.depth, self.device, capacity)
+        if self.recurrence is None:
+            return KVCache(self.depth, self.device, capacity)
+        memory = self.recurrence.new_memory()
+        return KVCache(len(self.recurrence.cache_layers), self.device, capacity, recurrent=memory)
 
     @torch.inference_mode()
     def forward(
@@ -113,9 +120,15 @@ class Model:
         Returns the logits [rows, V] of each in float32 or float64, and captured hidden states [rows, d] by layer. A
         forward that fails leaves the KV caches unchanged.
         """
-        before = [len(work.store.parents) for work in works]
+        before, plan = [len(work.store.parents) for work in works], plan or LayerPlan()
+        if self.recurrence and not plan.is_whole:
+            raise Refusal(
+                f"{self.name} has recurrent layers, whose states need every token, so no layer can be left out: "
+                "choose another strategy or another model.",
+                "model",
+            )
         try:
-            return self._forward(works, [work.segment() for work in works], plan or LayerPlan())
+            return self._forward(works, [work.segment() for work in works], plan)
         except BaseException:
             for work, count in zip(works, before):
                 work.store.forget(count)
@@ -128,10 +141,12 @@ class Model:
             logits = self.replay(works[0].tokens, segments[0])
             self._synchronize()
             return [logits[-1:] if works[0].last_only else logits], {}
-        call = Call(segments, plan, reaches=self.reaches)
+        call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
         positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
         wanted, counts = self._wanted(works)
         logits = self._logits(positions, wanted, call, self._inputs(works))
+        if self.recurrence:
+            call.scan.settle()
         self._synchronize()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
@@ -143,11 +158,14 @@ class Model:
         if self.library:
             logits = self.library(call.segments, call.plan, call.captured, **inputs)
             return logits if isinstance(wanted, int) else logits[wanted]
-        with running(call):
+        with running(call), self._recurring(call):
             out = self.network(**inputs, position_ids=positions, use_cache=False, logits_to_keep=wanted, call=call)
         logits = out.logits[0]
         ignored = not isinstance(wanted, int) and len(logits) != len(wanted)  # some architectures return all rows
         return logits[wanted] if ignored else logits
+
+    def _recurring(self, call: Call) -> AbstractContextManager:
+        return self.recurrence.running(call) if self.recurrence else nullcontext()
 
     @torch.inference_mode()
     def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
@@ -166,7 +184,7 @@ class Model:
     def _after_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
         """The forward of a network, or of its base model, resumed after the last layer."""
         call = Call([], LayerPlan(resume=(self.depth, hidden)))
-        with running(call):
+        with running(call), self._recurring(call):
             if self.library:
                 return part(inputs_embeds=hidden[None], use_cache=False)
             positions = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
@@ -216,15 +234,28 @@ class Model:
         """The library's own logits, before any hook; raises Refusal if it fails to compute them."""
         if self.dtype == torch.float64:  # the library's grouped matrix products of experts have no float64
             self.network.set_experts_implementation("eager")
-        try:
-            reference = Reference.of(self.network)
+        with self._library_runs():
+            return Reference.of(self.network)
+
+    def _check_library(self, reference: Reference) -> None:
+        """Raise Refusal if the library's own logits depend on its cache. States of recurrent layers do depend on how
+        many rows a forward has, in some architectures by more than rounding.
+        """
+        if self.recurrence:
+            return
+        with self._library_runs():
             error = reference.library_error(self.network)
-        except Exception as reason:  # a network may fail in any way
-            log.info("the library cannot run %s: %s", self.name, reason)
-            raise self._refusal("the transformers library cannot run them on text alone") from None
         if not error < self._tolerance:
             raise self._refusal(f"the transformers library's own logits differ by {error:.2g} with and without a cache")
-        return reference
+
+    @contextmanager
+    def _library_runs(self) -> Iterator[None]:
+        """Raises Refusal if the library's forward fails, which it may in any way."""
+        try:
+            yield
+        except Exception as reason:
+            log.info("the library cannot run %s: %s", self.name, reason)
+            raise self._refusal("the transformers library cannot run them on text alone") from None
 
     def _install_attention(self, reference: Reference) -> None:
         """The playground's own attention if it computes the reference, otherwise the library's; raises Refusal."""
@@ -233,6 +264,8 @@ class Model:
             self._install_own_attention(reference)
         except Exception as reason:  # an architecture may fail under foreign attention in any way
             log.info("%s does not run with the playground's attention: %s", self.name, reason)
+            if self.recurrence:  # states are carried beside the playground's attention only
+                raise reason if isinstance(reason, Refusal) else self._refusal("their layers fail") from None
             self._install_library_attention(original, reference)
 
     def _install_own_attention(self, reference: Reference) -> None:
@@ -287,13 +320,19 @@ class Model:
 
     @property
     def _tolerance(self) -> float:
-        return 1e-3 if self.dtype in (torch.float32, torch.float64) else 0.15
+        if self.dtype not in (torch.float32, torch.float64):
+            return 0.15
+        return 0.02 if self.recurrence else 1e-3  # recurrent layers round otherwise row by row than in one call
 
     @cached_property
     @torch.inference_mode()
     def splits(self) -> bool:
         """Whether a forward can be resumed at a later layer; not if layers use more than hidden states of earlier ones.
+
+        Recurrent layers need every token: a plan may not leave any of them out.
         """
+        if self.recurrence:
+            return False
         ids, parents, half = self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)), max(1, self.depth // 2)
         try:
             (whole,), captured = self.forward(

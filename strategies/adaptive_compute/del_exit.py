@@ -59,7 +59,7 @@ class DelExit(Drafter):
     """
 
     name, title, paper, sheet = "del_exit", "DEL: dynamic exit layer", "2504.05598", "speculative/del"
-    drawn, guarantee = "independent", ("collapses",)
+    drawn, guarantee, exits_early = "independent", ("collapses",), True
 
     decay: float = knob(
         0.95, 0.0, 1.0, step=0.05, help="decay of the counts per round; 0 counts the last round only"

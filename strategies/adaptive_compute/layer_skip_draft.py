@@ -20,7 +20,7 @@ class LayerSkipDraft(Drafter):
         "2404.16710",
         "adaptive-compute/layer-skip-draft",
     )
-    drawn, guarantee = "independent", ("collapses",)
+    drawn, guarantee, exits_early = "independent", ("collapses",), True
 
     exit: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the layers that draft; at 1 every token is accepted")
     depth: int = knob(4, 0, 12, step=1, help="draft tokens per round; 0 is plain decoding")

@@ -286,11 +286,13 @@ function slotBytesOf(card, cards, stream) {
 
 /** The size of the cache compared with that of a full, unquantised one. */
 function sayBudget(cache, slotBytes) {
-  if (!cache.bytes || !slotBytes) return "";
+  const states = cache.state_bytes ? `${bytes(cache.state_bytes)} of recurrent states, in layers without keys and values. ` : "";
+  const held = slotMemory(cache);
+  if (!held || !slotBytes) return states;
   const full = slotBytes * cache.layers * cache.length;
-  const saved = 1 - cache.bytes / full;
-  if (Math.abs(saved) < 0.005) return "";
-  return `${bytes(cache.bytes)} instead of ${bytes(full)} for a full cache: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
+  const saved = 1 - held / full;
+  if (Math.abs(saved) < 0.005) return states;
+  return `${states}${bytes(held)} instead of ${bytes(full)} for a full cache: ${percent(Math.abs(saved))} ${saved > 0 ? "saved" : "more"}.`;
 }
 
 /** The part of the cache that lanes with the same prompt share; it is stored once but counted in each of them. */

@@ -20,7 +20,8 @@ class InsidePanel extends Panel {
     this.canvas.setAttribute("role", "img");
     this.canvas.addEventListener("click", (event) => this.point(event));
     this.text = el("p", "shaded");
-    this.body.append(titled("Logit lens: next token predicted from each layer", this.lens), titled("Attention", this.attention()));
+    this.attends = titled("Attention", this.attention());
+    this.body.append(titled("Logit lens: next token predicted from each layer", this.lens), this.attends);
     this.body.classList.add("look");
     this.show(null);
   }
@@ -66,6 +67,8 @@ class InsidePanel extends Panel {
     setText(this.heading, `Look inside: lane ${found.lane + 1}, token ${found.position + 1}`);
     setText(this.readout, `One extra forward of ${piece} over the ${count(found.pieces.length, "token")} before it, with a full cache.`);
     this.lens.replaceChildren(lensTable(found));
+    this.attends.hidden = !found.attention.length; // a model of recurrent layers alone
+    if (this.attends.hidden) return;
     this.fillHeads();
     this.drawAttention();
     this.drawText();
@@ -73,9 +76,11 @@ class InsidePanel extends Panel {
 
   fillHeads() {
     const rows = [["mean", "mean of all layers"]];
+    const { attending = [] } = this.found;
     this.found.attention.forEach((heads, layer) => {
-      rows.push([`${layer}`, `layer ${layer + 1}, all heads`]);
-      if (heads.length > 1) heads.forEach((_, head) => rows.push([`${layer}/${head}`, `layer ${layer + 1}, KV head ${head + 1}`]));
+      const name = `layer ${(attending.length ? attending[layer] : layer) + 1}`;
+      rows.push([`${layer}`, `${name}, all heads`]);
+      if (heads.length > 1) heads.forEach((_, head) => rows.push([`${layer}/${head}`, `${name}, KV head ${head + 1}`]));
     });
     this.heads.replaceChildren(...rows.map(([value, label]) => option(value, label)));
     this.heads.value = this.chosen;
