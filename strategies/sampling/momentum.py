@@ -62,7 +62,11 @@ class Momentum(Sampler):
 
         The length is 0 for a new token.
         """
-        p, order = row.softmax(-1).sort(descending=True, stable=True)
+        chances = row.softmax(-1)
+        least = chances.topk(min(self.k, len(row))).values[-1]
+        among = (chances >= least).nonzero()[:, 0]  # ascending, so that of equal ones the smaller id comes first
+        p, order = chances[among].sort(descending=True, stable=True)
+        order = among[order]
         count = min(self.k, int((row > REMOVED).sum()))
         seen = repeat_lengths(history if self.prompt else history[self.start:], len(self.resistances()) - 1)
         return order[:count], p[:count], [seen[token] + 1 if token in seen else 0 for token in order[:count].tolist()]

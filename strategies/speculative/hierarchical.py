@@ -32,12 +32,15 @@ class Hierarchical(Drafter):
     ahead: int = knob(4, 0, 8, step=1, help="looked-up tokens per draft forward; 0 drafts without lookup")
     n_max: int = knob(3, 1, 8, step=1, help="longest n-gram to look up, in tokens")
 
+    _lookup = None
+
     def propose(self, lm, budget) -> Iterator:
-        lookup = make("prompt_lookup", n_max=self.n_max, occurrence="latest", variant="vllm")
+        if self._lookup is None:  # kept, because its index grows with the text
+            self._lookup = make("prompt_lookup", n_max=self.n_max, occurrence="latest", variant="vllm")
         chain, inner, leaf, gained = new_tree(lm, self), new_tree(lm, self), ROOT, []
         while leaf is not None and len(chain) < min(self.least, budget):
             node, length = leaf, len(chain)
-            for token in lookup.look_up(lm.tokens + chain.tokens, min(self.ahead, budget - length - 1)):
+            for token in self._lookup.look_up(lm.tokens + chain.tokens, min(self.ahead, budget - length - 1)):
                 node = inner.add(token, node)
             rows = yield lm.stream("draft").extend(inner)
             leaf = self._follow(lm, inner, rows, leaf, chain)

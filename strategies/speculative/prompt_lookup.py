@@ -1,6 +1,7 @@
 """Prompt lookup: n-gram matches in the text as drafts."""
 from collections.abc import Iterator
 
+from playground.algorithms.speculative.ngram_index import NGramIndex
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import chain
 
@@ -28,6 +29,8 @@ class PromptLookup(Drafter):
         help="whose rules apply to short drafts and to end tokens",
     )
 
+    _indexes = None  # by n
+
     def propose(self, lm, budget) -> Iterator:
         yield from ()
         return chain(self.look_up(lm.tokens, min(self.depth, budget), lm.ends), self.name)
@@ -49,6 +52,14 @@ class PromptLookup(Drafter):
     def _find(self, text, n, count) -> int | None:
         """Start of an earlier occurrence of the last n tokens; the original variant needs `count` tokens after it."""
         excluded = count - 1 if self.variant == "original" else 0
-        pattern, starts = text[-n:], range(len(text) - n - excluded)
-        order = starts if self.occurrence == "earliest" else reversed(starts)
-        return next((i for i in order if text[i] == pattern[0] and text[i:i + n] == pattern), None)
+        index = self._indexed(text, n)
+        find = index.earliest if self.occurrence == "earliest" else index.latest
+        return find(text[-n:], len(text) - n - excluded)
+
+    def _indexed(self, text, n) -> NGramIndex:
+        """The index of the n-grams of a text, kept from round to round."""
+        if self._indexes is None:
+            self._indexes = {}
+        index = self._indexes.setdefault(n, NGramIndex(n))
+        index.follow(text)
+        return index
