@@ -279,7 +279,7 @@ def test_an_answer_that_was_written_before_costs_few_passes_and_only_the_same_vi
 
 def remembered(memory: Memory) -> list[int]:
     (store,) = memory._things.values()
-    return store.tokens
+    return store.tokens[store.starts[0]:]
 
 
 class Poisoned(find("suffix_decoding")):
