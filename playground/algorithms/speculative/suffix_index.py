@@ -161,9 +161,16 @@ class SuffixIndex:
         places = places[:bisect_left(places, self._end)]
         tokens = self._log.numbers(self._end)[places]
         order = tokens.argsort(kind="stable")
-        groups = numpy.split(order, numpy.flatnonzero(numpy.diff(tokens[order])) + 1)
-        groups.sort(key=lambda group: group[0])
-        return {int(tokens[group[0]]): _places(places[group] + 1) for group in groups if tokens[group[0]] != BREAK}
+        ordered, after = tokens[order], places[order] + 1
+        starts = numpy.flatnonzero(numpy.diff(ordered, prepend=BREAK - 1))
+        ends = numpy.append(starts[1:], len(order))
+        by_first = order[starts].argsort()
+        groups = zip(*(column[by_first].tolist() for column in (ordered[starts], starts, ends)))
+        listed = after.tolist()
+        return {
+            token: listed[start:end] if end - start <= FEW else ManyPlaces(after[start:end])
+            for token, start, end in groups if token != BREAK
+        }
 
     def continuation(self, place: int, most: int, ends: Callable[[int], bool]) -> list[int]:
         """At most `most` tokens from a position on, up to an end token, which is included, or the end of the text."""
