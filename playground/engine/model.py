@@ -67,7 +67,7 @@ class Model:
         self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
             reference = self._reference()
-            self.recurrence: Recurrence | None = find_recurrence(network)
+            self.recurrence: Recurrence | None = self._find_recurrence()
             self._check_library(reference)
             self.depth = len(install_plans(network))
             self._install_attention(reference)
@@ -236,6 +236,16 @@ class Model:
             self.network.set_experts_implementation("eager")
         with self._library_runs():
             return Reference.of(self.network)
+
+    def _find_recurrence(self) -> Recurrence | None:
+        """The network's recurrent layers; raises Refusal if they do not run by themselves."""
+        try:
+            return find_recurrence(self.network)
+        except Refusal:
+            raise
+        except Exception as reason:  # an architecture may need more than the rows in any way
+            log.info("the recurrent layers of %s do not run by themselves: %s", self.name, reason)
+            raise self._refusal("their recurrent layers do not run by themselves") from None
 
     def _check_library(self, reference: Reference) -> None:
         """Raise Refusal if the library's own logits depend on its cache. States of recurrent layers do depend on how
