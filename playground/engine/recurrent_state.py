@@ -80,6 +80,11 @@ class InputRows:
     def __init__(self) -> None:
         self.rows: Tensor | None = None
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row; 0 before the first."""
+        return 0 if self.rows is None else math.prod(self.rows.shape[1:]) * self.rows.element_size()
+
     def write(self, at: int, rows: Tensor) -> None:
         """Write rows [n, d] from row `at` on."""
         end = at + len(rows)
@@ -137,9 +142,8 @@ class RecurrentMemory:
 
     def bytes(self, scratch: int) -> int:
         """Bytes of all states, and of the inputs of the trail with `scratch` nodes."""
-        known = [own.rows for own in self.inputs if own.rows is not None]
-        row = sum(math.prod(rows.shape[1:]) * rows.element_size() for rows in known)
-        return (self.tail + scratch) * row + sum(map(self._bytes_of, self.states))
+        inputs = (self.tail + scratch) * sum(own.row_bytes for own in self.inputs)
+        return inputs + sum(map(self._bytes_of, self.states))
 
     def has_room(self, count: int) -> bool:
         """Whether states so small that memory does not matter can be held for `count` more entries."""
