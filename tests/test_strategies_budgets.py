@@ -20,6 +20,7 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Cache
+from playground.trace.cache_contents import contents
 from strategies.kv_cache.key_norm import KeyNorm
 from strategies.kv_cache.random_keep import RandomKeep
 from strategies.kv_cache.tova import Tova
@@ -257,12 +258,12 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 def test_events_show_what_was_kept_and_what_was_evicted_in_every_layer_and_head(name, knobs, lane):
     session = prepare(pair(), [with_policy(lane, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=12))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
-    for before, after in pairwise(caches):
-        fresh = set(range(before.length, after.length))
-        evicted = [(old | fresh) - new for old, new in zip(cache_positions(before), cache_positions(after))]
-        assert all(new <= old | fresh for old, new in zip(cache_positions(before), cache_positions(after)))
-        assert sum(map(len, evicted)) == after.evicted
-    assert cache_positions(caches[-1]) == [head for layer in live_positions(session._runners[0].lane) for head in layer]
+    held = [cache_positions(cache, live) for cache, live in zip(caches, contents(caches))]
+    for (before, after), (old, new) in zip(pairwise(caches), pairwise(held)):
+        readable = [head | set(range(before.length, after.length)) for head in old]
+        assert all(now <= then for now, then in zip(new, readable))
+        assert sum(len(then - now) for now, then in zip(new, readable)) == after.evicted
+    assert held[-1] == [head for layer in live_positions(session._runners[0].lane) for head in layer]
 
 
 def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():

@@ -141,7 +141,7 @@ def test_the_figure_of_a_pyramid_is_what_its_layers_hold():
     first = next(event for event in events if isinstance(event, Cache))
     assert (
         figure.data["values"]
-        == [len(cache_positions(first)[layer * first.heads]) for layer in range(first.layers)]
+        == [len(cache_positions(first, first.live)[layer * first.heads]) for layer in range(first.layers)]
         == [13, 9, 5]
     )
 

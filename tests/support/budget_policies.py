@@ -8,6 +8,7 @@ from registry import Collapse
 
 from playground.contract.lane_config import LaneConfig
 from playground.events import Cache
+from playground.trace.cache_contents import Live
 from support.eviction import ByHand
 
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
@@ -58,10 +59,7 @@ def best(scores: dict[int, float], count: int) -> set[int]:
     return set(sorted(scores, key=lambda p: (scores[p], p), reverse=True)[:count])
 
 
-def cache_positions(cache: Cache) -> list[set[int]]:
-    """Positions held by each layer and head, one after the other; one layer or head may stand for all."""
-    heads = [
-        heads * (cache.heads if len(heads) == 1 else 1)
-        for heads in cache.live * (cache.layers if len(cache.live) == 1 else 1)
-    ]
+def cache_positions(cache: Cache, live: Live) -> list[set[int]]:
+    """Positions held by each layer and head, one after the other; in `live` one layer or head may stand for all."""
+    heads = [heads * (cache.heads if len(heads) == 1 else 1) for heads in live * (cache.layers if len(live) == 1 else 1)]
     return [{p for start, stop in runs for p in range(start, stop)} for layer in heads for runs in layer]
