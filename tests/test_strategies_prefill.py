@@ -17,6 +17,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
 from playground.events import Cache, Figure
+from playground.trace.cache_contents import contents
 from strategies.kv_cache.dapq import DapQ
 from strategies.kv_cache.prefixkv import PrefixKV, level
 from strategies.kv_cache.pyramidkv import PyramidKV
@@ -139,11 +140,8 @@ def test_the_figure_of_a_pyramid_is_what_its_layers_hold():
     events = [stamped.event for stamped in session]
     (figure,) = [event for event in events if isinstance(event, Figure) and event.name == "prompt tokens kept"]
     first = next(event for event in events if isinstance(event, Cache))
-    assert (
-        figure.data["values"]
-        == [len(cache_positions(first, first.live)[layer * first.heads]) for layer in range(first.layers)]
-        == [13, 9, 5]
-    )
+    held = cache_positions(first, next(contents([first])))
+    assert figure.data["values"] == [len(held[layer * first.heads]) for layer in range(first.layers)] == [13, 9, 5]
 
 
 # --- a rehearsal of the answer ---

@@ -61,5 +61,6 @@ def best(scores: dict[int, float], count: int) -> set[int]:
 
 def cache_positions(cache: Cache, live: Live) -> list[set[int]]:
     """Positions held by each layer and head, one after the other; in `live` one layer or head may stand for all."""
-    heads = [heads * (cache.heads if len(heads) == 1 else 1) for heads in live * (cache.layers if len(live) == 1 else 1)]
+    layers = live * (cache.layers if len(live) == 1 else 1)
+    heads = [heads * (cache.heads if len(heads) == 1 else 1) for heads in layers]
     return [{p for start, stop in runs for p in range(start, stop)} for layer in heads for runs in layer]
