@@ -119,6 +119,7 @@ class Lane:
             model.end_ids,
             assembly.constraint,
             not assembly.decoder.owns_constraint,
+            not (assembly.decoder.owns_constraint or assembly.decoder.counts_forced),
             lambda *flip: self.draws.coin(*flip),
         )
         return Sequence(0, prompt, bounds, chain, Reader(model.tokens))
@@ -533,9 +534,9 @@ class Lane:
         self.events += events
 
     def _forced(self, sequence: Sequence) -> list[CommittedToken]:
-        """Tokens without an alternative under the grammar; they need no forward."""
+        """Tokens without an alternative under the grammar; they need no forward, unless their probability counts."""
         chain = sequence.chain
-        forced = chain.matcher.forced() if chain.matcher and chain.masking else []
+        forced = chain.matcher.forced() if chain.matcher and chain.forcing else []
         return [CommittedToken(token, "forced") for token in forced]
 
     # --- caches ---

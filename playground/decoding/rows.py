@@ -131,10 +131,7 @@ class Rows:
     def _compute_stages(self, rows: list[int]) -> None:
         if not rows:
             return
-        part, index = copy(self), row_index(rows)
-        part.raw, part.others = self.raw[index], {name: raw[index] for name, raw in self.others.items()}
-        part.masks = None if self.masks is None else self.masks[index]
-        stages = self.chain.stages(part, Histories(self.committed, self.tree, [self.first + row for row in rows]))
+        stages = self.chain.stages(self._part(rows), Histories(self.committed, self.tree, [self.first + row for row in rows]))
         for i, row in enumerate(rows):
             self._stages_by_row[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
 
@@ -152,6 +149,26 @@ class Rows:
     def logp(self) -> Tensor:
         """The model's own log-probabilities, before masks and samplers, [n, V]."""
         return self.raw.log_softmax(-1)
+
+    def allowed_logp(self, node: int = ROOT) -> Tensor:
+        """Log-probabilities after samplers, [V], of what may follow a node: -inf where the constraint forbids a token.
+
+        They are normalised before the mask, so a sum over a text is the log-probability of that text.
+        """
+        row = self.row(node)
+        if self.masks is None:
+            return self.stages_of([row])[-1].scores[0].log_softmax(-1)
+        part = self._part([row])
+        part.masks = None
+        scores = self.chain.stages(part, Histories(self.committed, self.tree, [node]))[-1].scores[0]
+        return scores.log_softmax(-1).masked_fill(~self.masks[row], REMOVED)
+
+    def _part(self, rows: list[int]) -> Rows:
+        """What the chain reads of some rows."""
+        part, index = copy(self), row_index(rows)
+        part.raw, part.others = self.raw[index], {name: raw[index] for name, raw in self.others.items()}
+        part.masks = None if self.masks is None else self.masks[index]
+        return part
 
     @cached_property
     def p(self) -> Tensor:

@@ -46,6 +46,7 @@ class Chain:
     end_ids: frozenset[int] = frozenset()
     constraint: Constraint | None = None  # the constraint behind the matcher, which may narrow its masks
     masking: bool = True  # False if the decoder enforces the constraint itself
+    forcing: bool = True  # False if tokens without an alternative, the end token included, need a forward
     coin: Coin | None = None  # chance for samplers that draw some of their own
 
     @property

@@ -99,7 +99,7 @@ class Sequence:
     def _grammar_complete(self) -> bool:
         """Whether the grammar allows nothing but the end.
 
-        A decoder that enforces the grammar itself commits the end token, because its probability counts.
+        A decoder to which probabilities count commits the end token too.
         """
-        ends_here = self.chain.masking or not self.bounds.end_ids
+        ends_here = self.chain.forcing or not self.bounds.end_ids
         return bool(ends_here and self.chain.matcher and self.chain.matcher.stopped)

@@ -10,14 +10,15 @@ class BeamSearch(Decoder):
     """Grow several sequences in parallel and keep the most probable ones at every step.
 
     Of all continuations of all beams, the best `beams` by summed log-probability survive; a continuation that ends the
-    text is set aside as finished if it is among them. The search is deterministic. Under a grammar, log-probabilities
-    are normalised over the tokens that the grammar allows. Finished texts are ranked by sum / length **
-    length_exponent, as in the transformers library. Lowerre 1976; with neural models: Sutskever et al. 2014, arXiv
+    text is set aside as finished if it is among them. The search is deterministic. Under a grammar the sums stay those
+    of the model's own log-probabilities, forced tokens and the end included. Finished texts are ranked by sum / length
+    ** length_exponent, as in the transformers library. Lowerre 1976; with neural models: Sutskever et al. 2014, arXiv
     1409.3215.
     """
 
     name, title, paper, sheet = "beam_search", "Beam search", "1409.3215", "search/diverse-beam-search"
-    guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
+    guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
+    several = counts_forced = True
 
     beams: int = knob(4, 1, 16, step=1, help="sequences that grow in parallel; 1 is greedy")
     length_exponent: float = knob(

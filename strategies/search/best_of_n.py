@@ -18,7 +18,8 @@ class BestOfN(Decoder):
     """
 
     name, title, paper, sheet = "best_of_n", "Best of N", "2009.01325", "search/self-consistency-bestofn"
-    guarantee, several = ("heuristic", "collapses"), True
+    guarantee = ("heuristic", "collapses")
+    several = counts_forced = True
 
     n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
     score: str = knob(

@@ -18,7 +18,8 @@ class DiverseBeamSearch(Decoder):
     """
 
     name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
-    guarantee, several, refuses = ("heuristic", "collapses"), True, ("sampler",)
+    guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
+    several = counts_forced = True
 
     beams: int = knob(6, 1, 16, step=1, help="sequences that grow in parallel, over all groups")
     groups: int = knob(2, 1, 16, step=1, help="number of groups, a divisor of the beams; 1 is plain beam search")

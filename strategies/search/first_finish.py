@@ -21,7 +21,8 @@ class FirstFinish(Decoder):
     """
 
     name, title, paper, sheet = "first_finish", "First finish search", "2505.18149", "search/first-finish-search"
-    guarantee, several = ("heuristic", "collapses"), True
+    guarantee = ("heuristic", "collapses")
+    several = counts_forced = True
 
     n: int = knob(4, 1, 32, step=1, help="texts to sample; 1 is plain sampling")
     wait: int = knob(

@@ -18,7 +18,8 @@ class MinimumBayesRisk(Decoder):
     """
 
     name, title, paper, sheet = "mbr", "Minimum Bayes risk", "2005.10283", "search/self-consistency-bestofn"
-    guarantee, several = ("heuristic", "collapses"), True
+    guarantee = ("heuristic", "collapses")
+    several = counts_forced = True
 
     n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
     likeness: str = knob(

@@ -17,7 +17,8 @@ class SelfConsistency(Decoder):
     """
 
     name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
-    guarantee, several = ("heuristic", "collapses"), True
+    guarantee = ("heuristic", "collapses")
+    several = counts_forced = True
 
     n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
     answer: str = knob(

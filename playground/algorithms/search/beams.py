@@ -131,8 +131,8 @@ def best(sums: Tensor, count: int) -> list[Offer]:
 
 
 def log_probabilities(rows: list[Rows]) -> Tensor:
-    """Log-probabilities of each sequence's next token after masks and samplers, [sequences, V]."""
-    return torch.cat([row.scores for row in rows]).log_softmax(-1)
+    """Log-probabilities of each sequence's next token, [sequences, V]: the model's own, -inf for masked tokens."""
+    return torch.stack([row.allowed_logp() for row in rows])
 
 
 # --- diversity of the results ---

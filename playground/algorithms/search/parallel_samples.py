@@ -18,7 +18,7 @@ class SampledText:
 
     leaf: Sequence
     logp: float = 0.0
-    drawn: int = 0  # tokens in that sum; tokens forced by a grammar are not counted
+    drawn: int = 0  # tokens in that sum: all of them, where the decoder `counts_forced`
 
     @property
     def mean(self) -> float:

@@ -37,7 +37,8 @@ class AdaDec(Decoder):
     If the entropy of a row, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is
     continued greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest
     log-probability per token of its rollout, itself included, is committed; its rollout is discarded. A rollout ends at
-    an end token, and is scored by the tokens it has. The authors end rollouts at the end of a function body; here only
+    an end token, and is scored by the tokens it has; under a grammar, too, by their probabilities among all tokens. The
+    authors end rollouts at the end of a function body; here only
     end tokens do. `fit` learns tau for a model from texts. He et al. 2025, arXiv 2506.08980.
     """
 
@@ -79,7 +80,7 @@ class AdaDec(Decoder):
         """The rollouts of all candidates, the most probable candidate first."""
         tree, rollouts = TokenTree(source=self.name), []
         # ties: the lowest id first
-        logp, tokens = rows.scores[rows.row(ROOT)].log_softmax(-1).sort(descending=True, stable=True)
+        logp, tokens = rows.allowed_logp().sort(descending=True, stable=True)
         for value, token in zip(logp[:self.width].tolist(), tokens[:self.width].tolist()):
             if value > -math.inf:
                 rollouts.append(Rollout())
@@ -96,7 +97,7 @@ def _extend(rollouts: list[Rollout], rows, tree: TokenTree) -> None:
     """Append one greedy token to each rollout."""
     for rollout in rollouts:
         token = rows.best(rollout.node)
-        rollout.append(token, float(rows.scores[rows.row(rollout.node)].log_softmax(-1)[token]), tree)
+        rollout.append(token, float(rows.allowed_logp(rollout.node)[token]), tree)
 
 
 def _best(rollouts: list[Rollout]) -> Rollout:
