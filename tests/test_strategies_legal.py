@@ -6,9 +6,11 @@ import json
 import keyword
 import math
 import random
+import re
 import sqlite3
 from collections import defaultdict
 from datetime import date
+from itertools import product
 from statistics import median
 from time import perf_counter
 
@@ -193,13 +195,118 @@ def test_the_converter_alone_would_refuse_or_misread_it(engine, name, text):
         pass
 
 
-def test_what_is_read_as_far_as_it_goes_leaves_sentences_out_and_adds_none(engine):
-    constraint = make("gbnf", source='root ::= name "end" | "the end"\nname ::= [a-z]+')
-    assert (
-        not accepts(engine, constraint, "fooend")
-        and not accepts(engine, constraint, "foo")
-        and accepts(engine, constraint, "the end")
-    )
+# as llama.cpp ships it, and the sentence of its documentation
+ARITHMETIC = r'''root  ::= (expr "=" ws term "\n")+
+expr  ::= term ([-+*/] term)*
+term  ::= ident | num | "(" ws expr ")" ws
+ident ::= [a-z] [a-z0-9_]* ws
+num   ::= [0-9]+ ws
+ws    ::= [ \t\n]*'''
+
+
+@pytest.mark.oracle("gbnf")
+def test_a_terminal_does_not_take_in_what_has_to_follow_it(engine):
+    """Greedily, `ws` would read the line break that ends a line, and `name` the word "end"."""
+    arithmetic, name = make("gbnf", source=ARITHMETIC), make("gbnf", source='root ::= n "end" n?\nn ::= [a-z] n?')
+    for text, legal in (("x=1\n", True), ("(a+b_2 )*3 = 14 \n\n", True), ("x=1", False), ("x=\n", False)):
+        assert accepts(engine, arithmetic, text) == legal, text
+    for text in ("end", "foo", "fooend", "endend", "enendd", "fooendbar", "fooen"):
+        assert accepts(engine, name, text) == (re.fullmatch("[a-z]+end[a-z]*", text) is not None), text
+
+
+Rule = str | tuple  # a letter, or ("seq" | "alt", parts), ("any", part), ("ref", number)
+
+
+def random_rule(chance: random.Random, rules: int, depth: int = 3) -> Rule:
+    kind = chance.choice(["seq", "seq", "alt", "any", "ref", "letter"]) if depth else "letter"
+    if kind == "letter":
+        return chance.choice("ab")
+    if kind == "ref":
+        return "seq", (chance.choice("ab"), ("ref", chance.randrange(rules)))  # no left recursion
+    if kind == "any":
+        return "any", random_rule(chance, rules, 0)
+    return kind, tuple(random_rule(chance, rules, depth - 1) for _ in range(chance.randint(1, 3)))
+
+
+def gbnf_of(rule: Rule) -> str:
+    match rule:
+        case ("seq", parts):
+            return f"({' '.join(map(gbnf_of, parts))})"
+        case ("alt", parts):
+            return f"({' | '.join(map(gbnf_of, parts))})"
+        case ("any", part):
+            return f"{gbnf_of(part)}*"
+        case ("ref", number):
+            return f"r{number}" if number else "root"
+    return f'"{rule}"'
+
+
+def ends(rules: list[Rule], rule: Rule, text: str, at: int) -> set[int]:
+    """Where a rule may stop that begins at a place of a text, read character by character."""
+    match rule:
+        case ("seq", parts):
+            found = {at}
+            for part in parts:
+                found = {end for place in found for end in ends(rules, part, text, place)}
+            return found
+        case ("alt", parts):
+            return {end for part in parts for end in ends(rules, part, text, at)}
+        case ("any", part):
+            found, new = {at}, {at}
+            while new := {end for place in new for end in ends(rules, part, text, place)} - found:
+                found |= new
+            return found
+        case ("ref", number):
+            return ends(rules, rules[number], text, at)
+    return {at + 1} if text[at:at + 1] == rule else set()
+
+
+@pytest.mark.oracle("gbnf")
+def test_random_grammars_have_the_texts_they_have_without_a_lexer():
+    tokenizer = byte_tokenizer(merges=0)
+    engine, tokens = GrammarEngine(tokenizer, len(tokenizer), [0]), Tokens(tokenizer, len(tokenizer))
+    texts, compared = ["".join(letters) for size in range(6) for letters in product("ab", repeat=size)], 0
+    for seed in range(40):
+        chance = random.Random(seed)
+        rules = [random_rule(chance, 3) for _ in range(3)]
+        source = "\n".join(f"{f'r{i}' if i else 'root'} ::= {gbnf_of(rule)}" for i, rule in enumerate(rules))
+        expected = {text for text in texts if len(text) in ends(rules, rules[0], text, 0)}
+        try:
+            grammar = engine.compile("gbnf", source)
+        except Refusal:
+            assert not expected, source
+            continue
+        found = set()
+        for text in texts:
+            matcher = grammar.matcher()
+            if all(matcher.advance(token) for token in tokens.encode(text)) and matcher.accepting:
+                found.add(text)
+        assert found == expected, source
+        compared += 0 < len(found) < len(texts)
+    assert compared > 20
+
+
+@pytest.mark.parametrize("source", [
+    'start: W "end"\nW: /[a-z]+/',
+    'start: line+\nline: ID "=" ID "\\n"\nID: /[a-z]+[ \\n]*/',
+    'start: "(" start ")" | W "a"\nW: /[ab]+/',
+])
+def test_a_lark_grammar_whose_terminals_never_stop_is_refused_before_anything_runs(engine, source):
+    with pytest.raises(Refusal, match="read as far as it goes") as refused:
+        engine.compile("lark", source)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("source, text", [
+    ('start: W " end"\nW: /[a-z]+/', "the end"),
+    ('start: "x" | W "end"\nW: /[a-z]+/', "x"),
+    ('start: W "end"\nW: /[a-c]+/', "abend"),
+    ('start: W+ "end"\nW: /[a-z]+/\nWS: / +/\n%ignore WS', "a b end"),
+    ('start: A B\nA: /a*/\nB: /b+/', "b"),
+    ('start: W\nW: /[a-z]+/ & /.{3}/', "abc"),
+])
+def test_a_lark_grammar_with_a_text_that_can_be_read_is_not_refused(engine, source, text):
+    assert accepts(engine, make("lark", source=source), text)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +316,6 @@ def test_what_is_read_as_far_as_it_goes_leaves_sentences_out_and_adds_none(engin
         ('root = "a"', "no rule called root"),
         ("root ::= foo", 'Rule "foo" not found'),
         ('root ::= "a"\nroot ::= "b"', 'two rules called "root"'),
-        ('root ::= start\nstart ::= "a"', 'called "start"'),
         ('root ::= "a', "line 1"),
         ('root ::= "a"\n"b"', "line 2"),
         ('root ::= <think> "a"', "Expected name at line 1"),

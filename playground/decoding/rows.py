@@ -131,7 +131,8 @@ class Rows:
     def _compute_stages(self, rows: list[int]) -> None:
         if not rows:
             return
-        stages = self.chain.stages(self._part(rows), Histories(self.committed, self.tree, [self.first + row for row in rows]))
+        histories = Histories(self.committed, self.tree, [self.first + row for row in rows])
+        stages = self.chain.stages(self._part(rows), histories)
         for i, row in enumerate(rows):
             self._stages_by_row[row] = [stage._replace(scores=stage.scores[i:i + 1]) for stage in stages]
 

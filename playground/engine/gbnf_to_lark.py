@@ -1,96 +1,92 @@
-"""Grammars as llama.cpp writes them (GBNF), turned into the Lark dialect by llguidance's converter.
+"""Grammars as llama.cpp writes them (GBNF), as Lark grammars that have the same texts.
 
-What its converter gets wrong is put right before it reads: "." means any character there, a line break too; "\\u00e9"
-is a character below 0x1000 like any other; brackets may be escaped in a text; and "&&", "~~" and "--" are nothing
-special in a class.
+GBNF has no lexer: a text belongs to a grammar if its characters do. The Lark dialect has one, which reads each terminal
+as far as it goes. `greedy_lexing` finds the parts that mean the same to it; everything else becomes rules over them, in
+the worst case over single characters.
 """
 from __future__ import annotations
 
-import re
-from collections import Counter
+from collections.abc import Iterator
 
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+from playground.engine.gbnf_expressions import (
+    LAST,
+    ROOT,
+    Alt,
+    Chars,
+    Expression,
+    Ref,
+    Repeat,
+    Seq,
+    refusal,
+    rules_of,
+)
+from playground.engine.greedy_lexing import terminals
 
-from playground.engine import grammar_limits as limits
-from playground.errors import Refusal
-
-WORDS = re.compile(r"""
-      (?P<comment> \#[^\r\n]*)
-    | (?P<text> "(?:\\.|[^"\\])*")
-    | (?P<class> \[(?:\\.|[^]\\])*\])
-    | (?P<any> \.)""", re.VERBOSE)
-ESCAPE = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|.)", re.DOTALL)
-RULE = re.compile(r"^[ \t]*([\w-]+)[ \t]*::=", re.MULTILINE)
-FORM = 'a GBNF grammar is lines such as  root ::= "yes" | [0-9]+'
+SURROGATES = (0xD800, 0xDFFF)
 
 
 def lark_of(source: str) -> str:
     """The same grammar in the Lark dialect; raises Refusal, with the line where one is to blame."""
-    _check_size(source)
-    plain = WORDS.sub(_plain, source)
-    _check_rules(plain)
     try:
-        return gbnf_to_lark(plain)
-    except GbnfToLarkError as reason:
-        raise _refusal(str(reason)) from None
+        return "\n".join(["%llguidance {}", *_Writer(rules_of(source)).lines()])
     except RecursionError:
-        raise _refusal("its brackets are nested too deeply") from None
-    except Exception as reason:  # an unknown name is told as nothing more special
-        raise _refusal(str(reason).replace("'", '"')) from None
+        raise refusal("its brackets are nested too deeply") from None
 
 
-def _check_size(source: str) -> None:
-    """The converter takes time that grows with the square of these."""
-    bare = WORDS.sub("", source)
-    if (rules := bare.count("::=")) > limits.GBNF_RULES:
-        raise _refusal(f"it has {rules:,} rules, and at most {limits.GBNF_RULES:,} are accepted")
-    depth = deepest = 0
-    for bracket in re.findall(r"[()]", bare):
-        depth += 1 if bracket == "(" else -1
-        deepest = max(deepest, depth)
-    if deepest > limits.GBNF_DEPTH:
-        raise _refusal(
-            f"its brackets are nested too deeply: {deepest:,} deep, and at most {limits.GBNF_DEPTH} are accepted"
-        )
-    if any(len(number) > 9 or int(number) > limits.GBNF_REPEATS for number in re.findall(r"[{,]\s*([0-9]+)", bare)):
-        raise _refusal(f"something is repeated more than {limits.GBNF_REPEATS:,} times")
+class _Writer:
+    """Writes rules as lines of Lark; their names are numbers there, since Lark has names of its own."""
+
+    def __init__(self, rules: dict[str, Expression]):
+        self.rules, self.terminals = rules, terminals(rules)
+        self.names = {ROOT: "start"}  # of the rules that are referred to
+
+    def lines(self) -> Iterator[str]:
+        waiting = [ROOT]
+        while waiting:
+            known = len(self.names)
+            name = waiting.pop()
+            yield f"{self.names[name]}: {self.rule(self.rules[name])}"
+            waiting += list(self.names)[known:]
+
+    def rule(self, expression: Expression) -> str:
+        """An expression as rules over terminals."""
+        if expression in self.terminals or isinstance(expression, Chars):
+            return f"/{self.regex(expression)}/" if self.regex(expression) else '""'
+        match expression:
+            case Ref(name):
+                return self.names.setdefault(name, f"r{len(self.names)}")
+            case Seq(parts):
+                return " ".join(map(self.rule, parts)) or '""'
+            case Alt(parts):
+                return f"({' | '.join(map(self.rule, parts))})"
+            case Repeat(part, least, most):
+                return f"({self.rule(part)}){_times(least, most)}"
+        raise TypeError(type(expression).__name__)
+
+    def regex(self, expression: Expression) -> str:
+        """An expression without recursion as one regular expression."""
+        match expression:
+            case Chars(ranges):
+                return f"[{''.join(map(_range, ranges))}]"
+            case Ref(name):
+                return f"({self.regex(self.rules[name])})"
+            case Seq(parts):
+                return "".join(map(self.regex, parts))
+            case Alt(parts):
+                return f"({'|'.join(map(self.regex, parts))})"
+            case Repeat(part, least, most):
+                return f"({self.regex(part)}){_times(least, most)}"
+        raise TypeError(type(expression).__name__)
 
 
-def _check_rules(source: str) -> None:
-    """The converter would keep the last of several rules with one name, and takes the name "start" for itself."""
-    names = RULE.findall(WORDS.sub(lambda word: word[0] if word["any"] else "", source))
-    if "root" not in names:
-        raise _refusal(f"it has no rule called root; {FORM}")
-    if twice := next((name for name, count in Counter(names).items() if count > 1), None):
-        raise _refusal(f'there are two rules called "{twice}"')
-    if "start" in names:
-        raise _refusal('a rule is called "start", which the engine keeps for itself: give it another name')
+def _range(ends: tuple[int, int]) -> str:
+    low = SURROGATES[1] + 1 if SURROGATES[0] <= ends[0] <= SURROGATES[1] else ends[0]
+    high = SURROGATES[0] - 1 if SURROGATES[0] <= ends[1] <= SURROGATES[1] else ends[1]
+    if low >= high:
+        return f"\\x{{{low:X}}}" if low == high else ""
+    return f"\\x{{{low:X}}}-\\x{{{min(high, LAST):X}}}"
 
 
-def _plain(word: re.Match) -> str:
-    if word["any"]:
-        return r'(. | "\n")'
-    if word["comment"]:
-        return word[0]
-    if word["text"]:
-        return ESCAPE.sub(lambda escape: escape[0][1] if escape[0][1] in "[]" else _character(escape), word[0])
-    return re.sub(r"[&~]|(?<=-)-", _escaped, ESCAPE.sub(_character, word[0]))
-
-
-def _escaped(character: re.Match) -> str:
-    return f"\\x{ord(character[0]):02X}"
-
-
-def _character(escape: re.Match) -> str:
-    r"""Unescape characters above ASCII; those below stay escaped, as "\x5D", since they may be syntax there."""
-    digits = escape[1] or escape[2]
-    if not digits:
-        return escape[0]
-    code = int(digits, 16)
-    if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-        raise _refusal(f"{escape[0]} is no character")
-    return chr(code) if code > 0x7F else f"\\x{code:02X}"
-
-
-def _refusal(reason: str) -> Refusal:
-    return Refusal(f"The GBNF grammar cannot be used: {reason.rstrip('.')}. Change or remove that part.")
+def _times(least: int, most: int | None) -> str:
+    signs = {(0, None): "*", (1, None): "+", (0, 1): "?"}
+    return signs.get((least, most)) or f"{{{least},{'' if most is None else most}}}"

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from playground.engine import grammar_limits as limits
 from playground.engine.gbnf_to_lark import lark_of
+from playground.engine.lexed_sentences import unreadable
 from playground.engine.schema_subset import check_size, enforceable
 from playground.errors import Refusal
 
@@ -47,6 +48,8 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
     failed, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=parser_limits())
     if failed:
         raise refusal(kind, messages[0])
+    if kind == "lark" and (reason := unreadable(source)):
+        raise refusal(kind, reason)
     start, before = process_time(), _resident()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     seconds, size = process_time() - start, len(text) + max(0, _resident() - before)
@@ -150,5 +153,5 @@ def refusal(kind: str, message: str) -> Refusal:
     return Refusal(f"The {KINDS[kind]} cannot be used: {_shortened(reason)}. Change or remove that part.")
 
 
-def _shortened(text: str, most: int = 300) -> str:
+def _shortened(text: str, most: int = 400) -> str:
     return text if len(text) <= most else text[:most] + " …"

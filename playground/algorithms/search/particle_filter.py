@@ -120,11 +120,18 @@ class Particles(Decoder):
         }
         yield Figure("scalar", "effective sample size", data)
 
+    def _cut_off(self, chosen: Particle) -> str:
+        """Why no text is whole. Whether more tokens would help depends on the grammar, so nothing is advised."""
+        return (
+            f"Every text was truncated by the length limit of {chosen.leaf.generated} tokens before the grammar allowed"
+            " an end and the model took it, so the answer is incomplete."
+        )
+
     def _chosen(self, lm, particles: list[Particle]) -> Iterator:
         if not alive(particles):
             raise Refusal(
-                "Every particle reached a dead end of the grammar: loosen it, use more particles, or raise the "
-                "temperature.",
+                "Every particle reached a dead end of the grammar, where it allows no token of this model: loosen it, "
+                "or use more particles.",
                 "constraint",
             )
         shares, found = normalised(particles), defaultdict(float)
@@ -134,7 +141,7 @@ class Particles(Decoder):
         yield Figure("bars", "texts by weight", {"labels": list(labels), "values": list(values)})
         chosen = particles[lm.draw(shares, max(len(particle.leaf.tokens) for particle in particles), "answer")]
         mass = f"The grammar allows an estimated {math.exp(mean(particles)):.3g} of the model's probability mass."
-        yield Note(mass if chosen.whole else "Every text was truncated by the length limit: raise the length.")
+        yield Note(mass if chosen.whole else self._cut_off(chosen))
         yield lm.keep(chosen.leaf)
 
 

@@ -106,7 +106,7 @@ class ASAp(Decoder):
         trie.learn(sample.node, legal)
         if sample.node is None or trie.chances[ROOT] == NEVER:
             raise Refusal(
-                "The grammar leads this model into dead ends only: loosen it, or raise the temperature.", "constraint"
+                "The grammar leads this model into dead ends only, where it allows no token: loosen it.", "constraint"
             )
         lm.drop([sample.leaf])
         return GrammarSample(lm.fork(1)[0])
