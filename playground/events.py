@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
     id: int
     piece: str
     raw: float  # the model's own probability
-    final: float  # probability after masks and samplers; 0 if it was removed
+    final: float  # probability after masks and samplers, from which greedy decoding takes the largest; 0 if removed
     fell: str | None = None  # the stage that removed it: "mask", "top_k", ...
 
 
@@ -85,7 +85,7 @@ class Step(Event):
     kind: ClassVar[str] = "step"
     position: int = 0  # index among the generated tokens, 0 for the first
     entropy: float = 0.0  # before masks and samplers
-    final_entropy: float = 0.0  # after masks and samplers
+    final_entropy: float = 0.0  # after masks and samplers, of the distribution that `Candidate.final` is from
     chosen: int = -1
     top: list[Candidate] = field(default_factory=list)
     stream: str = "target"

@@ -188,7 +188,7 @@ function facts(token, step) {
   };
   if (step) {
     add("entropy", fixed(step.entropy, 2), "Of the model's distribution, in nats.");
-    add("after processors", fixed(step.final_entropy, 2), "Entropy of the distribution that was sampled, in nats.");
+    add("after processors", fixed(processedEntropy(step), 2), "Entropy of the distribution after masks and processors, in nats. Sampling draws from it; greedy decoding takes its most probable token.");
   }
   add("log-probability", fixed(token.logprob, 2), "Of the chosen token under the model, in nats.");
   add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
@@ -198,6 +198,12 @@ function facts(token, step) {
     add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The target's last forward before this token was committed.");
   }
   return list;
+}
+
+/** The entropy that belongs to the probabilities shown. Older traces gave the argmax of greedy lanes a processed probability of 1
+    beside the entropy of the whole distribution. */
+function processedEntropy({ top, final_entropy: recorded }) {
+  return top.some(([, , , final]) => final === 1) ? 0 : recorded;
 }
 
 /** How a round produced this token: the test it passed, or the draft token it replaces. */

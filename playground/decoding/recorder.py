@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT
-from playground.engine.sampling import entropy
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
@@ -81,11 +80,11 @@ class Recorder:
         p = logp.exp()
         values, ids = p.topk(min(self.top, p.shape[-1]), -1)
         entropies = -(p * logp.clamp(min=LOWEST)).sum(-1)  # reuses logp, much cheaper than entropy()
-        final_entropies = entropy(stages[-1].scores) if len(stages) > 1 else entropies
+        final_p, final_entropies = (p, entropies) if len(stages) == 1 else _processed(stages[-1].scores)
         numbers = torch.stack([entropies, final_entropies, logp.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
-        final_p, removed_by = rows.final_probabilities(indices, ids).tolist(), rows.removed_by(indices, ids)
-        tops = [self._candidates(*columns) for columns in zip(ids.tolist(), values.tolist(), final_p, removed_by)]
+        finals, removed_by = final_p.gather(-1, ids).tolist(), rows.removed_by(indices, ids)
+        tops = [self._candidates(*columns) for columns in zip(ids.tolist(), values.tolist(), finals, removed_by)]
         events: list[Event] = []
         for i, (item, position, index, top) in enumerate(zip(committed, positions, indices, tops)):
             events.append(Step(position, raw_entropy[i], final_entropy[i], item.token, top, rows.stream))
@@ -166,6 +165,15 @@ def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedToke
         [write_head(gone.get((layer, head), [])) for head in range(len(slots.positions))]
         for layer, slots in enumerate(store.slots)
     ])
+
+
+def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The distribution of scores after masks and samplers, [n, V], and its entropy in nats, [n].
+
+    Without a sampler that draws, the most probable token of this distribution is taken.
+    """
+    p = scores.softmax(-1).nan_to_num()
+    return p, torch.special.entr(p).sum(-1)
 
 
 class Silent(Recorder):

@@ -207,13 +207,6 @@ class Rows:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
 
-    def final_probabilities(self, rows: list[int], tokens: Tensor) -> Tensor:
-        """Probabilities after masks and samplers of tokens [n, k] in these rows, [n, k]."""
-        scores = self.stages_of(rows)[-1].scores
-        if self.chain.draws:
-            return self._distributions(scores).gather(-1, tokens)
-        return (tokens == scores.argmax(-1, keepdim=True)).float()
-
     def removed_by(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
         """For tokens [n, k] in these rows: the name of the first stage that removed each, or None."""
         removed: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
