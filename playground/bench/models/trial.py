@@ -73,10 +73,10 @@ def library_text(network: PreTrainedModel) -> list[int]:
 
 def written(recipe: LaneConfig, model: Model) -> list[int] | None:
     """The tokens a lane writes after PROMPT; None if the lane refuses the model. Raises RuntimeError if it fails."""
-    assembly = assemble(recipe)
-    lane = Lane(PROMPT, {"target": model}, assembly, Limits(0, LENGTH), Silent(model.tokens), {})
-    runner, events = Runner(lane, assembly), []
+    assembly, events = assemble(recipe), []
     try:
+        lane = Lane(PROMPT, {"target": model}, assembly, Limits(0, LENGTH), Silent(model.tokens), {})
+        runner = Runner(lane, assembly)
         while not runner.finished:
             events += runner.advance()
     except Refusal:
