@@ -1,6 +1,7 @@
 """What a grammar allows, against enumeration, forks and an independent validator."""
 import json
 import random
+import re
 
 import jsonschema
 import pytest
@@ -17,7 +18,7 @@ TOKENS = Tokens(TOKENIZER, len(TOKENIZER) + PADDING)
 ENDS = [TOKENIZER.convert_tokens_to_ids(END), TOKENIZER.convert_tokens_to_ids("<|user|>")]
 
 FINITE = {
-    ("choice", "red | green | greenish | the bird | Größe"): ["red", "green", "greenish", "the bird", "Größe"],
+    ("choice", "red|green|greenish|the bird|Größe| red "): [" red ", "red", "green", "greenish", "the bird", "Größe"],
     ("regex", "(the|then) (fox|bird)?[0-2]"): [
         f"{a} {b}{d}" for a in ("the", "then") for b in ("fox", "bird", "") for d in "012"
     ],
@@ -176,7 +177,7 @@ def test_rolling_back_any_number_of_tokens_restores_the_mask_of_that_place(engin
 
 
 def test_a_fork_goes_its_own_way(engine):
-    matcher = engine.compile("choice", "red | green").matcher()
+    matcher = engine.compile("choice", "red|green").matcher()
     before = matcher.mask()
     twin = matcher.fork()
     walk(twin, random.Random(0), 9)
@@ -206,7 +207,7 @@ def test_masks_of_a_tree_are_those_of_a_fork_for_every_path(engine, seed):
 
 
 def test_a_node_with_an_illegal_token_has_an_empty_row_and_leaves_its_siblings_alone(engine):
-    matcher = engine.compile("choice", "red | green").matcher()
+    matcher = engine.compile("choice", "red|green").matcher()
     r, x, g = (TOKENS.encode(letter)[0] for letter in "rxg")
     alone = matcher.masks_of_tree([r, g], [-1, -1])
     masks = matcher.masks_of_tree([r, x, r, g], [-1, -1, 1, -1])
@@ -237,7 +238,7 @@ def test_every_finished_text_under_uniform_logits_validates(engine, seed):
 
 
 def test_the_state_says_in_words_the_position_of_the_text(engine):
-    matcher = engine.compile("choice", "tea | teas").matcher()
+    matcher = engine.compile("choice", "tea|teas").matcher()
     assert matcher.state == "must continue 'tea'"
     walk(matcher, random.Random(0), len(matcher.forced()))
     assert matcher.state == "may end"
@@ -260,7 +261,7 @@ def test_the_state_says_in_words_the_position_of_the_text(engine):
         ),
         ("json_schema", "false", "Unsatisfiable schema"),
         ("json_schema", '{"enum": []}', "Unsatisfiable schema"),
-        ("json_schema", '{"oneOf": [{"type": "integer"}, {"minimum": 3}]}', "oneOf"),
+        ("json_schema", '{"oneOf": [{"type": "integer"}, {"minimum": 3}]}', "write anyOf if more than one may hold"),
         ("json_schema", '{"type": "string", "pattern": "(?=a)b"}', "look-ahead"),
         ("json_schema", '{"type": "string", "format": "zork"}', "Unknown format: zork"),
         ("json_schema", '{"$ref": "http://example.com/schema"}', "not present"),
@@ -286,4 +287,39 @@ def test_what_cannot_be_enforced_is_refused_in_one_line_before_anything_runs(eng
 
 
 def test_a_grammar_is_compiled_once(engine):
-    assert engine.compile("choice", "a | b") is engine.compile("choice", "a | b")
+    assert engine.compile("choice", "a|b") is engine.compile("choice", "a|b")
+
+
+LETTERS = "5٣aéß_ \u00a0\u2003²"
+ASCII = {r"\d": "5", r"\w": "5a_", r"\s": " \u00a0\u2003"}
+
+
+def accepted(engine: GrammarEngine, kind: str, source: str, text: str) -> bool:
+    matcher = engine.compile(kind, source).matcher()
+    return all(matcher.advance(token) for token in TOKENS.encode(text)) and matcher.accepting
+
+
+@pytest.mark.strategy("regex", "lark", "json_schema")
+@pytest.mark.parametrize("sign", ASCII)
+def test_classes_are_unicode_but_in_a_schema_those_of_javascript(engine, sign):
+    """Python's `re` has the same ones of Unicode."""
+    unicode = {letter for letter in LETTERS if re.fullmatch(sign, letter)} - {"²"}
+    schema = json.dumps({"type": "string", "pattern": f"^{sign}$"})
+    assert {letter for letter in LETTERS if accepted(engine, "regex", sign, letter)} == unicode
+    assert {letter for letter in LETTERS if accepted(engine, "lark", f"start: /{sign}/", letter)} == unicode
+    assert {letter for letter in LETTERS if accepted(engine, "json_schema", schema, f'"{letter}"')} == set(ASCII[sign])
+
+
+OVERLAP = [{"type": "integer"}, {"type": "number", "minimum": 3}]
+APART = [{"type": "integer"}, {"type": "string", "const": "none"}]
+BY_CONST = [{"type": "object", "properties": {"kind": {"const": kind}}, "required": ["kind"]} for kind in "ab"]
+
+
+@pytest.mark.strategy("json_schema")
+def test_what_the_refusal_of_an_overlapping_one_of_advises_works(engine):
+    with pytest.raises(Refusal, match="differ in their type or in a required property with a const") as refused:
+        engine.compile("json_schema", json.dumps({"oneOf": OVERLAP}))
+    assert "coerce" not in str(refused.value)
+    assert accepted(engine, "json_schema", json.dumps({"anyOf": OVERLAP}), "3.5")
+    assert accepted(engine, "json_schema", json.dumps({"oneOf": APART}), '"none"')
+    assert accepted(engine, "json_schema", json.dumps({"oneOf": BY_CONST}), '{"kind": "b"}')

@@ -5,6 +5,7 @@ import json
 import random
 import re
 from dataclasses import replace
+from datetime import date
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -34,6 +35,7 @@ from playground.cli import main
 from playground.contract import make
 from playground.engine.grammar_matcher import Grammar, GrammarEngine, Matcher
 from playground.engine.schema_subset import enforceable, none_of
+from playground.engine.string_formats import PATTERNS
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -214,7 +216,7 @@ def test_a_schema_that_needs_no_mend_is_left_alone():
     closed = [
         case
         for case in CASES
-        if case.group in ("patternProperties", "format", "enum", "references")
+        if case.group in ("patternProperties", "enum", "references")
         and '"additionalProperties": false' in case.source
     ]
     assert len(closed) >= 5 and all(enforceable(case.schema) == case.schema for case in closed)
@@ -237,6 +239,64 @@ def test_a_pattern_for_every_text_but_these(texts):
     pattern = re.compile(in_python(none_of(texts)))
     for letters in [letters for length in range(4) for letters in product("ab]^-\\", repeat=length)]:
         assert bool(pattern.fullmatch("".join(letters))) == ("".join(letters) not in texts)
+
+
+# --- formats ---
+
+FORMATS = {  # valid, invalid; by RFC 3339 and RFC 1123, those of the official test suite among them
+    "date": (
+        ["2024-02-29", "2000-02-29", "2021-12-31", "0004-02-29"],
+        ["2021-02-29", "1900-02-29", "2024-02-30", "2021-04-31", "2021-13-01", "2021-00-10", "0000-01-01", "21-01-01"],
+    ),
+    "time": (
+        ["12:30:05Z", "23:59:60Z", "23:59:60.5+00:00", "00:00:00.123-23:59", "08:30:06z"],
+        ["22:59:60Z", "23:58:60Z", "23:59:60+01:00", "24:00:00Z", "12:00:61Z", "12:00:00", "12:00:00+24:00"],
+    ),
+    "date-time": (
+        ["2024-02-29T12:30:05Z", "1998-12-31T23:59:60Z", "2021-06-30t23:59:59.9+05:30"],
+        ["2021-02-29T12:00:00Z", "1998-12-31T22:59:60Z", "1998-12-30T23:59:60Z", "2021-06-30 12:00:00Z"],
+    ),
+    "hostname": (
+        ["example.org", "a", "a-b", "a--b", "1.2", "x" * 63, ".".join(["x" * 61] * 4), "ab-c"],
+        ["xn--X", "XN--a", "ab--cd", "-a", "a-", "a.", ".a", "a..b", "a_b", "x" * 64, ".".join(["x" * 63] * 4), ""],
+    ),
+}
+
+
+@pytest.mark.oracle("json_schema")
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_has_what_its_standard_says(engine, name):
+    valid, invalid = FORMATS[name]
+    schema = {"type": "string", "format": name}
+    assert [text for text in valid if not lets_through(engine, schema, json.dumps(text))] == []
+    assert [text for text in invalid if lets_through(engine, schema, json.dumps(text))] == []
+
+
+def test_every_day_of_the_calendar_and_no_other_is_a_date():
+    pattern = re.compile(PATTERNS["date"])
+    for year, month, day in product((1, 4, 100, 1900, 1999, 2000, 2023, 2024, 9999), range(14), range(33)):
+        try:
+            known = bool(date(year, month, day))
+        except ValueError:
+            known = False
+        assert bool(pattern.fullmatch(f"{year:04}-{month:02}-{day:02}")) == known
+
+
+def test_a_host_name_is_what_splitting_it_at_its_dots_says():
+    pattern = re.compile(PATTERNS["hostname"])
+    for letters in [letters for length in range(1, 7) for letters in product("a-.", repeat=length)]:
+        labels = (text := "".join(letters)).split(".")
+        fine = all(label and label[0] != "-" != label[-1] and label[2:4] != "--" for label in labels)
+        assert bool(pattern.fullmatch(text)) == fine, text
+
+
+def test_a_format_beside_a_pattern_a_length_and_another_type_keeps_them(engine):
+    both = {"type": ["string", "null"], "format": "date", "pattern": "^2", "maxLength": 10}
+    assert lets_through(engine, both, '"2024-02-29"') and lets_through(engine, both, "null")
+    assert not lets_through(engine, both, '"1024-02-29"') and not lets_through(engine, both, '"2023-02-29"')
+    short = {"type": "string", "format": "hostname", "maxLength": 3}
+    assert lets_through(engine, short, '"a.b"') and not lets_through(engine, short, '"a.bc"')
+    assert lets_through(engine, {"properties": {"format": {"const": "date"}}}, '{"format": "date"}')
 
 
 # --- the validator ---

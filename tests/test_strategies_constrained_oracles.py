@@ -99,7 +99,7 @@ def test_a_wrong_regex_is_refused(engine, wrong):
 
 
 def check_choice(cls: type[Constraint], engine: GrammarEngine) -> None:
-    for options in ("red|green|greenish", "a.b|a*|(", "Größe|größe|日本", "x"):
+    for options in ("red|green|greenish", "a.b|a*|(", "Größe|größe|日本", "x", "yes| yes|no ", " a"):
         assert language(engine, cls(options)) == set(options.split("|"))
 
 
@@ -113,6 +113,11 @@ class ForgetsTheCase(Choice):
         return "choice", self.options.lower()
 
 
+class StripsItsOptions(Choice):
+    def grammar(self):
+        return "choice", "|".join(option.strip() for option in self.options.split("|"))
+
+
 class LosesTheLastOption(Choice):
     def grammar(self):
         return "choice", self.options.rpartition("|")[0] or self.options
@@ -124,7 +129,7 @@ def test_a_choice_lets_through_its_options_letter_for_letter(engine):
 
 
 @pytest.mark.refuses("choice")
-@pytest.mark.parametrize("wrong", [ReadsOptionsAsPatterns, ForgetsTheCase, LosesTheLastOption])
+@pytest.mark.parametrize("wrong", [ReadsOptionsAsPatterns, ForgetsTheCase, StripsItsOptions, LosesTheLastOption])
 def test_a_wrong_choice_is_refused(engine, wrong):
     refused(check_choice, wrong, engine)
 

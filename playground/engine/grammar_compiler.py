@@ -32,6 +32,11 @@ PAGE = 4096
 NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
 TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
 TOO_DEEP = "it is nested too deeply"
+OVERLAPPING = (
+    "The JSON Schema cannot be used: alternatives of oneOf may hold at the same time, and then it cannot be enforced. Let"
+    " them differ in their type or in a required property with a const of its own, or write anyOf if more than one may"
+    " hold."
+)
 
 
 def parser_limits() -> LLParserLimits:
@@ -124,10 +129,10 @@ def _read_gbnf(source: str) -> str:
 
 
 def _read_choice(source: str) -> str:
-    options = [option.strip() for option in source.split("|")]
-    if not all(options):
+    options = source.split("|")  # spaces belong to an option: many models begin a word with one
+    if not all(map(str.strip, options)):
         raise Refusal(
-            'An option of the list of choices is empty: write them with one "|" between each two, as in "yes | no".'
+            'An option of the list of choices is empty: write them with one "|" between each two, as in "yes|no".'
         )
     return LLMatcher.grammar_from_lark(
         "start: " + " | ".join(json.dumps(option, ensure_ascii=False) for option in options)
@@ -145,6 +150,8 @@ _READERS = {
 
 def refusal(kind: str, message: str) -> Refusal:
     """A message of llguidance in one sentence, without the lines that quote the source."""
+    if "coerce_one_of" in message:  # it advises leniency, which is refused
+        return Refusal(OVERLAPPING)
     first, *rest = message.strip().splitlines() or ["its compiler gave no reason"]
     if kind in ("regex", "gbnf"):
         first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar made of it, which nobody wrote

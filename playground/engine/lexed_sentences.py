@@ -8,6 +8,7 @@ it says nothing.
 """
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from time import process_time
@@ -23,6 +24,7 @@ try:
 except ImportError:  # then no grammar is looked at
     load_grammar = None
 
+UNICODE = re.compile(r"\\[dDwWsS]")  # which the automata read as ASCII, and the parser does not
 SECONDS = 0.3  # processor time; a grammar that takes longer is let through
 TERMINALS = 200
 Pairs = dict[int, int]
@@ -78,6 +80,8 @@ class _Grammar:
         """None where it cannot be built, so that nothing is said about the terminal."""
         if process_time() > self.deadline:
             raise _OutOfTime
+        if UNICODE.search(terminal.pattern.to_regexp()):
+            return None
         try:
             return compiled(terminal.pattern.to_regexp())
         except Refusal:

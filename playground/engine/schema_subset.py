@@ -1,14 +1,16 @@
 """JSON Schemas as the grammar engine can enforce them to the letter.
 
-llguidance refuses keywords it does not know, but three things it accepts could end in a text that its schema does not
+llguidance refuses keywords it does not know, but some things it accepts could end in a text that its schema does not
 allow:
 
 - a key may be spelled with escapes where keys of any name may follow, so {"\\u0061": ...} slips past the schema of "a";
 - the same key may be written twice, and `minProperties` counts both;
+- some formats are read too widely;
 - `x-guidance` may ask for leniency.
 
-The first is mended: other keys become a pattern that holds for what is spelled, which leaves the meaning of the schema
-as it is. The rest, and what such a pattern cannot say, is refused.
+The first and the third are mended: other keys become a pattern that holds for what is spelled, which leaves the meaning
+of the schema as it is, and formats become patterns (`string_formats`). The rest, and what such a pattern cannot say, is
+refused.
 """
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from decimal import Decimal
 from typing import Any
 
 from playground.engine import grammar_limits as limits
+from playground.engine.string_formats import tightened
 from playground.errors import Refusal
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
@@ -133,7 +136,7 @@ def _closed(schema: Any, referred: bool) -> Any:
         return [_closed(part, referred) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    inner = {key: _within_closed(key, part, referred) for key, part in schema.items()}
+    inner = tightened({key: _within_closed(key, part, referred) for key, part in schema.items()})
     return _with_other_keys_spelled(inner, referred) if _leaves_keys_open(inner) else inner
 
 

@@ -16,7 +16,9 @@ class JsonSchema(Constraint):
 
     A parser follows the text and names, before each token, all tokens some valid document could go on with; the others
     get probability zero. Where only one is left it is written without asking the model. Schemas with keywords that
-    cannot be enforced are refused. Engine: llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
+    cannot be enforced are refused. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date
+    is one of the calendar, leap years included; leap seconds are 23:59:60 at offset 0; host names have no "xn--"
+    labels. Engine: llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
     """
 
     name, title, paper, sheet = "json_schema", "JSON Schema", "2501.10868", "constrained/grammar-engines"

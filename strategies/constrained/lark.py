@@ -9,9 +9,11 @@ OWN = "own"
 class Lark(Constraint):
     """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen.
 
-    Rules are written in the Lark dialect: `start` is the first rule, names in capitals are pieces of text. An Earley
-    parser over the tokens' bytes names the legal ones. Some grammars are ready to be taken: sums, days, JSON, a part of
-    Python, SELECT of SQL. Engine: llguidance; compare SynCode, Ugare et al. 2024, arXiv 2403.01632.
+    Rules are written in the Lark dialect: `start` is the first rule, names in capitals are terminals. An Earley parser
+    over the tokens' bytes names the legal ones. Each terminal is read as far as it goes, and a grammar of which no text
+    can be completed that way is refused; \\d, \\w and \\s are those of Unicode. Some grammars are bundled: sums,
+    days, JSON, a part of Python, SELECT of SQL. Engine: llguidance; compare SynCode, Ugare et al. 2024, arXiv
+    2403.01632.
     """
 
     name, title, paper, sheet = "lark", "Lark grammar", "2403.01632", "constrained/grammar-engines"
