@@ -26,6 +26,7 @@ def measure(options: Namespace) -> bool:
     import transformers  # late, since these import torch
 
     from playground.bench.models.models_report import counts, document, page
+    transformers.logging.set_verbosity_error()
     types = _chosen(options.types)
     findings: list[Finding] = []
     stopped = gather(findings, _results(types))

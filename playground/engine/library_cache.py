@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from inspect import signature
 
 import torch
 from torch import Tensor
@@ -76,8 +77,20 @@ class LibraryAttention:
         return torch.cat(logits)
 
     def _read(self, branch: Segment, call: Call, inputs: dict[str, Tensor]) -> Tensor:
+        inputs |= positions_given(self.network, branch.positions()[0], branch.rows)
         with running(call):
             return self.network(**inputs, past_key_values=LibraryCache(branch), use_cache=True).logits[0]
+
+
+def positions_given(network: PreTrainedModel, start: int, rows: int) -> dict[str, Tensor]:
+    """The position_ids that the library's `generate` passes, to networks that take them.
+
+    Without them, RoBERTa and its relatives count from another number.
+    """
+    if "position_ids" not in signature(network.forward).parameters:
+        return {}
+    device = network.get_input_embeddings().weight.device
+    return {"position_ids": torch.arange(start, start + rows, device=device)[None]}
 
 
 def branches(segment: Segment, one_by_one: bool = False) -> Iterator[Segment]:

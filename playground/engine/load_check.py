@@ -17,6 +17,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from playground.engine.forward_input import ForwardInput
 from playground.engine.kv_buffer import KVBuffer
 from playground.engine.kv_cache import KVCache
+from playground.engine.library_cache import positions_given
 from playground.engine.library_masks import window_sizes
 
 PROMPT, LONGEST_PROMPT = 5, 64  # tokens; windows that fit into the longest prompt are gone past for real
@@ -49,7 +50,8 @@ class Reference:
         """
         cache, parts, at = None, [], 0
         for end in range(self.prompt, self.prompt + 3):
-            out = network(input_ids=_batch(network, self.committed[at:end]), past_key_values=cache, use_cache=True)
+            inputs = _inputs(network, self.committed[at:end], at)
+            out = network(**inputs, past_key_values=cache, use_cache=True)
             if (cache := getattr(out, "past_key_values", None)) is None:
                 return 0.0
             parts.append(out.logits[0])
@@ -102,11 +104,13 @@ def ordinary_tokens(config: PreTrainedConfig, count: int) -> list[int]:
 
 
 def _library_logits(network: PreTrainedModel, text: list[int]) -> Tensor:
-    return network(input_ids=_batch(network, text), use_cache=False).logits[0]
+    return network(**_inputs(network, text, 0), use_cache=False).logits[0]
 
 
-def _batch(network: PreTrainedModel, text: list[int]) -> Tensor:
-    return torch.tensor([text], device=network.get_input_embeddings().weight.device)
+def _inputs(network: PreTrainedModel, tokens: list[int], start: int) -> dict[str, Tensor]:
+    """What `generate` passes for tokens from position `start` on."""
+    ids = torch.tensor([tokens], device=network.get_input_embeddings().weight.device)
+    return {"input_ids": ids, **positions_given(network, start, len(tokens))}
 
 
 def _forwards(
