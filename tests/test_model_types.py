@@ -9,7 +9,7 @@ from zlib import crc32
 import pytest
 import torch
 from architectures import tiny
-from toys import byte_tokenizer
+from toys import byte_tokenizer, save
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama import modeling_llama
 
@@ -23,6 +23,7 @@ from playground.engine.attention_mask import Chunks
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import attend_all
 from playground.engine.library_masks import layer_reaches
+from playground.engine.load import Loading, Shelf
 from playground.engine.load_check import LONGEST_PROMPT, ordinary_tokens, prompt_length
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -56,6 +57,11 @@ def test_the_table_has_every_causal_type_of_the_library_and_none_that_differs_or
 )
 def test_types_that_people_run_work(model_type):
     assert TABLE[model_type].outcome == WORKS
+
+
+def test_the_readme_says_as_many_types_as_the_table_has():
+    works = sum(finding.outcome == WORKS for finding in TABLE.values())
+    assert f"{works} of the {len(TABLE)} causal types" in (DOCS.parent / "README.md").read_text()
 
 
 def test_the_page_is_written_from_the_stored_table():
@@ -179,6 +185,15 @@ def test_an_exception_of_the_library_becomes_a_refusal_without_internals():
     with pytest.raises(Refusal) as refused:
         load(network)
     assert "Error" not in str(refused.value) and "attribute" not in str(refused.value)
+
+
+def test_a_model_that_fails_while_it_is_made_is_refused_without_internals(tmp_path):
+    def fails(*loaded):
+        return {}["layers"]
+
+    with pytest.raises(Refusal, match="cannot be used .an unexpected error inside the library.: choose") as refused:
+        Shelf(fails).get(str(save(tmp_path)), Loading("cpu"))
+    assert "layers" not in str(refused.value)
 
 
 def test_a_mixture_of_experts_runs_in_float64_however_it_was_loaded():

@@ -69,7 +69,8 @@ def check_against_weights(name: str, config: PretrainedConfig, stored: int, quan
         parameters = sum(weights.numel() for weights in network.parameters())
         buffered = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     except Exception as reason:  # a config can break a network's constructor in any way
-        said = " ".join(str(reason).split())[:120] or type(reason).__name__
+        says = isinstance(reason, (ValueError, ImportError)) and " ".join(str(reason).split())[:120]
+        said = says or "an unexpected error inside the library"
         raise Refusal(
             f"The config.json of {name} describes no network that can be built ({said}): choose another model.", "model"
         ) from None

@@ -47,6 +47,7 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
 SAMPLED = 1 << 20  # bytes of each file that a fingerprint looks at
+INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)  # of the code that raises them
 
 
 def unseen(share: float, text: str) -> None:
@@ -123,7 +124,9 @@ def fetch(source: ModelFiles, progress: Progress) -> Path:
 
 
 def first_sentence(reason: BaseException) -> str:
-    """What a library's error says first, without its full stop."""
+    """What a library's error says first, without its full stop. Errors about the library's own code are not quoted."""
+    if isinstance(reason, INTERNAL):
+        return "an unexpected error inside the library"
     text = str(reason).strip() or type(reason).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".: ")
 

@@ -68,6 +68,7 @@ FAILURES = (
 )
 
 Held = TypeVar("Held")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,16 @@ class Shelf(Generic[Held]):
                 " smaller model.",
                 "model",
             )
-        return self._factory(*load(name, loading, progress))
+        loaded = load(name, loading, progress)
+        try:
+            return self._factory(*loaded)
+        except Refusal:
+            raise
+        except Exception as reason:
+            log.info("%s cannot be used", name, exc_info=reason)
+            raise Refusal(
+                f"{name} cannot be used ({first_sentence(reason)}): choose another model or another setting.", "model"
+            ) from None
 
 
 def _pick_dtype(device: str) -> str:
@@ -323,7 +333,7 @@ def _read_network(name: str, folder: Path, loading: Loading) -> PreTrainedModel:
             ignore_mismatched_sizes=True,
             output_loading_info=True,
         )
-    except FAILURES as reason:
+    except Exception as reason:  # a network may fail to be built in any way
         raise Refusal(
             f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model"
         ) from None
