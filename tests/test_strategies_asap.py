@@ -203,10 +203,8 @@ class RenormalisesFirst(PrefixTrie):
 
 
 class StaysWhereItLearned(PrefixTrie):
-    def learn(self, node, legal):
-        above = self.chances.copy()
-        super().learn(node, legal)
-        self.chances = [*above[:node], self.chances[node], *above[node + 1:]]
+    def settle(self, node):
+        pass
 
 
 class KnowsOnlyWhatWasDrawn(PrefixTrie):
@@ -440,7 +438,9 @@ def uniform(*allowed: int) -> torch.Tensor:
 
 def test_a_trie_weighs_each_token_by_the_chance_after_it():
     trie = PrefixTrie()
-    trie.learn(trie.descend(ROOT, uniform(0, 1, 2), 1), uniform(3))
+    inner = trie.descend(ROOT, uniform(0, 1, 2), 1)
+    trie.learn(inner, uniform(3))
+    trie.settle(inner)
     assert trie.weigh(ROOT, uniform(0, 1, 2)).exp().tolist() == pytest.approx([1 / 4, 1 / 16, 1 / 4, 0])
     assert exp(trie.chances[ROOT]) == pytest.approx(9 / 16)
 
@@ -452,7 +452,18 @@ def test_a_full_trie_goes_on_believing_the_best():
     trie.learn(trie.descend(None, uniform(0), 0), uniform())
     assert trie.weigh(None, uniform(2)).tolist() == uniform(2).tolist()
     trie.learn(inner, uniform(2))
+    trie.settle(inner)
     assert exp(trie.chances[ROOT]) == pytest.approx(1 / 4 + 1 / 16)
+
+
+def test_a_long_sample_takes_time_that_grows_with_its_length(monkeypatch):
+    """Chances are summed twice for each token of a sample: where its row is learned, and on the way back."""
+    summed, inner = [], PrefixTrie._update
+    monkeypatch.setattr(PrefixTrie, "_update", lambda self, node: summed.append(node) or inner(self, node))
+    model = TableModel(tokenizer=TOKENIZER, rule=lambda context: torch.zeros(len(TOKENIZER), dtype=torch.float64))
+    lane = one_lane(under(("regex", {"pattern": "[ab]{150}"}), samples=1), model, Draws(0), length=200)
+    assert len(lane.text) == 150
+    assert 2 * 150 <= len(summed) <= 2 * 151
 
 
 def test_equal_tries_have_equal_digests_and_learning_changes_them():

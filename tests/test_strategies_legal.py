@@ -10,7 +10,7 @@ import re
 import sqlite3
 from collections import defaultdict
 from datetime import date
-from itertools import product
+from itertools import accumulate, product
 from statistics import median
 from time import perf_counter
 
@@ -22,11 +22,11 @@ from toys import END, byte_tokenizer
 
 from playground.algorithms.constrained.bundled_grammars import NAMES
 from playground.bench.schemas.random_writer import RandomWriter
-from playground.contract import find, make
-from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract import Constraint, find, make
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.grammar_matcher import GrammarEngine, Matcher
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -525,6 +525,90 @@ def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
         if isinstance(event, Figure) and event.name.startswith("tries")
     ]
     assert effective == pytest.approx([5.0] * 4) and refused == [0.0] * 4
+
+
+class Balanced:
+    """A black box: brackets that close, at most three deep. It counts its questions."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def viable(self, text: bytes) -> bool:
+        self.asked += 1
+        depths = list(accumulate(1 if byte == ord("(") else -1 for byte in text))
+        return set(text) <= set(b"()") and all(0 <= depth <= 3 for depth in depths)
+
+    def complete(self, text: bytes) -> bool:
+        self.asked += 1
+        return text.count(b"(") == text.count(b")")
+
+
+class Brackets(Constraint):
+    """Has no grammar; without a name it is not registered."""
+
+    def __init__(self, box: Balanced):
+        self.box = box
+
+    def checker(self):
+        return self.box
+
+
+def brackets(context: tuple[int, ...]) -> torch.Tensor:
+    """Mostly brackets, of equal chance, the end after six at the earliest, and a little of everything else."""
+    row = torch.full((len(TOKENIZER),), math.log(1e-4), dtype=torch.float64)
+    row[TOKENIZER.convert_tokens_to_ids(list("()"))] = math.log(0.45)
+    row[TOKENIZER.eos_token_id] = math.log(0.5 if len(context) > 6 else 1e-9)
+    return row
+
+
+def boxed(name: str, seed: int = 0, **knobs):
+    """A lane under the black box, and the box."""
+    box, decoder = Balanced(), make(name, **knobs)
+    toggles = [*decoder.toggles(), Brackets(box)]
+    model = TableModel(tokenizer=TOKENIZER, rule=brackets)
+    samplers = [part for part in toggles if part.kind == "sampler"]
+    return write(Assembly(decoder, samplers, constraint=toggles[-1]), {"target": model}, [5], Limits(seed, 24),
+                 Draws(seed)), box
+
+
+def tried(lane) -> float:
+    """Tokens checked in all texts of a lane."""
+    return sum(event.data["series"]["tokens tried"] for event in lane.told
+               if isinstance(event, Figure) and event.name.startswith("tries"))
+
+
+def test_awrs_computes_no_mask_and_checks_as_many_tokens_as_it_says(monkeypatch):
+    checked, inner = [], Matcher.allows
+    monkeypatch.setattr(Matcher, "allows", lambda self, token: checked.append(token) or inner(self, token))
+    monkeypatch.setattr(Matcher, "bitmask", lambda self: pytest.fail("a mask was computed"))
+    lane = steered(LaneConfig("awrs", {"particles": 1}, [("regex", {"pattern": "1[01]{5}"})]), coins(6), Draws(0))
+    assert len(lane.main.written) == 7 and len(checked) == tried(lane)
+    assert len(checked) < 30 < lane.vocabulary
+
+
+def test_awrs_asks_a_black_box_about_a_few_tokens_where_a_mask_asks_about_all():
+    lane, box = boxed("awrs", particles=1)
+    assert Balanced().complete(lane.text.encode()) and Balanced().viable(lane.text.encode()) and lane.reason == "end"
+    assert box.asked < 6 * len(lane.main.written)
+    masked, asked = boxed("sample", temperature=1.0, top_p=1.0)
+    assert Balanced().complete(masked.text.encode()) and asked.asked >= len(TOKENIZER) * len(masked.main.written)
+
+
+@pytest.mark.parametrize("name, knobs", [("greedy", {}), ("smc", {"particles": 3}), ("beam_search", {"beams": 2})])
+def test_every_decoder_can_follow_a_black_box(name, knobs):
+    lane, _ = boxed(name, **knobs)
+    assert Balanced().viable(lane.text.encode())
+    assert lane.reason == "length" or Balanced().complete(lane.text.encode())
+
+
+def test_single_tokens_of_syncode_pass_as_in_its_mask():
+    strategy = make("syncode", ready="arithmetic", undecided="banned")
+    strategy.begin(0, TOKENS.bytes)
+    history = TOKENS.encode("(1+")
+    everything = torch.ones(1, len(TOKENIZER), dtype=torch.bool)
+    wanted = strategy.narrow(everything, [history])[0].tolist()
+    assert [strategy.permits(history, token, len(TOKENIZER)) for token in range(len(TOKENIZER))] == wanted
+    assert any(wanted) and not all(wanted)
 
 
 def test_a_refusal_is_reported_with_what_was_refused_and_what_passed():

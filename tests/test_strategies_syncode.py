@@ -16,6 +16,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine import grammar_limits as limits
 from playground.engine.byte_dfa import DEAD, compiled, encoded
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
@@ -23,7 +24,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
-from strategies.constrained.syncode.mask_store import Lookup, MaskStore
+from strategies.constrained.syncode.mask_store import Lookup, MaskStore, StoredMasks, stored
 from support.dates import is_day
 
 CROSSING = [
@@ -182,7 +183,7 @@ def by_definition(store: MaskStore, first: str, state: int, second: str, text: b
 @pytest.mark.parametrize("name", ["sums", "words", "json"])
 def test_every_lookup_is_what_its_definition_says_of_each_token(name):
     terminals = Terminals(make("syncode", **SOURCES[name]).grammar()[1])
-    store = MaskStore(SPELLED, terminals.automata)
+    store = MaskStore(StoredMasks(SPELLED), terminals.automata)
     for first, second in product(terminals.automata, repeat=2):
         for state in range(min(4, len(terminals.automata[first].finals))):
             found = store.then(first, state, second)
@@ -389,6 +390,39 @@ def test_lookups_and_who_decided_are_reported_at_every_place():
 def test_that_the_engine_overrules_the_store_is_reported(monkeypatch):
     monkeypatch.setattr(MaskStore, "inside", lambda self, *key: torch.ones_like(self.lengths, dtype=torch.bool))
     assert any("The engine refused" in event.text for event in recorded() if isinstance(event, Note))
+
+
+# --- from one run to the next ---
+
+def test_a_second_run_with_the_same_grammar_and_tokenizer_finds_the_masks_of_the_first(monkeypatch):
+    made, inner = [], MaskStore._made
+    monkeypatch.setattr(MaskStore, "_made", lambda self, *key: made.append(key) or inner(self, *key))
+    source = SUM.replace("1,3", "1,7")  # no other test has it
+    first = lane(("syncode", {"source": source})).tokens
+    assert made
+    made.clear()
+    assert lane(("syncode", {"source": source})).tokens == first and not made
+
+
+def test_stores_are_kept_by_grammar_and_vocabulary_and_only_a_few_of_them():
+    spelled = [b"a", b"b", b""]
+    assert stored("x", spelled) is stored("x", list(spelled))
+    assert stored("x", spelled) is not stored("y", spelled) is not stored("y", [b"a", b"c", b""])
+    first = stored("x", spelled)
+    for number in range(limits.STORES):
+        stored(f"z{number}", spelled)
+    assert stored("x", spelled) is not first
+
+
+def test_stores_that_have_grown_give_way_to_the_next(monkeypatch):
+    first = stored("grown", [b"a", b"b"])
+    monkeypatch.setattr(StoredMasks, "size", limits.STORE_BYTES)
+    stored("next", [b"a", b"b"])
+    assert stored("grown", [b"a", b"b"]) is not first
+
+
+def test_it_does_not_claim_to_save_the_engines_mask():
+    assert "save no time" in make("syncode").__doc__ and "not parsed" not in make("syncode").__doc__
 
 
 # --- refusals ---

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from playground.contract.base import Strategy
 
@@ -12,8 +12,18 @@ if TYPE_CHECKING:
     from playground.events import Event
 
 
+class Checker(Protocol):
+    """A black box that judges texts, as bytes after the prompt; the last character may be incomplete."""
+
+    def viable(self, text: bytes) -> bool:
+        """Whether a text may grow into a whole one. It may be optimistic, but never refuse what can be completed."""
+
+    def complete(self, text: bytes) -> bool:
+        """Whether a text may end here."""
+
+
 class Constraint(Strategy):
-    """Declares a grammar. The lane keeps the matcher's state in step with the text."""
+    """Declares a grammar, or a checker. The lane keeps the matcher's state in step with the text."""
 
     kind = "constraint"
 
@@ -21,12 +31,21 @@ class Constraint(Strategy):
         """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
         raise NotImplementedError
 
+    def checker(self) -> Checker | None:
+        """A black-box checker in place of a grammar, or None. A mask takes a question for each token; `awrs` asks few.
+        """
+        return None
+
     def begin(self, start: int, spelling: Callable[[int], bytes]) -> None:
         """Receive the prompt length in tokens, and a function from token id to its bytes, before the first row."""
 
     def narrow(self, masks: torch.Tensor, histories: Sequence[list[int]]) -> torch.Tensor:
         """Further restrict the grammar's token masks, bool [n, V]; `histories` are the tokens before each row."""
         return masks
+
+    def permits(self, history: list[int], token: int, vocabulary: int) -> bool:
+        """What `narrow` says of one token that the grammar allows; implement both or none."""
+        return True
 
     def explain(self, history: list[int], token: int) -> Iterator[Event]:
         """Yield what to show about a committed token; `history` are the tokens before it, prompt included."""

@@ -19,6 +19,7 @@ class Decoder(Strategy):
     several: ClassVar[bool] = False  # several sequences grow side by side
     whole_answers: ClassVar[bool] = False  # chooses among whole answers, so a text may end before the requested length
     owns_constraint: ClassVar[bool] = False  # rows arrive unmasked with rows.masks; the decoder enforces the constraint
+    checks_tokens: ClassVar[bool] = False  # rows come without masks; the decoder asks `rows.allows(token)`
     # ranks texts by their probability, so forced tokens and the end token take a forward each, and count
     counts_forced: ClassVar[bool] = False
     views: ClassVar[tuple[str, ...]] = ()  # streams of the target over the prompt with another passage; see `passages`

@@ -42,6 +42,9 @@ class RowsInterface(Protocol):
     def logp(self) -> Tensor:
         """The model's own log-probabilities, before masks and samplers, [n, V]."""
 
+    def allows(self, token: int) -> bool:
+        """Whether the constraint allows a token at the end of the text, without its mask."""
+
     def distribution(self, node: int = -1) -> Tensor:
         """The row of `p` after one node, [V]."""
 

@@ -26,6 +26,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
+from playground.decoding.checked_text import CheckedText
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
@@ -118,17 +119,20 @@ class Lane:
             self._new_matcher(),
             model.end_ids,
             assembly.constraint,
-            not assembly.decoder.owns_constraint,
-            not (assembly.decoder.owns_constraint or assembly.decoder.counts_forced),
-            lambda *flip: self.draws.coin(*flip),
+            masking=not assembly.decoder.owns_constraint,
+            forcing=not (assembly.decoder.owns_constraint or assembly.decoder.counts_forced),
+            computes_masks=not assembly.decoder.checks_tokens,
+            coin=lambda *flip: self.draws.coin(*flip),
         )
         return Sequence(0, prompt, bounds, chain, Reader(model.tokens))
 
-    def _new_matcher(self) -> Matcher | None:
+    def _new_matcher(self) -> Matcher | CheckedText | None:
         constraint = self.assembly.constraint
         if constraint is None:
             return None
         constraint.begin(self.prompt_length, self.bytes)
+        if checker := constraint.checker():
+            return CheckedText(checker, self.bytes, self.target_model.vocabulary, self.end_ids)
         return self.target_model.grammars.compile(*constraint.grammar()).matcher()
 
     # --- what a strategy reads ---

@@ -49,7 +49,7 @@ class Rows:
         self._stages_by_row: dict[int, list[Stage]] = {}
         self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
         self._staged = False  # whether the decoder added a stage
-        if self.chain.matcher:  # computed now because the matcher advances with every commit
+        if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
             self.masks = self._masks()
 
     @property
@@ -100,6 +100,14 @@ class Rows:
                 "constraint",
             )
         return masks
+
+    def allows(self, token: int) -> bool:
+        """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""
+        if self.length != len(self.sequence.tokens):
+            raise RuntimeError("the text has grown since these rows were computed: ask before a token is kept")
+        if not self.chain.matcher.allows(token):
+            return False
+        return self.chain.constraint.permits(self.committed, token, self.raw.shape[1])
 
     @property
     def _last(self) -> int:

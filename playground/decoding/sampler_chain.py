@@ -14,6 +14,7 @@ from playground.engine.sampling import REMOVED
 if TYPE_CHECKING:
     from playground.contract import Constraint, EarlyExit, Sampler
     from playground.contract.interfaces import SequenceInterface
+    from playground.decoding.checked_text import CheckedText
     from playground.engine.grammar_matcher import Matcher
 
 Coin = Callable[[float, str, Sequence[int], int], bool]  # coin(probability, purpose, history, lineage)
@@ -42,11 +43,12 @@ class Chain:
     """The mask and samplers of one sequence."""
 
     samplers: list[Sampler] = field(default_factory=list)
-    matcher: Matcher | None = None
+    matcher: Matcher | CheckedText | None = None
     end_ids: frozenset[int] = frozenset()
     constraint: Constraint | None = None  # the constraint behind the matcher, which may narrow its masks
     masking: bool = True  # False if the decoder enforces the constraint itself
     forcing: bool = True  # False if tokens without an alternative, the end token included, need a forward
+    computes_masks: bool = True  # False if the decoder asks about single tokens
     coin: Coin | None = None  # chance for samplers that draw some of their own
 
     @property

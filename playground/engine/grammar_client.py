@@ -196,7 +196,10 @@ class ContentCache:
             self._kept.move_to_end(key)
         if first:
             self._fill(key, future, make)
-        return future.result()
+        result = future.result()
+        with self._lock:
+            self._trim()  # results may have grown since
+        return result
 
     def _fill(self, key: Hashable, future: Future, make: Callable[[], Any]) -> None:
         try:
@@ -205,8 +208,6 @@ class ContentCache:
             with self._lock:
                 self._kept.pop(key, None)
             future.set_exception(reason)
-        with self._lock:
-            self._trim()
 
     def _trim(self) -> None:
         done = [key for key, future in self._kept.items() if future.done()]

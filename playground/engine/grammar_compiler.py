@@ -33,9 +33,9 @@ NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
 TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
 TOO_DEEP = "it is nested too deeply"
 OVERLAPPING = (
-    "The JSON Schema cannot be used: alternatives of oneOf may hold at the same time, and then it cannot be enforced. Let"
-    " them differ in their type or in a required property with a const of its own, or write anyOf if more than one may"
-    " hold."
+    "The JSON Schema cannot be used: alternatives of oneOf may hold at the same time, and then it cannot be enforced."
+    " Let them differ in their type or in a required property with a const of its own, or write anyOf if more than one"
+    " may hold."
 )
 
 

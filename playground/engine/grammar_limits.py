@@ -38,6 +38,7 @@ DFA_STATES = 4000  # of all terminals together
 PARSER_STATES = 5000
 PARSER_DEPTH = 20_000  # symbols on its stack
 STORE_BYTES = 256 << 20  # of the masks one lane looks up
+STORES = 4  # stores kept for later runs, together of STORE_BYTES
 STEP_BYTES = 20_000_000  # bytes of tokens that the lookups of one step may walk over, about 1 s
 
 # `monitors`, whose analysis reads them again at every dot

@@ -121,10 +121,22 @@ class Matcher:
         Raises Refusal where the grammar has become too complex for the parser's limits.
         """
         mask = self._mask()
+        self._check_followed()
+        return mask
+
+    def allows(self, token: int) -> bool:
+        """Whether the text may go on with a token, found without the mask: any spelling of what may follow is allowed.
+
+        Raises Refusal where the grammar has become too complex for the parser's limits.
+        """
+        allowed = self._may_end() if token in self._engine.eos_ids else self._may_follow(token)
+        self._check_followed()
+        return allowed
+
+    def _check_followed(self) -> None:
         if not self._ended and self._parser.is_error() and self._parser.stop_reason() in TOO_COMPLEX:
             raise Refusal("The grammar has become too complex to follow at this point of the text: "
                           "make it simpler, with fewer alternatives and smaller repeats.", "constraint")
-        return mask
 
     def _mask(self) -> Tensor:
         return torch.zeros(self._engine.vocabulary, dtype=torch.bool) if self._ended else self.unpack(self.bitmask())

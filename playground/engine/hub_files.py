@@ -47,7 +47,8 @@ TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
 SAMPLED = 1 << 20  # bytes of each file that a fingerprint looks at
-INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)  # of the code that raises them
+# errors of the code that raises them, not of what it is given
+INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)
 
 
 def unseen(share: float, text: str) -> None:

@@ -22,12 +22,14 @@ class GrammarSample:
     leaf: object
     node: int | None = ROOT
     logp: float = 0.0
+    learned: int = ROOT  # the last node whose row was learned
 
     @property
     def whole(self) -> bool:
         return self.leaf.reason in ("end", "grammar")
 
     def follow(self, trie: PrefixTrie, legal: torch.Tensor, token: int) -> None:
+        self.learned = self.learned if self.node is None else self.node
         self.node, self.logp = trie.descend(self.node, legal, token), self.logp + float(legal[token])
 
 
@@ -87,23 +89,27 @@ class ASAp(Decoder):
     def _draw(self, lm, trie: PrefixTrie) -> Iterator:
         """One sample, from the end of the prompt on; begun again where it runs into a dead end."""
         sample = GrammarSample(lm.fork(1)[0])
-        while not sample.leaf.reason:
-            [rows] = yield lm.extend([sample.leaf])
-            legal = legal_of(rows)
-            weights = trie.weigh(sample.node, legal)
-            if weights.max() == NEVER:
-                sample = self._begin_again(lm, trie, sample, legal)
-                continue
-            rows.add_stage("mask", legal[None])
-            rows.add_stage(self.name, weights[None])
-            choice = lm.pick(rows)
-            yield self._odds(lm, legal, weights)
-            yield lm.keep([choice])
-            sample.follow(trie, legal, choice.token)
+        try:
+            while not sample.leaf.reason:
+                [rows] = yield lm.extend([sample.leaf])
+                legal = legal_of(rows)
+                weights = trie.weigh(sample.node, legal)
+                if weights.max() == NEVER:
+                    sample = self._begin_again(lm, trie, sample, legal)
+                    continue
+                rows.add_stage("mask", legal[None])
+                rows.add_stage(self.name, weights[None])
+                choice = lm.pick(rows)
+                yield self._odds(lm, legal, weights)
+                yield lm.keep([choice])
+                sample.follow(trie, legal, choice.token)
+        finally:  # a run that is stopped keeps what it learned
+            trie.settle(sample.learned)
         return sample
 
     def _begin_again(self, lm, trie: PrefixTrie, sample: GrammarSample, legal: torch.Tensor) -> GrammarSample:
         trie.learn(sample.node, legal)
+        trie.settle(sample.learned if sample.node is None else sample.node)
         if sample.node is None or trie.chances[ROOT] == NEVER:
             raise Refusal(
                 "The grammar leads this model into dead ends only, where it allows no token: loosen it.", "constraint"

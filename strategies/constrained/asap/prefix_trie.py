@@ -2,8 +2,8 @@
 
 Of a prefix that was never read the trie believes the best, that everything after it is legal. Once its row is known,
 its chance is the sum over legal tokens v of P(v | prefix) times the chance after v, and the better knowledge goes up to
-the root. Chances are therefore upper bounds, and they only fall. All of them are kept as logarithms: the chance of a
-long text leaves the range of numbers. After Park et al. 2024, arXiv 2405.21047.
+the root once a sample has ended. Chances are therefore upper bounds, and they only fall. All of them are kept as
+logarithms: the chance of a long text leaves the range of numbers. After Park et al. 2024, arXiv 2405.21047.
 """
 from __future__ import annotations
 
@@ -38,13 +38,18 @@ class PrefixTrie:
         """log(P(v) times the chance after v) for every token, [V]; `legal` [V] is log P(v), -inf where v is not
         allowed.
         """
-        weights = legal.clone()
-        for token, child in self._below(node).items():
-            weights[token] += self.chances[child]
+        weights, below = legal.clone(), self._below(node)
+        if below:
+            chances = torch.tensor([self.chances[child] for child in below.values()], dtype=legal.dtype)
+            weights[list(below)] += chances
         return weights
 
     def descend(self, node: int | None, legal: Tensor, token: int) -> int | None:
-        """Learn the row after a prefix and step to the token drawn from it; None beyond what the trie remembers."""
+        """Learn the row after a prefix and step to the token drawn from it; None beyond what the trie remembers.
+
+        What it says of the prefixes before is left to `settle`, once for a whole sample: their chances do not matter
+        to a sample that has passed them, and updating them at every token would take quadratic time.
+        """
         if node is None:
             return None
         if token not in self.children[node] and len(self) < self.most:
@@ -53,16 +58,21 @@ class PrefixTrie:
         return self.children[node].get(token)
 
     def learn(self, node: int | None, legal: Tensor) -> None:
-        """Note what the row after a prefix leaves legal, and what follows from it for all prefixes before."""
+        """Note what the row after a prefix leaves legal."""
         if node is None:
             return
         drawn = torch.tensor(list(self.children[node]), dtype=torch.long)
         self.unseen[node] = float(legal.index_fill(0, drawn, NEVER).logsumexp(0))
-        while node >= ROOT:
-            self.chances[node] = _log_sum(
-                [self.unseen[node], *(self.logp[child] + self.chances[child] for child in self.children[node].values())]
-            )
-            node = self.parents[node]
+        self._update(node)
+
+    def settle(self, node: int) -> None:
+        """Update the chances of all prefixes before a node, from the last one to the root."""
+        while (node := self.parents[node]) >= ROOT:
+            self._update(node)
+
+    def _update(self, node: int) -> None:
+        below = self.children[node].values()
+        self.chances[node] = _log_sum([self.unseen[node], *(self.logp[child] + self.chances[child] for child in below)])
 
     def outline(self, count: int) -> tuple[list[int], list[int]]:
         """At most `count` nodes, level by level from the root, and where in this list the parent of each stands; -1 for

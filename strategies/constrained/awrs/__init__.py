@@ -2,6 +2,8 @@
 from collections.abc import Callable, Iterator
 from math import log
 
+import torch
+
 from playground.algorithms.search.particle_filter import NEVER, Particle, Redrawn
 from playground.contract import knob
 from playground.events import Figure, Note
@@ -12,18 +14,21 @@ ENDLESS = 0
 
 
 class AWRS(Redrawn):
-    """Grow several texts under a grammar, and draw each token by trying: a token of the model's own law is shown to the
-    grammar, and where it is refused, another one, so that hardly any token of the vocabulary is ever looked at.
+    """Grow several texts under a grammar, and draw each token by rejection: a token sampled from the model is checked,
+    and if the grammar refuses it, another one, so that only a few tokens of the vocabulary are ever checked.
 
     A try or two beyond the first that passes estimate how much of the model's law was legal, without bias, and that is
     multiplied into the text's weight; light texts are drawn anew, and the answer is drawn by weight, as in `smc`, which
     reads the legal mass off the whole mask. Flat rows are tried without replacement, and one further token tells
     ("recursive"); peaked ones are counted as if drawn with replacement, until `accepts` of them passed ("counting").
-    One text without weights is a plain mask. A token passes where the grammar's mask holds it. Lipkin et al. 2025,
-    arXiv 2504.05410, with the estimators of its library.
+    One text without weights is a plain mask. No mask is computed: the parser checks one token after another, and a
+    black-box checker may take its place. Any spelling of what may follow passes, also where a mask leaves only the
+    tokenizer's own. Lipkin et al. 2025, arXiv 2504.05410, with the estimators of its library.
     """
 
     name, title, paper, sheet = "awrs", "Weighted rejection sampling", "2504.05410", "constrained/awrs"
+
+    checks_tokens = True
 
     particles: int = knob(10, 1, 64, step=1, help="texts that grow side by side")
     weights: bool = knob(
@@ -47,16 +52,15 @@ class AWRS(Redrawn):
     )
 
     def _step(self, lm, particle: Particle, rows):
-        mask = rows.masks[0].cpu()
         p, position = rows.scores[0].cpu().double().softmax(-1), rows.length
-        tries = Tries(p, lambda token: bool(mask[token]), lambda q: lm.draw(q, position, "try"))
+        tries = Tries(p, rows.allows, lambda q: lm.draw(q, position, "try"))
         token, weight = self._tried(tries, lambda: lm.uniform(position, "refused before"))
         particle.weight += log(weight) if weight else NEVER
         particle.asked = tries.asked
         if particle.weight == NEVER:
             return None
-        # the law of the token, though nobody reckoned it
-        rows.add_stage("mask", rows.scores.masked_fill(~rows.masks, NEVER))
+        refused = [tried for tried, passed in tries.asked.items() if not passed]
+        rows.add_stage("mask", rows.scores.index_fill(-1, torch.tensor(refused, device=rows.raw.device).long(), NEVER))
         return lm.choose(rows, token)
 
     def _tried(self, tries: Tries, uniform: Callable[[], float]) -> tuple[int | None, float]:

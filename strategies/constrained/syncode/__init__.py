@@ -16,7 +16,7 @@ from playground.engine.grammar_client import compiled_tables
 from playground.engine.lalr import END, Parser, automata_of, table_of
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from strategies.constrained.syncode.mask_store import MaskStore
+from strategies.constrained.syncode.mask_store import MaskStore, stored
 
 EXAMPLE = 'start: sum\nsum: part ("+" part)*\npart: NUMBER | "(" sum ")"\nNUMBER: /[0-9]{1,3}(\\.[0-9]+)?/'
 OWN = "own"
@@ -136,17 +136,18 @@ def tallied(legal: Tensor, sure: Tensor, undecided: Tensor) -> Agreement:
 
 
 class SynCode(Constraint):
-    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen, and most of them are
-    looked up, not parsed.
+    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen; a store of masks shows how
+    many of them a lookup decides.
 
     A lexer cuts the text into lexemes, an LALR parser says which terminals may come next, and the end of the text is in
     some state of their automata. A store knows, for a terminal, a state and the terminal after it, which tokens stay
-    inside or go across. It looks no further than two terminals: what sticks out is undecided and is checked by the
-    exact engine, or banned; whatever the store says, nothing passes that the engine refuses. The released code lets
-    everything through where its parser fails. Ours are the engine beside it, the lexer that reads on as far as it can
-    among the terminals the parser accepts, as the engine does, and second terminals by the parser's state in place of
-    all neighbours. Checked, it writes what `lark` writes. \\d, \\w and \\s are ASCII. Engine: llguidance; parser: lark.
-    Ugare et al. 2024, arXiv 2403.01632.
+    inside or go across; it is kept for later runs with the same grammar and tokenizer. It looks no further than two
+    terminals: what sticks out is undecided and is checked by the exact engine, or banned. Here the engine computes its
+    mask of all tokens at every place as well, and nothing passes that it refuses, so the lookups are compared with it
+    and save no time. The released code lets everything through where its parser fails. Ours are the engine beside it,
+    the lexer that reads on as far as it can among the terminals the parser accepts, as the engine does, and second
+    terminals by the parser's state in place of all neighbours. Checked, it writes what `lark` writes, except that \\d,
+    \\w and \\s are ASCII. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "syncode", "SynCode (mask store)", "2403.01632", "constrained/syncode"
@@ -189,11 +190,13 @@ class SynCode(Constraint):
         )
         return legal & (sure | undecided if self.undecided == "checked" else sure)
 
+    def permits(self, history, token, vocabulary):
+        found = self.looked_up(self._text(history), vocabulary)
+        return bool(found.sure[token]) or self.undecided == "checked" and bool(found.undecided[token])
+
     def looked_up(self, text: bytes, vocabulary: int) -> MaskLookup:
         """What the store says of each token after a text. Where the text cannot be followed nothing is decided."""
-        self.store = self.store or MaskStore(
-            [self.spelling(token) for token in range(vocabulary)], self.terminals.automata
-        )
+        self.store = self.store or self._opened(vocabulary)
         self.store.begin_step()
         at = self._standing(text)
         found = MaskLookup.nothing_known(vocabulary)
@@ -206,6 +209,10 @@ class SynCode(Constraint):
             found.sure |= self.store.lengths == 0  # the engine says which of those is an end
         found.undecided &= ~found.sure
         return found
+
+    def _opened(self, vocabulary: int) -> MaskStore:
+        spelled = [self.spelling(token) for token in range(vocabulary)]
+        return MaskStore(stored(self.grammar()[1], spelled), self.terminals.automata)
 
     def _add(self, found: MaskLookup, at: LexState, terminal: str, state: int) -> None:
         inside = self.store.inside(terminal, state)

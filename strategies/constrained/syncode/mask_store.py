@@ -5,6 +5,8 @@ once. A token is looked at as far as those two terminals reach; what sticks out 
 """
 from __future__ import annotations
 
+from functools import cache
+from hashlib import blake2b
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from playground.engine import grammar_limits as limits
 from playground.engine.byte_dfa import DEAD, DFA
+from playground.engine.grammar_client import ContentCache, digest_of
 from playground.errors import Refusal
 
 
@@ -23,19 +26,43 @@ class Lookup(NamedTuple):
     undecided: Tensor
 
 
-class MaskStore:
-    """Entries are made when they are first looked up, and stay. Raises Refusal where they take too much time or memory.
-    """
+class StoredMasks:
+    """What is stored for one grammar and one tokenizer, and shared by the runs that use both."""
 
-    def __init__(self, spelled: list[bytes], automata: dict[str, DFA]):
-        self.automata = automata
+    def __init__(self, spelled: list[bytes]):
         self.lengths = torch.tensor([len(text) for text in spelled])
         # [V, longest]
         self.bytes = pad_sequence(
             [torch.tensor(list(text) or [0], dtype=torch.uint8) for text in spelled], batch_first=True
         )
         self.entries: dict[tuple[str, int, str | None], Lookup] = {}
-        self.most_entries = limits.STORE_BYTES // (2 * len(spelled))  # two masks each, of one byte a token
+
+    @property
+    def size(self) -> int:
+        """Bytes in memory: two masks for each entry, of one byte a token."""
+        return self.bytes.numel() + (8 + 2 * len(self.entries)) * len(self.lengths)
+
+
+def stored(source: str, spelled: list[bytes]) -> StoredMasks:
+    """The masks of a grammar and a vocabulary, from an earlier run of this process if there was one."""
+    vocabulary = blake2b(repr(spelled).encode(), digest_size=16).hexdigest()
+    return _stores().get(digest_of(source, vocabulary), lambda: StoredMasks(spelled))
+
+
+@cache
+def _stores() -> ContentCache:
+    return ContentCache(limits.STORES, limits.STORE_BYTES, lambda masks: masks.size)
+
+
+class MaskStore:
+    """One run's view of the stored masks. Entries are made when they are first looked up, and stay. Raises Refusal
+    where they take too much time or memory.
+    """
+
+    def __init__(self, masks: StoredMasks, automata: dict[str, DFA]):
+        self.automata = automata
+        self.lengths, self.bytes, self.entries = masks.lengths, masks.bytes, masks.entries
+        self.most_entries = limits.STORE_BYTES // (2 * len(self.lengths))  # two masks each, of one byte a token
         self.walked = 0  # bytes of tokens that were walked over in this step
         self._first: tuple = ()  # the last walk through a first terminal, which all that may follow it share
 
