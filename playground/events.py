@@ -37,13 +37,18 @@ class Candidate(NamedTuple):
 
 
 class Test(NamedTuple):
-    """The test of one draft token: accepted if draw < the verifier's acceptance probability."""
+    """The test of one draft token: accepted if draw < the verifier's acceptance probability.
+
+    Where tokens are drawn without replacement, q is that without the rejected siblings; `Draft.q` holds the
+    probabilities that the tokens were drawn with.
+    """
 
     node: int
-    p: float  # probability under the target
-    q: float  # probability under the drafter
+    p: float  # probability under the target, or in the residual
+    q: float  # probability under the drafter, as it enters the test
     draw: float | None  # uniform number; None for a deterministic test
     kept: bool  # accepted
+    residual: bool = False  # p is the probability in the residual, which replaces the target after a rejected sibling
 
 
 @dataclass(slots=True)
@@ -324,6 +329,7 @@ class Header:
     prompt_pieces: list[str] = field(default_factory=list)
     vocabulary: int = 0
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
+    forked_at: int = -1  # in a fork of a run: index of the first token that was changed; -1 for none, or not recorded
     canvas: int = 0  # positions filled in any order; 0 for text generated from left to right
     memory: str = ""  # digest of the memory from earlier runs; empty if the strategy has none
 

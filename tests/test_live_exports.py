@@ -183,7 +183,7 @@ def table(trace: Trace) -> list[dict[str, str]]:
 
 
 def test_a_row_of_the_csv_has_what_the_trace_has_of_a_token():
-    rows = [row for row in table(RUN) if row["lane"] == "1"]
+    rows = [row for row in table(RUN) if row["lane"] == "2"]
     assert [row["text"] for row in rows] == [" s", " a", " b", " c", " r"]
     assert [row["step"] for row in rows] == ["0", "1", "1", "1", "2"]
     assert [row["forwards"] for row in rows] == ["0", "1", "1", "1", "2"]

@@ -279,7 +279,8 @@ def test_a_paragraph_that_is_cut_is_copied_as_it_was_written(page, feed):
 # --- forks and scored texts ---
 
 def test_a_forked_lane_says_where_it_left(page, feed):
-    show(page, feed, [event(0, " a", 0.1, "forced")], Header(strategy="greedy", title="Greedy", forced=[4, 5, 6]))
+    forked = Header(strategy="greedy", title="Greedy", forced=[4, 5, 6], forked_at=2)
+    show(page, feed, [event(0, " a", 0.1, "forced")], forked)
     expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 3")
 
 

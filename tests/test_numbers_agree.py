@@ -1,6 +1,7 @@
 """Numbers that describe the same thing agree to the last digit: in the events, in the exports and on the page."""
 from __future__ import annotations
 
+import csv
 import math
 from functools import partial
 
@@ -13,7 +14,9 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, prepare
 from playground.events import Step
 from playground.trace import Trace
+from playground.trace.csv_export import to_csv
 from playground.ui.site import ASSETS
+from support.live_runs import RUN
 
 LANES = {
     "greedy": LaneConfig("greedy"),
@@ -59,3 +62,9 @@ def test_the_recorded_example_agrees_with_itself():
     for stamped in Trace.load(ASSETS / "traces" / "first_view.jsonl").events:
         if isinstance(stamped.event, Step) and any(candidate.final == 1 for candidate in stamped.event.top):
             assert stamped.event.final_entropy < 1e-4
+
+
+# --- exports ---
+
+def test_lanes_are_counted_from_one_in_the_csv_as_on_the_page():
+    assert [row["lane"] for row in csv.DictReader(to_csv(RUN).splitlines()) if row["position"] == "0"] == ["1", "2"]

@@ -27,20 +27,30 @@ class PlayerBar {
   /** Marks above the slider: where each lane ended. */
   drawMarks(player, trace, end) {
     const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
-    const look = JSON.stringify([ends, end]);
+    const width = this.marks.clientWidth;
+    const look = JSON.stringify([ends, end, width]);
     if (look === this.marksLook) return;
     this.marksLook = look;
-    this.marks.replaceChildren();
-    const places = new Map();
-    ends.forEach((at, lane) => {
-      if (at === null || !end) return;
-      const key = Math.round((at / end) * 60);
-      places.set(key, [...(places.get(key) || []), lane + 1]);
-    });
-    for (const [key, lanes] of places) {
-      const mark = el("span", "", lanes.join(" "));
-      mark.style.left = `calc(8px + (100% - 16px) * ${key / 60})`;
-      this.marks.append(mark);
-    }
+    const marks = end ? endMarks(ends.map((at) => at === null ? null : at / end), MARK_GAP / (width || 1)) : [];
+    this.marks.replaceChildren(...marks.map(({ place, lanes }) => {
+      const mark = el("span", "", lanes.join(", "));
+      mark.style.left = `calc(8px + (100% - 16px) * ${place})`;
+      return mark;
+    }));
   }
+}
+
+const MARK_GAP = 34; // px: lanes that ended closer together share a mark, which lists them
+
+/** One mark for each group of lanes that ended at nearly the same place, [{place, lanes}], lanes counted from 1. Places are shares of
+    the run, null for a lane that has not ended. */
+function endMarks(places, gap) {
+  const ended = places.flatMap((place, lane) => (place === null ? [] : [{ place, lane: lane + 1 }])).sort((a, b) => a.place - b.place);
+  const groups = [];
+  for (const { place, lane } of ended) {
+    const last = groups[groups.length - 1];
+    if (last && place - last.place < gap) Object.assign(last, { place, lanes: [...last.lanes, lane].sort((a, b) => a - b) });
+    else groups.push({ place, lanes: [lane] });
+  }
+  return groups;
 }

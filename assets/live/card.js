@@ -193,11 +193,13 @@ function facts(token, step) {
   add("log-probability", fixed(token.logprob, 2), "Of the chosen token under the model, in nats.");
   add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
   if (isNumber(token.seconds)) add("took", `${(token.seconds * 1000).toFixed(token.seconds < 0.1 ? 1 : 0)} ms`, COLOURS.latency.help);
-  if (token.forward) {
-    const pass = token.pass;
-    add("after forward", `${token.forward} (${pass.phase.replace("_", " ")}, ${count(pass.tokens, "row")})`, "The target's last forward before this token was committed.");
-  }
+  if (token.pass) add("after forward", sayForward(token), "The target's last forward before this token was committed; the prefill is not counted.");
   return list;
+}
+
+function sayForward({ forward, pass }) {
+  const rows = count(pass.tokens, "row");
+  return forward ? `${forward} (${pass.phase.replace("_", " ")}, ${rows})` : `prefill (${rows})`;
 }
 
 /** The entropy that belongs to the probabilities shown. Older traces gave the argmax of greedy lanes a processed probability of 1
@@ -234,9 +236,8 @@ function testLine(test, piece) {
     writePiece(name, piece, true);
     line.append(name);
   }
-  for (const [name, value] of [["p", test.p], ["q", test.q], ["draw", test.draw]]) {
-    if (name === "draw" && value === null) continue;
-    const pair = el("span", "pair", name + " ");
+  for (const [name, value] of testNumbers(test)) {
+    const pair = el("span", "pair", `${TEST_NUMBERS[name]} `);
     pair.append(el("b", "", fixed(value, 3)));
     line.append(pair);
   }

@@ -41,6 +41,7 @@ class LaneCard {
     this.remark = el("p", "remark");
     this.note = el("p", "note");
     this.strip = el("dl", "strip");
+    this.details = {}; // by metric: how its number comes about
     this.values = STRIP.map((metric) => this.metric(metric));
     this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.verdict, this.remark, this.note, this.strip);
   }
@@ -74,13 +75,14 @@ class LaneCard {
     return badges;
   }
 
-  metric({ name, label, help }) {
+  metric({ name, label, help, detail }) {
     const pair = el("div");
     pair.title = help;
     const value = el("dd", "", DASH);
     value.dataset.metric = name;
     pair.append(el("dt", "", label), value);
     this.strip.append(pair);
+    if (detail) pair.prepend(this.details[name] = el("dd", "detail")); // below the label: the pair is drawn from the bottom up
     return value;
   }
 
@@ -102,8 +104,9 @@ class LaneCard {
 
   drawStrip() {
     const now = measure(this.state);
-    STRIP.forEach(({ name, write }, i) => {
+    STRIP.forEach(({ name, write, detail }, i) => {
       setText(this.values[i], write(now[name]));
+      if (detail) setText(this.details[name], detail(this.state));
       setAttribute(this.values[i], "data-value", now[name]);
     });
     setAttribute(this.strip, "data-peak", now.kv_live_peak);
@@ -182,9 +185,10 @@ function distinctTitles(headers) {
   });
 }
 
-/** Where a lane was forked: its last forced token replaces the one in the original text. */
+/** Where a lane was forked; if that was not recorded, how many tokens it was given. */
 function forkOf(header) {
-  return header.forced.length && header.strategy !== SCORE ? [`forked at token ${header.forced.length}`] : [];
+  if (!header.forced.length || header.strategy === SCORE) return [];
+  return [header.forked_at >= 0 ? `forked at token ${header.forked_at + 1}` : `begins with ${count(header.forced.length, "given token")}`];
 }
 
 /** At most two of the traits, those shared with the fewest other lanes first. */

@@ -16,7 +16,7 @@ class Ledger {
   constructor(wastes) {
     this.wastes = wastes; // false for a canvas: every row of it is needed
     this.turns = [];
-    this.totals = Object.fromEntries(Object.keys(WORKERS).map((name) => [name, { passes: 0, rows: 0, seconds: 0, wasted: 0, wastedSeconds: 0 }]));
+    this.totals = Object.fromEntries(Object.keys(WORKERS).map((name) => [name, { passes: 0, prefills: 0, rows: 0, seconds: 0, wasted: 0, wastedSeconds: 0 }]));
     this.open = []; // forwards of the target since the last commit
     this.rows = 0; // of the target, without prefill
     this.decoding = 0; // their seconds
@@ -56,7 +56,7 @@ class Ledger {
 
   pass(turn, event) {
     const work = this.work(turn, WORKER_OF_STREAM[event.stream] || "beside", event);
-    this.totals[work.worker].passes += 1;
+    this.totals[work.worker][event.phase === "prefill" ? "prefills" : "passes"] += 1;
     this.totals[work.worker].rows += event.tokens;
     if (work.worker !== "target" || event.phase === "prefill") return;
     this.open.push(work);

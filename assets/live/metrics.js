@@ -4,8 +4,7 @@
 /** Counters updated as events are applied; the other metrics are computed from the text on demand. */
 class Costs {
   constructor() {
-    this.targetForwards = 0; // prefill included, as on a token's card
-    this.passes = 0; // target forwards without prefill
+    this.passes = 0; // target forwards without prefill: the number of forwards everywhere on the page
     this.rows = 0; // their rows
     this.atCommit = { passes: 0, rows: 0 }; // both at the last commit
     this.draftPasses = 0;
@@ -22,9 +21,7 @@ class Costs {
   forward(event) {
     const decoding = event.phase !== "prefill";
     if (["draft", "exit"].includes(event.stream) && decoding) this.draftPasses += 1;
-    if (event.stream !== "target") return;
-    this.targetForwards += 1;
-    if (!decoding) return;
+    if (event.stream !== "target" || !decoding) return;
     this.passes += 1;
     this.rows += event.tokens;
   }
@@ -67,7 +64,7 @@ function measure(state) {
     seconds: clock,
     tokens_per_second: ratio(length, clock),
     target_forwards: costs.passes,
-    tokens_per_target_forward: ratio(tokens.filter((token) => token.decoded).length, costs.atCommit.passes),
+    tokens_per_target_forward: ratio(tokensByForward(state).counted, costs.atCommit.passes),
     draft_forwards: costs.draftPasses,
     acceptance_rate: ratio(costs.accepted, costs.tested),
     mean_accepted: ratio(costs.onPath, costs.verdicts),
@@ -77,6 +74,29 @@ function measure(state) {
     kv_bytes: costs.bytes,
     wasted_tokens: canvas.size ? null : Math.max(0, rows - Math.max(0, tokens.length - 1)),
   };
+}
+
+/** The parts of the tokens per forward: all tokens and how they came about, and the forwards that are counted. */
+function tokensByForward({ shown, costs }) {
+  const before = shown.tokens.filter((token) => !token.decoded);
+  const forced = (tokens) => tokens.filter(({ origin }) => origin === "forced").length;
+  return {
+    all: shown.tokens.length,
+    counted: shown.tokens.length - before.length,
+    forced: forced(shown.tokens) - forced(before), // of the counted ones
+    prefill: before.length - forced(before),
+    forcedBefore: forced(before),
+    forwards: costs.atCommit.passes,
+  };
+}
+
+/** Which tokens and forwards the tokens per forward divide, in words; empty before the first forward. */
+function sayTokensByForward(state) {
+  const { all, counted, forced, prefill, forcedBefore, forwards } = tokensByForward(state);
+  if (!forwards || !counted) return "";
+  const apart = [prefill && `${prefill} from the prefill`, forcedBefore && `${forcedBefore} forced before the first forward`].filter(Boolean);
+  const without = forced ? `, ${forced} of them forced without one` : "";
+  return `${counted} of ${count(all, "token")} by ${count(forwards, "forward")}${without}${apart.length ? `; ${apart.join(", ")}` : ""}`;
 }
 
 function ratio(part, whole) {
@@ -118,7 +138,7 @@ const STRIP = [
   { name: "seconds", label: "time", help: "The lane's clock: the time of its own requests, without waiting for other lanes.", write: seconds },
   { name: "tokens_per_second", label: "tokens/s", help: "Tokens per second, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
   { name: "target_forwards", label: "forwards", help: "Forwards of the target model, prefill excluded.", write: whole },
-  { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens per forward of the target, bonus tokens included; the prefill and its token are excluded. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2) },
+  { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens per forward of the target, bonus tokens included; the prefill and its token are excluded. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2), detail: sayTokensByForward },
   { name: "draft_forwards", label: "draft forwards", help: "Forwards that only propose tokens: of the draft model, catching up included, or of the target's first layers; prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
   { name: "acceptance_rate", label: "accepted", help: "Accepted draft tokens, as a share of the tested ones.", write: percent },
   { name: "mean_accepted", label: "accepted per round", help: "Accepted draft tokens per round, without the token that follows them.", write: (v) => fixed(v, 2) },

@@ -169,8 +169,18 @@ class Round {
   judge(verdict) {
     this.verdict = verdict;
     this.lastEvent = verdict.index;
-    verdict.tests.forEach(([node, p, q, draw, kept], order) => this.tests.set(node, { node, p, q, draw, kept, order }));
+    verdict.tests.forEach((test, order) => this.tests.set(test[0], this.readTest(test, order)));
     this.accepted = new Set(verdict.kept);
+  }
+
+  /** One test: `q` as the token was drawn, and `among` as it entered the test if that differs. A test after a rejected sibling may
+      compare with the residual instead of the target: then `p` is null and `residual` the probability in it. */
+  readTest([node, p, q, draw, kept, isResidual = false], order) {
+    const asDrawn = this.draft.q[node] ?? q;
+    return {
+      node, order, draw, kept, q: asDrawn, among: Math.abs(asDrawn - q) > 1e-6 ? q : null,
+      p: isResidual ? null : p, residual: isResidual ? p : null,
+    };
   }
 
   /** The accepted tokens were committed, up to an end or a limit. */
@@ -327,7 +337,7 @@ function makeTokens(state, event, sequence, round) {
       ...(grownToken(source, event.position + i, id) || {
         commit: event.index,
         decoded: state.costs.passes > 0, // false for the token of the prefill
-        forward: state.costs.targetForwards, // target forwards until its commit
+        forward: state.costs.passes, // target forwards until its commit, prefill excluded
         pass: lastTarget(state.forwards),
         seconds: Math.max(0, event.at - sequence.grewAt) / event.ids.length,
         round,

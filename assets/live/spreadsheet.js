@@ -14,7 +14,7 @@ function rowsOfLane(record) {
   const commits = commitsOf(record.events);
   const sequences = [...state.sequences.values()].sort((a, b) => a.id - b.id);
   return sequences.flatMap((sequence) => sequence.tokens.map((token, position) => ({
-    lane: record.header.lane, strategy: record.header.strategy, sequence: sequence.id, position,
+    lane: record.header.lane + 1, strategy: record.header.strategy, sequence: sequence.id, position,
     id: token.id, text: token.piece, origin: token.origin,
     ...probabilitiesOf(token, sequence.steps.get(position)), ...commits.get(token.commit),
   })));

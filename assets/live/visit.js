@@ -1,5 +1,5 @@
 // The runs of this visit. Every run started or opened here stays in the memory of the tab, compressed while it is not shown. A fork
-// is listed below its parent run; it is recognised by its header, whose forced tokens are a prefix of the parent and one more token.
+// is listed below its parent run; it is recognised by its header, whose forced tokens begin with those of the parent.
 
 const MOST_RUNS = 12;
 const MOST_EVENTS = 100_000; // of all runs together
@@ -62,9 +62,10 @@ function forkFrom(earlier, trace) {
   for (const { header, order } of trace.lanes) {
     const { forced } = header;
     if (!forced.length || header.strategy === SCORE || earlier.lanes.some((lane) => String(lane.header.forced) === String(forced))) continue;
+    const position = header.forked_at >= 0 ? header.forked_at : forced.length - 1;
     for (const lane of earlier.lanes.filter((one) => isLikely(one.header, header))) {
-      const sequence = beginningWith(lane, forced.slice(0, -1));
-      if (sequence) return { lane: lane.order, into: order, ...parting(sequence, forced.length - 1, forced[forced.length - 1]) };
+      const sequence = beginningWith(lane, forced.slice(0, position));
+      if (sequence) return { lane: lane.order, into: order, ...parting(sequence, position, forced.slice(position)) };
     }
   }
   return null;
@@ -84,8 +85,9 @@ function beginningWith(record, ids) {
   return [...state.sequences.values()].sort((a, b) => a.id - b.id).find(begins) || null;
 }
 
-function parting(sequence, position, token) {
+/** The change at a position: the piece that was there, and the one taken instead, null if it is not known or not a single token. */
+function parting(sequence, position, taken) {
   const step = sequence.steps.get(position);
-  const candidate = step && step.top.find(([id]) => id === token);
-  return { position, instead: sequence.tokens[position].piece, taken: candidate ? candidate[1] : null };
+  const candidate = step && step.top.find(([id]) => id === taken[0]);
+  return { position, instead: sequence.tokens[position].piece, taken: candidate && taken.length === 1 ? candidate[1] : null, length: taken.length };
 }

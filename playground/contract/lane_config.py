@@ -33,6 +33,7 @@ class LaneConfig:
     extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
     seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
+    forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
 
     def running(self) -> list[str]:
         """Its strategies that execute programs the model wrote. Unknown names are skipped; `assemble` rejects them."""

@@ -465,7 +465,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
         lane_limits = _limits_of(limits, config)
         header = header_of(models, prompt, ids, lane_limits)
         header.lane, header.strategy, header.title = index, config.strategy, config.strategy
-        header.forced = list(config.forced)
+        header.forced, header.forked_at = list(config.forced), config.forked_at
         headers.append(header)
         try:
             lane_limits.check()

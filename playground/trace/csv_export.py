@@ -1,9 +1,9 @@
 """Exports a run as rows, one per token, for data frames, and as CSV for spreadsheets.
 
-The rows are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes, sequences
-and positions are numbered from 0, as in the trace. The page writes the same file (assets/live/spreadsheet.js), and a
-test checks that both are equal. Cells that a spreadsheet would evaluate as a formula begin with an apostrophe. Imports
-neither torch nor gradio.
+The rows are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes are
+numbered from 1, as on the page, sequences and positions from 0, as in the trace. The page writes the same file
+(assets/live/spreadsheet.js), and a test checks that both are equal. Cells that a spreadsheet would evaluate as a
+formula begin with an apostrophe. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from playground.trace import Trace
 from playground.trace.transcript import Token, Written, sequences
 
 COLUMNS = (
-    "lane", "strategy", "sequence", "position",
+    "lane", "strategy", "sequence",
+    "position",  # among the generated tokens, from 0
     "step",  # number of the commit within the lane
     "id", "text", "origin",
     "entropy", "final_entropy",  # nats, before and after masks and samplers
@@ -67,7 +68,7 @@ def rows(header: Header, events: list[Stamped]) -> Iterator[list[Value]]:
         for position, token in enumerate(written.tokens):
             commit = commits[token.seq]
             yield [
-                header.lane,
+                header.lane + 1,
                 header.strategy,
                 number,
                 position,

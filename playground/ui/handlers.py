@@ -138,7 +138,7 @@ class Handlers:
         except Refusal as refusal:
             yield self._show_refusal(refusal)
             return
-        settings = visit.settings.forked(whole_number(event, "lane"), tokens)
+        settings = visit.settings.forked(whole_number(event, "lane"), tokens, whole_number(event, "position"))
         yield {self.page.lanes: settings.lanes}
         yield from self._guarded(visit.follow(settings))
 

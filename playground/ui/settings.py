@@ -133,17 +133,18 @@ class Settings:
                 [(name, dict(knobs)) for name, knobs in lane["extras"]],
                 list(lane["forced"]),
                 lane.get("seed"),
+                lane.get("forked_at", -1),
             )
             for lane in map(_lane, self.lanes)
             if lane
         ]
 
-    def forked(self, lane: int, tokens: list[int]) -> Settings:
-        """The same with one more lane: a copy of `lane` whose text begins with `tokens`.
+    def forked(self, lane: int, tokens: list[int], position: int) -> Settings:
+        """The same with one more lane: a copy of `lane` whose text begins with `tokens`, changed from `position` on.
 
         If there are LANES lanes already, the copy replaces `lane`.
         """
-        copy = {**self.lanes[lane], "forced": tokens[:self.length]}
+        copy = {**self.lanes[lane], "forced": tokens[:self.length], "forked_at": position}
         lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
         return replace(self, lanes=lanes)
 
@@ -230,7 +231,7 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"} with an optional "seed"; None if malformed."""
+    """One lane as {"strategy", "knobs", "extras", "forced"} with optional "seed" and "forked_at"; None if malformed."""
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
     knobs = raw.get("knobs")
@@ -246,10 +247,14 @@ def _lane(raw: Any) -> dict[str, Any] | None:
         "extras": [[name, _scalars(given)] for name, given in extras],
         "forced": [token for token in forced if type(token) is int],
     }
-    return lane | ({"seed": raw["seed"]} if _is_seed(raw.get("seed")) else {})
+    if _is_natural(raw.get("seed")):
+        lane["seed"] = raw["seed"]
+    if _is_natural(raw.get("forked_at")) and raw["forked_at"] < len(lane["forced"]):
+        lane["forked_at"] = raw["forked_at"]
+    return lane
 
 
-def _is_seed(value: Any) -> bool:
+def _is_natural(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 

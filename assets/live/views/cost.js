@@ -195,13 +195,18 @@ function milliseconds(value) {
   return `${fixed(Math.max(0, value) * 1000, value < 0.01 ? 2 : 1)} ms`;
 }
 
+/** The number of forwards, as under the lane; prefills are counted apart. */
+function sayForwards({ passes, prefills }) {
+  return [passes && String(passes), prefills && count(prefills, "prefill")].filter(Boolean).join(" + ");
+}
+
 /** One line per worker, and one for the wasted rows. */
 function totalRows({ totals }, clock, workers) {
   const head = el("tr");
   head.append(...["", "time", "share", "forwards", "rows"].map((name) => el("th", "", name)));
   const rows = workers.flatMap((worker) => {
-    const { seconds: took, passes, rows: computed, wasted, wastedSeconds } = totals[worker];
-    const line = totalRow({ name: WORKERS[worker].label, look: `by-${worker}`, help: WORKERS[worker].help, took, passes, computed, clock });
+    const { seconds: took, rows: computed, wasted, wastedSeconds } = totals[worker];
+    const line = totalRow({ name: WORKERS[worker].label, look: `by-${worker}`, help: WORKERS[worker].help, took, passes: sayForwards(totals[worker]), computed, clock });
     if (worker !== "target" || !wasted) return [line];
     return [line, totalRow({ name: "wasted", look: "by-vain", help: WASTED_HELP, took: wastedSeconds, computed: wasted, clock })];
   });
@@ -217,6 +222,6 @@ function totalRow({ name, look, help, took, passes, computed, clock }) {
   const meter = el("i", look);
   meter.style.width = clock ? Math.max(0, took / clock) * 100 + "%" : "0";
   share.append(meter, el("span", "num", clock ? percent(Math.max(0, took / clock)) : DASH));
-  row.append(el("th", look, name), el("td", "num", seconds(Math.max(0, took))), share, el("td", "num", passes ? String(passes) : ""), el("td", "num", computed ? String(computed) : ""));
+  row.append(el("th", look, name), el("td", "num", seconds(Math.max(0, took))), share, el("td", "num", passes || ""), el("td", "num", computed ? String(computed) : ""));
   return row;
 }

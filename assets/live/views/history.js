@@ -39,8 +39,8 @@ function sayMemory({ runs, events }) {
   return `${count(runs.length, "run")}, ${count(events, "event")}, in the memory of this tab only; beyond ${MOST_RUNS} runs or ${most} events the oldest are dropped`;
 }
 
-function sayFork({ lane, position, instead, taken, into }) {
-  const piece = taken === null ? "another token" : `“${pieceLabel(taken)}”`;
+function sayFork({ lane, position, instead, taken, length, into }) {
+  const piece = taken !== null ? `“${pieceLabel(taken)}”` : length > 1 ? `${length} other tokens` : "another token";
   const place = into === lane ? "replacing it" : `as lane ${into + 1}`;
   return `lane ${lane + 1} forked at token ${position + 1}: ${piece} instead of “${pieceLabel(instead)}”, ${place}`;
 }

@@ -158,13 +158,18 @@ function treeDrawing(round, rootPiece, room) {
 function draftNode(round, node) {
   const test = round.tests.get(node);
   const q = round.draft.q[node];
-  const numbers = [];
-  if (test) numbers.push(`p ${short(test.p)}`, `q ${short(test.q)}`);
-  else if (isNumber(q)) numbers.push(`q ${short(q)}`);
-  if (test && test.draw !== null) numbers.push(`u ${short(test.draw)}`);
-  const words = [STATE_WORDS[round.nodeState(node)], test ? `p ${fixed(test.p, 4)}, q ${fixed(test.q, 4)}` : `q ${fixed(q, 4)}`];
-  if (test && test.draw !== null) words.push(`draw ${fixed(test.draw, 4)}`);
-  return { node, state: round.nodeState(node), piece: round.draft.pieces[node] ?? "", under: numbers.join("  "), help: words.join(", ") };
+  const numbers = test ? testNumbers(test) : [["q", q]];
+  const words = [STATE_WORDS[round.nodeState(node)], ...numbers.map(([name, value]) => `${TEST_NUMBERS[name]} ${fixed(value, 4)}`)];
+  const under = numbers.filter(([name, value]) => isNumber(value) && name !== "q′").map(([name, value]) => `${name} ${short(value)}`);
+  return { node, state: round.nodeState(node), piece: round.draft.pieces[node] ?? "", under: under.join("  "), help: words.join(", ") };
+}
+
+const TEST_NUMBERS = { p: "p", r: "residual", q: "q", "q′": "q without the rejected siblings", u: "draw" };
+
+/** The numbers of a test, [symbol, value]. The residual and the renormalised q have symbols of their own: p and q keep their meaning. */
+function testNumbers({ p, residual, q, among, draw }) {
+  const numbers = [["p", p], ["r", residual], ["q", q], ["q′", among], ["u", draw]];
+  return numbers.filter(([, value]) => value !== null);
 }
 
 function nextNode(verdict) {
@@ -211,7 +216,8 @@ function treeKey(round) {
   const states = new Set(round.draft.tokens.map((_, node) => round.nodeState(node)));
   if (round.hasNext) states.add(round.verdict.origin);
   for (const state of states) key.append(el("span", `key-node ${state}`, STATE_WORDS[state] || (ORIGINS[state] ? ORIGINS[state].label : state)));
-  key.append(el("span", "key-words", "p target, q draft, u draw"));
+  const residual = [...round.tests.values()].some((test) => test.residual !== null) ? ", r residual after a rejected sibling" : "";
+  key.append(el("span", "key-words", `p target, q draft${residual}, u draw`));
   return key;
 }
 
@@ -220,14 +226,17 @@ function testList(round) {
   details.append(el("summary", "", `Tests in order (${round.tests.size})`));
   details.hidden = !round.tests.size;
   const table = el("table");
+  const tests = [...round.tests.values()];
+  const columns = ["p", "r", "q", "q′", "u"].filter((name) => ["p", "q", "u"].includes(name) || tests.some((test) => new Map(testNumbers(test)).has(name)));
   const head = el("tr");
-  for (const name of ["draft token", "p", "q", "draw", ""]) head.append(el("th", "", name));
+  head.append(el("th", "", "draft token"), ...columns.map((name) => el("th", "", TEST_NUMBERS[name])), el("th", "", ""));
   table.append(head);
-  for (const test of round.tests.values()) {
+  for (const test of tests) {
+    const numbers = new Map(testNumbers(test));
     const row = el("tr", test.kept ? "kept" : "refused");
     const name = el("td", "piece");
     writePiece(name, round.draft.pieces[test.node] ?? "", true);
-    row.append(name, el("td", "", fixed(test.p, 4)), el("td", "", fixed(test.q, 4)), el("td", "", fixed(test.draw, 4)), el("td", "", test.kept ? "accepted" : "rejected"));
+    row.append(name, ...columns.map((column) => el("td", "", fixed(numbers.get(column), 4))), el("td", "", test.kept ? "accepted" : "rejected"));
     table.append(row);
   }
   details.append(table);

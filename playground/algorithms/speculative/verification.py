@@ -87,7 +87,7 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
         token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
         chance, offered = float(r[token]), float(d[token])
         accepted, u = flip(min(1.0, chance / offered) if offered else 1.0)
-        tests.append(Test(child, chance, offered, u, accepted))
+        tests.append(Test(child, chance, offered, u, accepted, residual=bool(taken)))
         if accepted:
             return Ruling(child, tests=tests)
         r = residual_distribution(r, d)

@@ -1,0 +1,156 @@
+"""Numbers on the page, with a trace made for each: none contradicts another, and each says what it counts."""
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from live_page import (  # noqa: F401
+    address,
+    browser,
+    choose,
+    drawn,
+    feed,
+    numbers,
+    page,
+    seek,
+    send,
+    visitor,
+)
+from playwright.sync_api import expect
+
+from playground import events as ev
+from playground.events import Commit, Done, Draft, Forward, Header, Mask, Step, Verdict
+from playground.trace import Trace
+from playground.ui.frames import frame, new_name
+from playground.ui.live_view_assets import ASSETS
+from support.live_runs import RUN
+from support.live_sequences import grown, lane, run_of
+
+
+def show(page, feed, trace: Trace) -> None:
+    """A whole run, played to its end."""
+    events, headers = [stamped.to_json() for stamped in trace.events], [asdict(header) for header in trace.headers]
+    send(page, feed, frame(new_name(), 0, events, "done", headers))
+    seek(page, 1.0)
+
+
+def words(locator) -> str:
+    return " ".join(locator.inner_text().split())
+
+
+def card_of(page, token: int) -> str:
+    page.locator(".lane[data-lane='0'] .tokens > .t").nth(token).click()
+    text = words(page.locator(".live .card"))
+    page.keyboard.press("Escape")
+    return text
+
+
+# --- forwards ---
+
+def commit(position: int, *origins: str) -> Commit:
+    count = len(origins)
+    return Commit(position, [7] * count, [" a"] * count, " a" * count, [None] * count, list(origins))
+
+
+def forced_by_a_grammar() -> list:
+    """Fourteen tokens: one from the prefill and three forced after it, then ten by seven forwards, three of them forced."""
+    later = [("sampled", "forced")] * 3 + [("sampled",)] * 4
+    starts = [4 + sum(map(len, later[:i])) for i in range(len(later))]
+    grown = [event for start, origins in zip(starts, later) for event in (Forward(), commit(start, *origins))]
+    return [Forward(phase="prefill", tokens=3), commit(0, "sampled", *["forced"] * 3), *grown, Done("length")]
+
+
+FORCED = run_of(lane(0, [(0.1 * i, event) for i, event in enumerate(forced_by_a_grammar(), 1)]))
+
+
+def test_tokens_per_forward_says_which_tokens_and_which_forwards_it_divides(page, feed):
+    show(page, feed, FORCED)
+    shown = numbers(page, 0)
+    assert (shown["tokens"], shown["target_forwards"]) == (14, 7)
+    assert shown["tokens_per_target_forward"] == pytest.approx(10 / 7)
+    expect(page.locator(".lane .strip .detail")).to_have_text(
+        "10 of 14 tokens by 7 forwards, 3 of them forced without one; 1 from the prefill, 3 forced before the first forward"
+    )
+
+
+def test_one_number_of_forwards_under_the_lane_in_the_costs_and_on_the_card_of_the_last_token(page, feed):
+    show(page, feed, FORCED)
+    assert numbers(page, 0)["target_forwards"] == 7
+    assert words(page.locator(".panel-cost .totals tr").nth(1)).split(" %")[1].startswith(" 7 + 1 prefill")
+    assert "after forward 7 (decode, 1 row)" in card_of(page, 13)
+    assert "after forward prefill (3 rows)" in card_of(page, 0)
+
+
+# --- marks of the player ---
+
+@pytest.mark.parametrize(
+    "ends, expected",
+    [([1.0, 1.0], ["1, 2"]), ([0.5, 1.0], ["1", "2"]), ([1.0, 0.985], ["1, 2"]), ([0.2, 0.9, 0.2, 0.91], ["1, 3", "2, 4"])],
+)
+def test_lanes_that_end_close_together_share_a_mark_that_lists_them(page, feed, ends, expected):
+    show(page, feed, run_of(*(lane(i, [(end, event) for event in [*grown(0, 0, " a"), Done("end")]]) for i, end in enumerate(ends))))
+    assert page.locator(".live .marks span").all_inner_texts() == expected
+
+
+# --- a draft tree ---
+
+def siblings(second: ev.Test) -> Trace:
+    """Two siblings drawn without replacement: the first is rejected, the second tested against the residual."""
+    tree = Draft(0, [7, 8], [" x", " y"], [-1, -1], [0.5, 0.25], "rsd_s", "without_replacement")
+    verdict = Verdict(0, [1], [ev.Test(0, 0.1, 0.5, 0.9, False), second], 9, " z", "bonus")
+    tokens = Commit(0, [8, 9], [" y", " z"], " y z", [-1.0, -1.0], ["draft", "bonus"])
+    events = [tree, Forward(tokens=3), verdict, tokens, Done("end")]
+    return run_of(lane(0, [(0.1, event) for event in events]))
+
+
+def test_q_stays_as_it_was_drawn_and_the_residual_has_a_name_of_its_own(page, feed):
+    show(page, feed, siblings(ev.Test(1, 0.3, 0.5, 0.125, True, residual=True)))
+    numbers = page.locator(".panel-tree .node[data-node] .numbers")
+    assert numbers.all_text_contents() == ["p .10  q .50  u .90", "r .30  q .25  u .13"]
+    rows = [row.locator("th, td").all_inner_texts() for row in page.locator(".panel-tree .tests tr").all()]
+    assert rows[0] == ["draft token", "p", "residual", "q", "q without the rejected siblings", "draw", ""]
+    assert rows[2][1:6] == ["–", "0.3000", "0.2500", "0.5000", "0.1250"]
+    assert "residual 0.300 q 0.250 q without the rejected siblings 0.500 draw 0.125" in card_of(page, 0)
+
+
+def test_a_bonus_token_and_a_resampled_one_look_different_without_any_hue(page, feed):
+    show(page, feed, RUN)
+    choose(page, 1)
+    legend = page.locator(".panel-rounds .chart-key")
+    looks = [
+        legend.locator(f".key-node.{origin}").evaluate("node => getComputedStyle(node, '::before').borderTopStyle")
+        for origin in ("bonus", "redraw")
+    ]
+    dashes = page.locator(".panel-rounds .bar").locator(".bonus, .redraw").evaluate_all(
+        "all => all.map((one) => getComputedStyle(one).strokeDasharray)"
+    )
+    fills = page.locator(".panel-rounds .bar").locator(".bonus, .redraw").evaluate_all(
+        "all => all.map((one) => getComputedStyle(one).fill)"
+    )
+    assert looks == ["solid", "dashed"] and dashes[0] == "none" != dashes[1] and len(set(fills)) == 2
+
+
+# --- a projector ---
+
+def test_in_projector_mode_every_number_stays_under_its_heading(page, feed):
+    show(page, feed, RUN)
+    choose(page, 1)
+    page.add_style_tag(content=(ASSETS / "projector.css").read_text())
+    page.evaluate("document.body.classList.add('projector')")
+    places = page.evaluate("""() => [...document.querySelectorAll(".panel-cost .totals tr")].map((row) =>
+        [...row.children].map((cell) => Math.round(cell.getBoundingClientRect().left)))""")
+    shown = page.locator(".panel-tree .node .numbers").first.evaluate("node => getComputedStyle(node).display")
+    page.evaluate("document.body.classList.remove('projector')")
+    assert all(row == places[0] for row in places) and 0 not in places[0]
+    assert shown != "none"
+
+
+# --- forks ---
+
+def test_a_fork_with_several_words_names_the_token_that_changed(page, feed):
+    fork = Header(strategy="greedy", title="Greedy", forced=list(range(10)), forked_at=6)
+    events = [(0.1, event) for event in [*grown(0, 0, " a"), Done("end")]]
+    show(page, feed, run_of((fork, events)))
+    expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 7")
+    show(page, feed, run_of((replace(fork, forked_at=-1), events)))
+    expect(page.locator(".lane .title").first).to_have_text("Greedy, begins with 10 given tokens")
