@@ -212,13 +212,18 @@ class Switch(Event):
 
 @dataclass(slots=True)
 class Branches(Event):
-    """Sequences that were forked and dropped, and the scores of the live ones."""
+    """Sequences that were forked and dropped, and the scores of the live ones.
+
+    Where scores are normalised by length, `sums` holds what was normalised. Scores of one event compare sequences; a
+    dropped sequence has the score of an earlier step.
+    """
 
     kind: ClassVar[str] = "branches"
     born: list[tuple[int, int]] = field(default_factory=list)  # (sequence, parent sequence)
     dropped: list[int] = field(default_factory=list)
     scores: dict[int, float] = field(default_factory=dict)
     ended: list[int] = field(default_factory=list)  # sequences whose text is complete
+    sums: dict[int, float] = field(default_factory=dict)  # scores before length normalisation
 
 
 @dataclass(slots=True)

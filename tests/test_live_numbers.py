@@ -19,12 +19,12 @@ from live_page import (  # noqa: F401
 from playwright.sync_api import expect
 
 from playground import events as ev
-from playground.events import Commit, Done, Draft, Forward, Header, Mask, Step, Verdict
+from playground.events import Branches, Commit, Done, Draft, Forward, Header, Verdict
 from playground.trace import Trace
 from playground.ui.frames import frame, new_name
 from playground.ui.live_view_assets import ASSETS
 from support.live_runs import RUN
-from support.live_sequences import grown, lane, run_of
+from support.live_sequences import BEAMS, grown, lane, run_of
 
 
 def show(page, feed, trace: Trace) -> None:
@@ -128,6 +128,35 @@ def test_a_bonus_token_and_a_resampled_one_look_different_without_any_hue(page, 
         "all => all.map((one) => getComputedStyle(one).fill)"
     )
     assert looks == ["solid", "dashed"] and dashes[0] == "none" != dashes[1] and len(set(fills)) == 2
+
+
+# --- sequences ---
+
+def two_beams(sums: bool) -> Trace:
+    """Sequence 2 is dropped after one token with a better score than that of sequence 1, which becomes the text."""
+    events = [
+        Branches([(1, 0), (2, 0)]), *grown(1, 0, " a"), *grown(2, 0, " b"),
+        Branches(scores={1: -0.5, 2: -0.25}, sums={1: -0.5, 2: -0.25} if sums else {}),
+        Branches(dropped=[2]), *grown(1, 1, " c"),
+        Branches(scores={1: -0.75}, ended=[1], sums={1: -1.5} if sums else {}),
+        Commit(0, [ord("a"), ord("c")], [" a", " c"], " a c", [-0.5] * 2, ["sampled"] * 2, grown_on=1), Done("end"),
+    ]
+    return run_of(lane(0, [(0.1 * i, event) for i, event in enumerate(events, 1)]))
+
+
+def test_a_dropped_sequence_with_a_better_score_than_the_text_is_explained_with_both_scores(page, feed):
+    show(page, feed, two_beams(sums=True))
+    assert page.locator(".panel-branches .branch").evaluate_all(
+        "all => all.map((one) => [...one.querySelectorAll('.num, .branch-state')].map((part) => part.textContent))"
+    ) == [["#1", "-0.750", "from sum -1.500 over 2 tokens", "became the text"],
+          ["#2", "-0.250", "from sum -0.250 over 1 token", "dropped"]]
+    expect(page.locator(".panel-branches .why-dropped")).to_have_text(
+        "#2 (after 1 token) has a better score than the text, but from before it was dropped; the search compares the "
+        "scores of one step. Scores are sums of log-probabilities, normalised by length."
+    )
+    show(page, feed, BEAMS)
+    expect(page.locator(".panel-branches .why-dropped")).to_be_empty()
+    expect(page.locator(".panel-branches .sum").first).to_be_hidden()
 
 
 # --- a projector ---

@@ -12,7 +12,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, prepare
-from playground.events import Step
+from playground.events import Branches, Commit, Step
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
 from playground.ui.site import ASSETS
@@ -68,3 +68,20 @@ def test_the_recorded_example_agrees_with_itself():
 
 def test_lanes_are_counted_from_one_in_the_csv_as_on_the_page():
     assert [row["lane"] for row in csv.DictReader(to_csv(RUN).splitlines()) if row["position"] == "0"] == ["1", "2"]
+
+
+# --- beams ---
+
+@pytest.mark.parametrize("name", ["beam_search", "diverse_beam_search"])
+def test_a_normalised_score_comes_with_the_sum_it_was_made_from(name):
+    lane = LaneConfig(name, {"beams": 2, "length_exponent": 1.0})
+    session = prepare(pair(), [lane], Prompt("The red fox"), Limits(0, 4))
+    written, lengths = {}, {}
+    for event in (stamped.event for stamped in session):
+        if isinstance(event, Branches):
+            lengths |= {child: lengths.get(parent, 0) for child, parent in event.born}
+            assert event.scores.keys() == event.sums.keys()
+            written |= {number: (event.sums[number], lengths[number], score) for number, score in event.scores.items()}
+        elif isinstance(event, Commit) and event.sequence:
+            lengths[event.sequence] = event.position + len(event.ids)
+    assert written and all(score == pytest.approx(total / length) for total, length, score in written.values())

@@ -131,8 +131,14 @@ class Sequence {
     this.becameText = false;
     this.leftBehind = false; // another branch became the text
     this.score = null;
+    this.sum = null; // the score before length normalisation, if it is normalised
+    this.scoredAt = 0; // tokens when it got this score
     this.pendingBytes = []; // bytes of an incomplete UTF-8 character
     this.grewAt = parent ? parent.grewAt : 0; // seconds on the lane's clock
+  }
+
+  rate(score, sum) {
+    Object.assign(this, { score, sum, scoredAt: this.tokens.length });
   }
 
   /** Take over the steps and masks of tokens that were generated on another sequence. */
@@ -287,7 +293,7 @@ const APPLY = {
     state.addBranches(event);
     for (const id of event.dropped) state.sequence(id).alive = false;
     for (const id of event.ended) state.sequence(id).ended = true;
-    for (const id in event.scores) state.sequence(Number(id)).score = event.scores[id];
+    for (const id in event.scores) state.sequence(Number(id)).rate(event.scores[id], event.sums[id] ?? null);
   },
 
   fill(state, event) {

@@ -40,7 +40,7 @@ class BeamSearch(Decoder):
                 [lm.choose(rows[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, beams.live)]
             )
             beams.retire(lm)
-            yield Branches(scores=beams.ranks())
+            yield Branches(scores=beams.ranks(), sums=beams.sums())
             yield self._candidates(lm, beams.considered, offers)
         yield from compared(beams.finished)
         yield lm.keep(beams.finished[0].leaf)

@@ -47,7 +47,10 @@ class DiverseBeamSearch(Decoder):
             yield lm.keep(choices)
             for group in active.values():
                 group.retire(lm)
-            yield Branches(scores={number: rank for group in groups for number, rank in group.ranks().items()})
+            yield Branches(
+                scores={number: rank for group in groups for number, rank in group.ranks().items()},
+                sums={number: total for group in groups for number, total in group.sums().items()},
+            )
             yield penalties
         yield from compared([beam for group in groups for beam in group.finished])
         yield self._sums(groups)

@@ -15,8 +15,9 @@ class BranchesPanel extends Panel {
     this.list.tabIndex = 0;
     this.list.setAttribute("aria-label", "Sequences, best first");
     this.earlier = el("p", "vacancy");
+    this.why = el("p", "vacancy why-dropped");
     this.lines = new Map(); // by sequence
-    this.body.append(this.lineage, lineageKey(), this.list, this.earlier);
+    this.body.append(this.lineage, lineageKey(), this.list, this.earlier, this.why);
     for (const host of [this.lineage, this.list]) this.linkTo(host);
   }
 
@@ -42,7 +43,9 @@ class BranchesPanel extends Panel {
     const nodes = lines.map((line) => line.node);
     const present = this.list.children;
     if (nodes.length !== present.length || nodes.some((node, i) => node !== present[i])) this.list.replaceChildren(...nodes);
+    this.list.classList.toggle("has-sums", lines.some(({ sequence }) => sequence.sum !== null));
     this.lines = new Map(lines.map((line) => [line.sequence, line]));
+    setText(this.why, whyDropped(state));
     setText(this.earlier, all.length > MOST_LINES ? `and ${all.length - MOST_LINES} dropped earlier` : "");
   }
 
@@ -70,11 +73,12 @@ class BranchLine {
     this.node.dataset.sequence = sequence.id;
     this.score = el("span", "num score");
     this.stateLabel = el("span", "branch-state");
+    this.sum = el("span", "num sum");
     this.shared = el("span", "shared");
     this.own = el("span", "own");
     const text = el("span", "branch-text");
     text.append(this.shared, this.own);
-    this.node.append(el("span", "num", `#${sequence.id}`), this.score, this.stateLabel, text);
+    this.node.append(el("span", "num", `#${sequence.id}`), this.score, this.sum, this.stateLabel, text);
     this.node.title = sayOrigin(sequence);
     this.shown = [];
   }
@@ -84,6 +88,7 @@ class BranchLine {
     this.node.dataset.state = branchState;
     this.node.classList.toggle("shown", this.sequence === state.shown);
     setText(this.stateLabel, BRANCH_STATES[branchState]);
+    setText(this.sum, sayRawScore(this.sequence));
     setText(this.score, fixed(this.sequence.score, 3));
     const { tokens } = this.sequence;
     const folded = shared > SHARED_SHOWN + 1;
@@ -107,6 +112,22 @@ class BranchLine {
     writePiece(span, token.piece, true);
     return span;
   }
+}
+
+/** What length normalisation made the score from; empty if the score is not normalised. */
+function sayRawScore({ sum, scoredAt }) {
+  return sum === null ? "" : `from sum ${fixed(sum, 3)} over ${count(scoredAt, "token")}`;
+}
+
+/** Why a dropped sequence may show a better score than the text: it has the score of an earlier step. */
+function whyDropped({ family }) {
+  const chosen = family.findLast((sequence) => sequence.becameText);
+  const better = chosen && family.filter(({ alive, score }) => !alive && isNumber(score) && score > (chosen.score ?? Infinity));
+  if (!better || !better.length) return "";
+  const norm = chosen.sum === null ? "" : " Scores are sums of log-probabilities, normalised by length.";
+  const one = better.length === 1;
+  const named = better.map(({ id, tokens }) => `#${id} (after ${count(tokens.length, "token")})`).join(", ");
+  return `${named} ${one ? "has a better score" : "have better scores"} than the text, but from before ${one ? "it was" : "they were"} dropped; the search compares the scores of one step.${norm}`;
 }
 
 /** The sequence that became the text, then live ones by score, then dropped ones, the latest first. */

@@ -118,6 +118,10 @@ class Beams:
         """Rank of every live and finished beam, by sequence number."""
         return {beam.leaf.number: self.rank(beam) for beam in [*self.finished, *self.live]}
 
+    def sums(self) -> dict[int, float]:
+        """Score before length normalisation of the same beams; empty if scores are not normalised."""
+        return {beam.leaf.number: beam.score for beam in [*self.finished, *self.live]} if self.exponent else {}
+
 
 def best(sums: Tensor, count: int) -> list[Offer]:
     """The largest unmasked sums of [beams, V], largest first; ties go to the earlier beam, then to the lower id."""

@@ -76,7 +76,7 @@ class Superposed(Decoder):
         yield lm.keep(drafts.finished[0].leaf)
 
     def _shown(self, drafts, corpus) -> Iterator:
-        yield Branches(scores=drafts.ranks())
+        yield Branches(scores=drafts.ranks(), sums=drafts.sums())
         known = {"labels": [f"last {n}" for n in range(1, len(WEIGHTS) + 1)], "values": corpus.hit_rates()}
         yield Figure("bars", "suffixes that occur in the corpus", known)
         if drafts.live:
