@@ -19,7 +19,7 @@ from live_page import (  # noqa: F401
 from playwright.sync_api import expect
 
 from playground import events as ev
-from playground.events import Branches, Commit, Done, Draft, Forward, Header, Verdict
+from playground.events import Branches, Commit, Done, Draft, Failed, Forward, Header, Verdict
 from playground.trace import Trace
 from playground.ui.frames import frame, new_name
 from playground.ui.live_view_assets import ASSETS
@@ -183,3 +183,13 @@ def test_a_fork_with_several_words_names_the_token_that_changed(page, feed):
     expect(page.locator(".lane .title").first).to_have_text("Greedy, forked at token 7")
     show(page, feed, run_of((replace(fork, forked_at=-1), events)))
     expect(page.locator(".lane .title").first).to_have_text("Greedy, begins with 10 given tokens")
+
+
+# --- guarantees ---
+
+def test_a_lane_that_failed_has_no_badge_of_being_the_same(page, feed):
+    same = ["greedy_identical", "budget_respected"]
+    failing = lane(1, [(0.2, Failed("Choose another model."))], guarantee=same)
+    show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=same), failing))
+    badges = [page.locator(f".lane[data-lane='{i}'] .badge:visible").all_inner_texts() for i in (0, 1)]
+    assert badges == [["same text as greedy with its cache", "within budget"], ["within budget"]]

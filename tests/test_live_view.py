@@ -91,7 +91,7 @@ def test_a_lane_says_who_it_is_and_how_it_ended(page, feed):
     assert page.locator(".lane .status").all_inner_texts() == ["ended", "reached the token limit", "failed"]
     assert page.locator(".lane[data-lane='2'] .trouble").inner_text() == "Choose another draft model."
     assert page.locator(".lane[data-lane='2'] .badge").all_inner_texts() == ["heuristic", "reconstruction"]
-    assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["lossless"]
+    assert page.locator(".lane[data-lane='1'] .badge").all_inner_texts() == ["same text as greedy"]
     assert page.locator(".lane[data-lane='1'] .note").inner_text() == "One draft token was rejected."
 
 

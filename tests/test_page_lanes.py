@@ -160,7 +160,7 @@ def test_a_drafter_that_the_verifier_is_not_exact_for_brings_another_verifier(pa
     page.locator(".option[data-name='prompt_lookup']").click()
     expect(page.locator("[data-slot='verifier'] .opener")).to_have_text("Rejection sampling")
     expect(page.locator("[data-slot='drafter'] .opener")).to_be_focused()
-    expect(page.locator(".lane-card .promise")).to_have_text("lossless")
+    expect(page.locator(".lane-card .promise")).to_have_text("same text as greedy")
 
 
 def test_samplers_need_a_verifier_that_is_exact_under_sampling(page, address):

@@ -143,6 +143,24 @@ def test_a_lane_promises_what_its_decoder_and_its_toggles_promise():
     ]
 
 
+T08 = ("temperature", {"t": 0.8})
+SPECULATIVE = [("draft_model", {}), ("rejection", {})]
+
+
+@pytest.mark.parametrize("recipe, claimed", [
+    (LaneConfig("greedy"), ["greedy_identical"]),
+    (LaneConfig("sample", {"temperature": 0.8, "top_p": 0.9}), []),
+    (LaneConfig("greedy", {}, [T08]), []),
+    (LaneConfig("greedy", {}, [("repetition_penalty", {})]), []),
+    (LaneConfig("speculative", {}, SPECULATIVE), ["greedy_identical"]),
+    (LaneConfig("speculative", {}, [*SPECULATIVE, T08]), ["distribution_identical"]),
+    (LaneConfig("beam_search"), []),
+], ids=lambda value: "" if isinstance(value, list) else f"{value.strategy}{len(value.extras)}")
+def test_a_lane_claims_the_text_of_greedy_or_the_distribution_of_sampling_or_neither(recipe, claimed):
+    same = ("greedy_identical", "distribution_identical")
+    assert [claim for claim in assemble(recipe).claims() if claim in same] == claimed
+
+
 def test_under_a_policy_that_depends_on_the_path_nothing_is_lossless():
     assembly = assemble(LaneConfig("speculative", {}, [("sink_window", {})]))
     assembly.cache_policy.row_wise = False

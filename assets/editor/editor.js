@@ -165,7 +165,7 @@ function judge(i) {
   const card = root.querySelector(`.lane-card[data-lane="${i}"]`);
   if (!card) return;
   const { guarantee = [], problem = "", about = "" } = verdicts[i] || {};
-  card.querySelector(".promises").replaceChildren(...promises(guarantee));
+  card.querySelector(".promises").replaceChildren(...promises(failure(i) ? [] : guarantee));
   complain(card, problem || failure(i), problem ? about : "");
 }
 
@@ -176,8 +176,8 @@ function failure(i) {
 
 function promises(names) {
   const shown = new Map();
-  const evicts = names.includes("budget_respected"); // then lossless means: as plain decoding with that cache
-  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [label === "lossless" && evicts ? "lossless for its cache" : label, help]);
+  const evicts = names.includes("budget_respected"); // then the comparison is with plain decoding with that cache
+  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [evicts && label?.startsWith("same ") ? `${label} with its cache` : label, help]);
   for (const [label, help] of known) if (label) shown.set(label, [...(shown.get(label) || []), help]);
   return [...shown].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
 }

@@ -1,8 +1,10 @@
 // The card of one lane: its strategy and status, its text, and the strip of costs.
 
-/** With an evicting cache, lossless means the same text as plain decoding with that cache, which may differ from plain greedy. */
-function qualified(label, guarantee) {
-  return label === "lossless" && guarantee.includes("budget_respected") ? "lossless for its cache" : label;
+const LOSSLESS = new Set(["greedy_identical", "distribution_identical"]);
+
+/** With an evicting cache, the comparison is with plain decoding with that cache, which may differ from decoding with all of it. */
+function qualified(name, label, guarantee) {
+  return LOSSLESS.has(name) && guarantee.includes("budget_respected") ? `${label} with its cache` : label;
 }
 
 const SCORE = "score"; // the strategy of a lane that only scores a given text
@@ -63,14 +65,13 @@ class LaneCard {
 
   badges(header) {
     const badges = el("p", "badges");
-    const shown = new Map();
     for (const name of header.guarantee) {
       if (PROMISES[name] === null) continue;
       const [plain, help] = PROMISES[name] || [name.replaceAll("_", " "), ""];
-      const label = qualified(plain, header.guarantee);
-      shown.set(label, [shown.get(label), help].filter(Boolean).join(" "));
+      const node = badge(qualified(name, plain, header.guarantee), help);
+      node.classList.toggle("lossless", LOSSLESS.has(name)); // not shown on a lane that failed
+      badges.append(node);
     }
-    for (const [label, help] of shown) badges.append(badge(label, help));
     if (header.reconstruction) badges.append(badge("reconstruction", "The paper leaves details open; this is one reading of it."));
     return badges;
   }

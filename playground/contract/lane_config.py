@@ -95,6 +95,18 @@ class Assembly:
         added = [part for part in (self.constraint, self.cache_policy) if part]
         return list(dict.fromkeys(guarantees + [g for part in added for g in part.guarantee]))
 
+    def claims(self) -> list[str]:
+        """The guarantees that say something about this lane's text, for its badges.
+
+        The same text as greedy decoding where nothing is drawn, the same distribution as sampling where tokens are
+        drawn. Neither where plain decoding itself is changed by samplers: there is nothing it is the same as.
+        """
+        draws = any(sampler.draws for sampler in self.samplers)
+        changed = self.samplers and self.decoder.family() == "sampling"
+        untrue = {"greedy_identical"} if draws else {"distribution_identical"}
+        untrue |= {"greedy_identical", "distribution_identical"} if changed else set()
+        return [guarantee for guarantee in self.guarantee() if guarantee not in untrue]
+
     def parts(self) -> list[Part]:
         return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 PROMISES = {
-    "greedy_identical": ("lossless", "Token for token the text of plain greedy decoding with the same toggles."),
+    "greedy_identical": (
+        "same text as greedy",
+        "Lossless: token for token the text of plain greedy decoding with the same processors and toggles.",
+    ),
     "distribution_identical": (
-        "lossless",
-        "Samples from exactly the output distribution of plain sampling with the same toggles.",
+        "same distribution as sampling",
+        "Lossless: samples from exactly the output distribution of plain sampling with the same processors and "
+        "toggles.",
     ),
     "constraint_sound": ("always valid", "Every finished text satisfies the constraint."),
     "budget_respected": ("within budget", "After each committed token the KV cache holds at most its budget."),

@@ -90,7 +90,7 @@ def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:
 
 def _checked(recipe) -> dict[str, Any]:
     try:
-        return {"guarantee": assemble(recipe).guarantee(), "problem": "", "about": ""}
+        return {"guarantee": assemble(recipe).claims(), "problem": "", "about": ""}
     except Refusal as refusal:
         return {"guarantee": [], "problem": str(refusal), "about": refusal.about}
 
