@@ -8,10 +8,12 @@ from functools import partial
 import pytest
 from pairs import VOCABULARY, pair
 
-from playground.contract.lane_config import LaneConfig
+from playground.contract.lane_config import LaneConfig, assemble, check_context
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, prepare
+from playground.engine.hub_files import first_sentence
+from playground.errors import Refusal
 from playground.events import Branches, Commit, Step
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
@@ -85,3 +87,11 @@ def test_a_normalised_score_comes_with_the_sum_it_was_made_from(name):
         elif isinstance(event, Commit) and event.sequence:
             lengths[event.sequence] = event.position + len(event.ids)
     assert written and all(score == pytest.approx(total / length) for total, length, score in written.values())
+
+
+# --- sentences ---
+
+def test_errors_name_a_strategy_as_the_page_does_and_no_number_of_the_system():
+    with pytest.raises(Refusal, match="^Context-aware decoding needs a context"):
+        check_context(assemble(LaneConfig("greedy", {}, [("cad", {})])), "")
+    assert first_sentence(OSError(-2, "Name or service not known")) == "Name or service not known"

@@ -169,7 +169,7 @@ def check_startable(lanes: list[LaneConfig], context: str = "") -> set[str]:
 def check_context(assembly: Assembly, context: str) -> None:
     """Raise Refusal if a strategy needs a passage and there is none."""
     if "context" in assembly.needs() and not context.strip():
-        needing = assembly.needing("context")
+        needing = find(assembly.needing("context")).title
         raise Refusal(f"{needing} needs a context and there is none: enter a passage as context.", "context")
 
 

@@ -6,6 +6,7 @@ is used as it is, so a model that was loaded once loads without a network. Pickl
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -125,10 +126,12 @@ def fetch(source: ModelFiles, progress: Progress) -> Path:
 
 
 def first_sentence(reason: BaseException) -> str:
-    """What a library's error says first, without its full stop. Errors about the library's own code are not quoted."""
+    """What a library's error says first, without its full stop and without error numbers of the system. Errors about
+    the library's own code are not quoted.
+    """
     if isinstance(reason, INTERNAL):
         return "an unexpected error inside the library"
-    text = str(reason).strip() or type(reason).__name__
+    text = re.sub(r"\[Errno -?\d+\] ?", "", str(reason)).strip() or type(reason).__name__
     return text.splitlines()[0].split(". ")[0].rstrip(".: ")
 
 
