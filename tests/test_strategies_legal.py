@@ -573,7 +573,7 @@ def boxed(name: str, seed: int = 0, **knobs):
 
 def tried(lane) -> float:
     """Tokens checked in all texts of a lane."""
-    return sum(event.data["series"]["tokens tried"] for event in lane.told
+    return sum(event.data["series"]["tokens tried"] for event in lane.recorded
                if isinstance(event, Figure) and event.name.startswith("tries"))
 
 
