@@ -410,7 +410,7 @@ def test_a_dead_end_is_learned_and_the_sample_drawn_again():
 
 def test_a_grammar_of_dead_ends_only_is_refused_in_one_sentence():
     model, dead = blocked("a", "ba", "bb")
-    with pytest.raises(Refusal, match="dead ends only: loosen it"):
+    with pytest.raises(Refusal, match="dead ends only, where it allows no token: loosen it"):
         one_lane(choosing(*dead), model, Draws(0))
 
 
