@@ -2,9 +2,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-TALES = Path(__file__).resolve().parents[2] / "assets" / "texts" / "tales.jsonl"
+from playground.asset_files import ASSETS
+
+TALES = ASSETS / "texts" / "tales.jsonl"
 
 
 def tales() -> str:

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from playground.algorithms.programs.sandbox import NotRun
+from playground.asset_files import ASSETS
 from playground.events import Judged
 from playground.pocket.world import Item, score
 from playground.pocket.world.show import items
 
-FILE = Path(__file__).resolve().parents[2] / "assets" / "questions.json"
+FILE = ASSETS / "questions.json"
 PROGRAMS = "programs"  # the task whose answers are judged by running them
 STORIES = "stories"  # the task with many right answers
 Turns = tuple[tuple[str, str], ...]

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from playground.asset_files import ASSETS
 from playground.errors import Refusal
 
-BUNDLED_MODELS = Path(__file__).resolve().parents[2] / "assets" / "models"
+BUNDLED_MODELS = ASSETS / "models"
 ORACLE = "oracle"  # an exact table instead of a network: a file next to the model folders
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights

@@ -7,16 +7,16 @@ from __future__ import annotations
 import json
 from html import escape
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
+from playground.asset_files import ASSETS
 from playground.bench import questions
 from playground.bench.questions import Question
 from playground.errors import Refusal
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import Settings
 
-PROMPTS = Path(__file__).parents[2] / "assets" / "prompts.json"
+PROMPTS = ASSETS / "prompts.json"
 SCRIPT = (PROMPTS.parent / "gallery.js").read_text(encoding="utf-8")
 TASKS = {
     "facts": "Facts by heart",

@@ -10,9 +10,9 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from playground.asset_files import ASSETS
 from playground.contract import Knob, Strategy, discover, make
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
 from playground.errors import Refusal
@@ -22,7 +22,7 @@ from playground.ui.guarantee_labels import PROMISES
 from playground.ui.scripted_component import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
 
-ASSETS = Path(__file__).parents[2] / "assets" / "editor"
+SOURCES = ASSETS / "editor"
 SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
 TOGGLES = ("sampler", *SINGLE_KINDS)
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
@@ -63,7 +63,7 @@ class LaneEditor(Fetched):
 def _script(most: int) -> str:
     """The script with its catalogue. Cached: Gradio constructs the component again for every update during a run."""
     catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
-    return "".join((ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
+    return "".join((SOURCES / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
         "__CATALOGUE__", _literal(catalogue)
     )
 

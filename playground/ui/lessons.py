@@ -28,13 +28,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.ui.live_view import to_json
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import CHOICES, Settings
 
-ASSETS = Path(__file__).parents[2] / "assets"
 SHOWN = {
     "prompt": "#prompt",
     "context": "#passage",

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from playground import events
+from playground.asset_files import ASSETS
 from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
 
-ASSETS = Path(__file__).resolve().parents[2] / "assets"
 STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
 SCRIPTS = (
     "dom",

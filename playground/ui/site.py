@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import playground
+from playground.asset_files import ASSETS
 from playground.bench.questions import judging
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries
@@ -23,8 +24,6 @@ from playground.ui.settings import DEFAULT, Rules, Settings
 from playground.ui.survey_run import SurveySettings, survey_session
 from playground.ui.worker import Health, Run, Worker
 from playground.ui.zero_gpu import Batch, RemoteRun, batches, on_gpu, on_zero
-
-ASSETS = Path(__file__).parents[2] / "assets"
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):

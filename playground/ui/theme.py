@@ -6,7 +6,8 @@ from typing import Any
 
 import gradio as gr
 
-ASSETS = Path(__file__).parents[2] / "assets"
+from playground.asset_files import ASSETS
+
 SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 COLOURS = {  # colour of page.css: Gradio's theme variables that use it, in light and dark mode

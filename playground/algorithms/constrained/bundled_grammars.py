@@ -1,9 +1,9 @@
 """Grammars that come with the project, in the Lark dialect of llguidance."""
 from __future__ import annotations
 
-from pathlib import Path
+from playground.asset_files import ASSETS
 
-FOLDER = Path(__file__).resolve().parents[3] / "assets" / "grammars"
+FOLDER = ASSETS / "grammars"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.lark")))
 
 

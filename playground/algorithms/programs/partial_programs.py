@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import comb, log
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.trace.transcript import sequences
 
@@ -28,7 +28,7 @@ GRID = tuple(1e-5 + (1 - 2e-5) * i / 99 for i in range(100))
 WHOLE = 1.0  # threshold at which nothing is kept
 HOLE = "▢"
 STRANGE = frozenset("\r\f\0")  # characters that end a line for some parsers only
-CALIBRATION = Path(__file__).resolve().parents[3] / "assets" / "texts" / "calibration.json"
+CALIBRATION = ASSETS / "texts" / "calibration.json"
 
 
 @dataclass

@@ -1,0 +1,13 @@
+"""Packages of `pip install .`: the folder `assets` is installed as `playground.assets`. See pyproject.toml."""
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["playground*", "strategies*"]), "playground.assets"],
+    package_dir={"playground.assets": "assets"},
+    package_data={
+        "playground.assets": ["**/*"],
+        "playground.bench": ["*.json"],
+        "playground.pocket.world": ["plots/*"],
+    },
+    include_package_data=False,
+)

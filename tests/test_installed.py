@@ -1,0 +1,63 @@
+"""`pip install .` gives a package that works from any folder: every file of `assets` is in it and found there."""
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ("playground", "strategies", "assets", "pyproject.toml", "setup.py", "requirements.txt", "README.md",
+           "LICENSE", "NOTICE")
+PIP = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """The folder that the packages are installed into, from a copy: building writes beside the sources."""
+    copy, packages = tmp_path_factory.mktemp("clone"), tmp_path_factory.mktemp("site-packages")
+    for name in SOURCES:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, copy)
+    done = subprocess.run([*PIP, "--target", str(packages), str(copy)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return packages
+
+
+def run_there(installed: Path, folder: Path, *words: str) -> str:
+    """Output of python with the installed packages, in a folder that is no clone."""
+    environment = {"PYTHONPATH": str(installed), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1", "HOME": str(folder)}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+def test_every_module_and_every_bundled_file_is_installed(installed):
+    assets = {f"assets/{name}" for name in files(ROOT / "assets")}
+    assert files(installed / "playground") == files(ROOT / "playground") | assets
+    assert files(installed / "strategies") == files(ROOT / "strategies")
+
+
+def test_the_installed_command_line_lists_the_strategies_from_another_folder(installed, tmp_path):
+    assert "speculative" in run_there(installed, tmp_path, "-m", "playground", "list")
+
+
+def test_the_installed_package_runs_its_bundled_model_and_makes_a_page_of_it(installed, tmp_path):
+    example = (
+        "import playground; print(playground.__file__); models = playground.load('pocket', draft='none');"
+        "result = playground.run('greedy', 'The fox', models=models, max_new_tokens=2); result.to_html('fox.html');"
+        "print(len(result.token_ids))"
+    )
+    where, tokens = run_there(installed, tmp_path, "-c", example).splitlines()
+    assert where.startswith(str(installed)) and tokens == "2"
+    assert "<script" in (tmp_path / "fox.html").read_text(encoding="utf-8")
