@@ -66,10 +66,7 @@ def main(arguments: list[str]) -> None:
 
 
 def check_mcp(wanted: bool) -> None:
-    """Raise Refusal if MCP is wanted and its package is missing; Gradio would only print a warning.
-
-    The extra gradio[mcp] requires an older pydantic than this project.
-    """
+    """Raise Refusal if MCP is wanted and its package is missing; Gradio would only print a warning."""
     if wanted and find_spec("mcp") is None:
         raise Refusal('--mcp needs another package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
 

@@ -9,14 +9,16 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import playground
 from playground.cli import main
 from playground.cli.options import parser
 from playground.contract import base
+from support.folders import links_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/command-line.md")
+PAGES = ("README.md", "docs/command-line.md", "docs/deploy.md")
 COMMAND = ["python", "-m", "playground"]
 SHORT = ["--max-new-tokens", "16"]
 TOO_LONG = ("bench", "fit", "variant")  # these measure and train: minutes
@@ -40,6 +42,7 @@ def ours(page: str) -> list[list[str]]:
 
 def shortened(words: list[str]) -> list[str] | None:
     """The command as a test runs it; None for one that takes too long however it is cut."""
+    words = [word for word in words if word != "--check"]  # the long tests install a Space's packages
     if (kind := " ".join(words[:2])) in SHORTENED:
         return [*words, *SHORTENED[kind]]
     if words[0] in TOO_LONG:
@@ -78,6 +81,34 @@ def test_other_commands_name_files_that_are_there(page):
     assert all((ROOT / file).exists() for file in files) and (files or page != "README.md")
 
 
+def test_docker_commands_name_profiles_and_arguments_that_are_there():
+    """container_steps.py carries out what `docker build` would."""
+    given = [words for page in PAGES for words in commands(page) if words[:1] == ["docker"]]
+    profiles = {words[words.index("--profile") + 1] for words in given if "--profile" in words}
+    assert profiles == yaml.safe_load((ROOT / "compose.yaml").read_text())["services"].keys()
+    arguments = {words[words.index("--build-arg") + 1].split("=")[0] for words in given if "--build-arg" in words}
+    assert arguments and all(f"ARG {name}=" in (ROOT / "Dockerfile").read_text() for name in arguments)
+
+
+DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md",
+             *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_every_link_of_a_page_leads_to_a_file(page):
+    for link in links_of(ROOT / page):
+        assert (ROOT / page).parent.joinpath(link).exists(), link
+
+
+def test_the_index_lists_every_page():
+    assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == {
+        path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+
+
+def test_the_readme_stays_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(page, place, capsys):
@@ -95,7 +126,7 @@ def test_what_is_left_out_for_its_length_is_still_in_the_pages():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_the_python_examples_of_a_page_run_as_written(page, place, monkeypatch, capsys):
     monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))  # an example defines a strategy
     for example in blocks(page, "python"):

@@ -43,6 +43,7 @@ def parser() -> CommandParser:
         ("study", "run_study:study", _study, "analyse recorded runs"),
         ("fit", "fit_and_variant:fit", _fit, "find the knobs that suit a model"),
         ("variant", "fit_and_variant:make_variant", _variant, "make a new model from another; it joins the catalogue"),
+        ("space", "prepare_space:prepare", _space, "prepare the folder of a Hugging Face Space, and check it"),
     ))
     return whole
 
@@ -248,6 +249,15 @@ def _variant(command: CommandParser) -> None:
     _count(command, "seed", 0, 0)
     _of_the_base(command)
     command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def _space(command: CommandParser) -> None:
+    command.add_argument("folder", metavar="FOLDER", help="a new folder, for the files that are uploaded")
+    command.add_argument("--name", default="YOU/decoding-playground", metavar="OWNER/NAME",
+                         help="of the Space, in the commands that upload it")
+    command.add_argument("--zero-gpu", action="store_true", help="for ZeroGPU hardware: torch with CUDA")
+    command.add_argument("--check", action="store_true",
+                         help="start it in a new environment as the Space would, and wait for an answer; minutes")
 
 
 def _of_the_texts(command: CommandParser) -> None:

@@ -1,0 +1,120 @@
+"""The folder of a Hugging Face Space: what is in it, what it is checked for, and that it starts as the Space would."""
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from playground.cli import main
+from playground.cli.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
+from playground.errors import Refusal
+from support.folders import links_of
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("spaces") / "space"
+    write(folder)
+    return folder
+
+
+@pytest.fixture
+def changed(space, tmp_path) -> Path:
+    """A copy of the folder whose README a test may change; the other files are linked."""
+    folder = Path(shutil.copytree(space, tmp_path / "changed", copy_function=os.link))
+    (folder / README).unlink()
+    shutil.copyfile(space / README, folder / README)
+    return folder
+
+
+def test_the_folder_would_start_as_a_space(space):
+    assert complaints(space) == []
+
+
+def test_it_has_what_the_page_needs_and_nothing_else(space):
+    top = {path.name for path in space.iterdir()}
+    assert {"app.py", "requirements.txt", README, "playground", "strategies", "assets"} <= top
+    assert not top & {"tests", ".ci", ".git", "Dockerfile", "setup.py"}
+    assert [path.name for path in (space / "docs").iterdir()] == ["page.png"]
+    assert not list(space.rglob("__pycache__"))
+
+
+def test_its_readme_links_to_nothing_that_stayed_behind(space):
+    for link in links_of(space / README):
+        assert (space / link).exists(), link
+
+
+def test_the_free_tier_gets_torch_without_cuda_and_zero_gpu_with_it(space, tmp_path):
+    write(tmp_path / "zero", zero_gpu=True)
+    first = [(folder / "requirements.txt").read_text().splitlines()[0] for folder in (space, tmp_path / "zero")]
+    assert first[0] == CPU_INDEX and not first[1].startswith("--")
+
+
+def test_the_requirements_agree_with_what_every_space_installs(space):
+    """gradio[mcp] 6.31 takes pydantic up to 2.12.5: a requirement above that makes the Space's build fail."""
+    from importlib.metadata import requires
+    pydantic = [Requirement(line).specifier for line in requires("gradio") if line.startswith("pydantic")]
+    own = {r.name: r.specifier for r in _requirements(space)}
+    assert any("mcp" in package for package in SPACE_PACKAGES)
+    assert all(specifier.contains("2.12.5") for specifier in [*pydantic, own["pydantic"]])
+
+
+def _requirements(folder: Path) -> list[Requirement]:
+    lines = [line.split("#")[0].strip() for line in (folder / "requirements.txt").read_text().splitlines()]
+    return [Requirement(line) for line in lines if line and not line.startswith("--")]
+
+
+@pytest.mark.parametrize("old, new, complaint", [
+    ("sdk_version: 6.31.0", "sdk_version: 5.0.0", "do not name the Gradio"),
+    ('python_version: "3.11"', "python_version: 3.1", "not quoted"),
+    ("app_file: app.py", "app_file: main.py", "main.py, which is missing"),
+    ("license: apache-2.0\n", "", "no license"),
+    ("colorFrom: indigo", "colorFrom: orange", "colorFrom"),
+    ("short_description: Watch", "short_description: " + "Watch " * 20, "60 characters"),
+    ("  - Qwen/Qwen3-0.6B\n", "", "hub models"),
+    ("(LICENSE)", "(LICENCE)", "links to LICENCE"),
+])
+def test_a_readme_that_would_not_work_is_refused_with_the_reason(changed, old, new, complaint):
+    text = (changed / README).read_text(encoding="utf-8")
+    assert old in text
+    (changed / README).write_text(text.replace(old, new), encoding="utf-8")
+    assert any(complaint in found for found in complaints(changed)), complaints(changed)
+
+
+def test_a_missing_model_and_a_file_that_is_too_large_are_found(changed):
+    (changed / "assets/big.bin").touch()
+    with (changed / "assets/big.bin").open("wb") as file:
+        file.truncate(70_000_000)
+    assert len([found for found in complaints(changed) if "bytes" in found]) == 2
+    (changed / "assets/models/pocket/model.safetensors").unlink()
+    assert complaints(changed) == ["assets/models/pocket/model.safetensors is missing"]
+
+
+def test_readmes_without_settings_are_refused(changed):
+    for text in ("# A page", "---\n- a\n---\n", "---\na: [\n---\n"):
+        (changed / README).write_text(text, encoding="utf-8")
+        with pytest.raises(Refusal, match="front matter"):
+            settings(changed)
+
+
+def test_a_folder_with_files_in_it_is_refused(tmp_path, capsys):
+    (tmp_path / "note.txt").touch()
+    for folder in (tmp_path, tmp_path / "note.txt", tmp_path / "no" / "where"):
+        assert main(["space", str(folder)]) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
+def test_the_command_says_how_the_folder_is_uploaded(tmp_path, capsys):
+    assert main(["space", str(tmp_path / "new"), "--name", "me/page"]) == 0
+    out, err = capsys.readouterr()
+    assert f"hf upload me/page {tmp_path / 'new'} . --type space" in out and "files" in err
+
+
+@pytest.mark.long
+def test_the_space_starts_in_a_clean_environment_and_answers(tmp_path):
+    assert main(["space", str(tmp_path / "new"), "--check"]) == 0
