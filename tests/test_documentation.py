@@ -1,6 +1,7 @@
 """The README and the guides say what works: their commands are accepted and run, and their examples run as written."""
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
@@ -15,6 +16,7 @@ import playground
 from playground.cli import main
 from playground.cli.options import parser
 from playground.contract import base
+from playground.trace import Trace
 from support.folders import links_of
 
 ROOT = Path(__file__).parents[1]
@@ -101,8 +103,16 @@ def test_every_link_of_a_page_leads_to_a_file(page):
 
 
 def test_the_index_lists_every_page():
-    assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == {
-        path.name for path in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    pages = {path.name for kind in ("*.md", "*.html") for path in (ROOT / "docs").glob(kind)} - {"README.md"}
+    assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == pages
+
+
+def test_the_recorded_demo_is_small_needs_nothing_from_elsewhere_and_plays_the_bundled_trace():
+    """`python -m playground replay assets/traces/first_view.jsonl --html docs/demo.html` writes it again."""
+    demo = (ROOT / "docs/demo.html").read_text(encoding="utf-8")
+    assert len(demo.encode()) < 1_000_000 and not re.search(r"(src|href)=[\"']?(https?:)?//", demo)
+    embedded = Trace.from_json(json.loads(re.search(r'<script[^>]*id="trace"[^>]*>(.*?)</script>', demo, re.DOTALL)[1]))
+    assert embedded.to_json() == Trace.load(ROOT / "assets/traces/first_view.jsonl").to_json()
 
 
 def test_the_readme_stays_short():

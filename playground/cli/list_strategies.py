@@ -1,19 +1,28 @@
-"""`list`: the available strategies. No model is loaded."""
+"""`list`: the available strategies, their papers, and the metrics of their runs. No model is loaded."""
 from __future__ import annotations
 
 import json
 from argparse import Namespace
+from typing import NoReturn
 
 from playground.cli.terminal_view import table
 from playground.contract import KINDS, Knob, Strategy, discover, find
+from playground.contract.bibliography import bibtex
 from playground.contract.metadata import facts
+from playground.errors import Refusal
+from playground.trace.lane_metrics import definitions
 
 
 def show(options: Namespace) -> bool:
-    """Print all strategies or one."""
+    """Print all strategies or one, their papers, or the metrics."""
+    if options.metrics:
+        print("\n".join(f"{name}: {meaning}" for name, meaning in definitions().items()))
+        return False
     classes = [find(options.name)] if options.name else list(discover().values())
     if options.json:
         print(json.dumps([facts(cls) for cls in classes], indent=2))
+    elif options.bibtex:
+        print(bibtex(classes) or _no_paper(options.name))
     elif options.name:
         print(_details(classes[0]))
     else:
@@ -24,6 +33,10 @@ def show(options: Namespace) -> bool:
         )
         print("\n`list NAME` shows everything about one, including its knobs.")
     return False
+
+
+def _no_paper(name: str) -> NoReturn:
+    raise Refusal(f"{name} is a baseline without a paper of its own: choose another, or leave the name out for all.")
 
 
 def _group(kind: str, classes: list[type[Strategy]]) -> str:

@@ -65,7 +65,10 @@ def _later(module: str, function: str) -> Callable[[argparse.Namespace], bool]:
 
 def _list(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
-    command.add_argument("--json", action="store_true", help="print an array of objects")
+    forms = command.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print an array of objects")
+    forms.add_argument("--bibtex", action="store_true", help="print the papers as BibTeX")
+    forms.add_argument("--metrics", action="store_true", help="print what each metric of a lane means")
 
 
 def _run(command: CommandParser) -> None:

@@ -1,0 +1,49 @@
+"""The papers of strategies as BibTeX, from what the strategies cite. Imports neither torch nor gradio.
+
+A strategy knows first author, year and identifier of its paper, no title and no list of authors: whoever cites a paper
+takes these from its page, whose address is in the entry.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from playground.contract.base import Strategy
+from playground.contract.metadata import ARXIV, citation, link
+
+NAMED = re.compile(r"(?P<authors>.+?) (?P<year>\d{4})(?:, arXiv .*)?")
+SPECIAL = str.maketrans({character: f"\\{character}" for character in "&%$#_{}"})
+
+
+def bibtex(classes: Iterable[type[Strategy]]) -> str:
+    """One @misc entry per source, sorted by key; its note names the strategies. Empty if all are baselines."""
+    sources: dict[str, list[type[Strategy]]] = {}
+    for cls in classes:
+        if citation(cls):
+            # two works outside arXiv may have one author and year
+            sources.setdefault(cls.paper if ARXIV.fullmatch(cls.paper) else cls.name, []).append(cls)
+    return "\n\n".join(sorted(_entry(source, found) for source, found in sources.items()))
+
+
+def _entry(source: str, classes: list[type[Strategy]]) -> str:
+    cited, paper = max((citation(cls) for cls in classes), key=len), classes[0].paper
+    named = NAMED.fullmatch(cited)
+    fields = {"author": _authors(named["authors"]), "year": named["year"]} if named else {}
+    if ARXIV.fullmatch(paper):
+        fields |= {"eprint": paper, "archiveprefix": "arXiv", "url": link(classes[0])}
+    fields["note"] = f"In the decoding playground: {', '.join(cls.name for cls in classes)}".translate(SPECIAL)
+    lines = [f"  {name} = {{{value}}}" for name, value in fields.items()]
+    return f"@misc{{{_key(named, source)},\n" + ",\n".join(lines) + "\n}"
+
+
+def _authors(cited: str) -> str:
+    """Names as BibTeX reads them: "Holtzman et al." is "Holtzman and others"; a name in lower case is not split."""
+    if (first := cited.removesuffix(" et al.")) != cited:
+        return f"{first} and others"
+    return cited if cited[0].isupper() else f"{{{cited}}}"
+
+
+def _key(named: re.Match[str] | None, source: str) -> str:
+    """Such as holtzman2020-1904.09751: two works of one year may have first authors of one name."""
+    stem = re.sub(r"[^a-z]", "", named["authors"].split()[0].lower()) + named["year"] if named else "arxiv"
+    return f"{stem}-{source.replace('_', '-')}"
