@@ -11,6 +11,11 @@ from packaging.requirements import Requirement
 from playground.cli import main
 from playground.cli.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
 from playground.errors import Refusal
+from playground.ui.model_loader import ModelRequest
+from playground.ui.pages import build
+from playground.ui.run_controls import ModelDropdown
+from playground.ui.settings import Rules, Settings
+from playground.ui.site import Site
 from support.folders import links_of
 
 ROOT = Path(__file__).parents[1]
@@ -118,3 +123,18 @@ def test_the_command_says_how_the_folder_is_uploaded(tmp_path, capsys):
 @pytest.mark.long
 def test_the_space_starts_in_a_clean_environment_and_answers(tmp_path):
     assert main(["space", str(tmp_path / "new"), "--check"]) == 0
+
+
+@pytest.mark.slow
+def test_a_space_offers_its_models_and_no_field_for_a_folder(monkeypatch):
+    monkeypatch.setenv("SPACE_ID", "somebody/page")
+    menus = [component["props"] for component in build(Site.from_environment(ModelRequest())).config["components"]
+             if component["props"].get("elem_id") in ("model", "draft") and component["type"] == "dropdown"]
+    assert len(menus) >= 2 and not any(menu["allow_custom_value"] for menu in menus)
+
+
+def test_a_model_that_a_space_does_not_offer_is_refused_in_the_sites_words():
+    menu = ModelDropdown([("Pocket", "pocket")], allow_custom_value=False)
+    assert menu.preprocess("/etc") == "/etc"
+    with pytest.raises(Refusal, match="only the models in its list"):
+        Site(rules=Rules.for_visitors()).model_request_for(Settings(model="/etc"))

@@ -31,7 +31,7 @@ from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
 from playground.ui.results_table import ResultsTable, answers_to, file_name, table_value
-from playground.ui.run_controls import status_line
+from playground.ui.run_controls import ModelDropdown, status_line
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
@@ -194,11 +194,12 @@ class Benchmark:
                 self.seed = self._number("seed", "Seed")
             with gr.Accordion("Models", open=False, elem_classes="models"):
                 targets = model_menu.targets(self.site.default_name())
-                self.model = gr.Dropdown(
-                    targets, value=self.start.model, label="Target", allow_custom_value=True, elem_id="model"
+                typed = {"allow_custom_value": not self.site.rules.public}
+                self.model = ModelDropdown(
+                    targets, value=self.start.model, label="Target", elem_id="model", **typed
                 )
-                self.draft = gr.Dropdown(
-                    model_menu.drafts(), value=self.start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
+                self.draft = ModelDropdown(
+                    model_menu.drafts(), value=self.start.draft, label="Draft", elem_id="draft", **typed
                 )
             self.model_notice = notice("model-notice")
 

@@ -15,7 +15,7 @@ from playground.ui.handlers import Changes, Handlers
 from playground.ui.lane_editor import LaneEditor, context_strategies
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
-from playground.ui.run_controls import length_and_seed, mode_switch, status_line
+from playground.ui.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
 from playground.ui.seed_sweep_panel import Repeats
 from playground.ui.settings import CHOICES, Settings
 from playground.ui.site import Site, first_view
@@ -232,11 +232,12 @@ class Page:
     def _models(self, start: Settings) -> None:
         targets, hint = model_menu.targets(self.site.default_name()), self._note(self.site.named(start.model))
         with gr.Accordion("Models", open=False, elem_classes="models"):
-            self.model = gr.Dropdown(
-                targets, value=start.model, label="Target", info=hint, allow_custom_value=True, elem_id="model"
+            typed = {"allow_custom_value": not self.site.rules.public}
+            self.model = ModelDropdown(
+                targets, value=start.model, label="Target", info=hint, elem_id="model", **typed
             )
-            self.draft = gr.Dropdown(
-                model_menu.drafts(), value=start.draft, label="Draft", allow_custom_value=True, elem_id="draft"
+            self.draft = ModelDropdown(
+                model_menu.drafts(), value=start.draft, label="Draft", elem_id="draft", **typed
             )
             with gr.Row(elem_classes="pair"):
                 self.dtype = gr.Dropdown(

@@ -7,6 +7,16 @@ from playground.ui.settings import Settings
 from playground.ui.theme import read
 
 
+class ModelDropdown(gr.Dropdown):
+    """A menu of models. Only a page of one's own lets a hub id or a folder be typed into it."""
+
+    is_template = True  # the browser draws a Dropdown
+
+    def preprocess(self, payload: str | None) -> str | None:
+        """Whatever was sent: `Site.model_request_for` refuses what is not offered, and says why."""
+        return payload
+
+
 def status_line(value: str = "", elem_id: str = "status") -> gr.HTML:
     return gr.HTML(
         value, html_template=read("status.html"), elem_classes="status", elem_id=elem_id, apply_default_css=False
