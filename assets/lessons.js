@@ -17,6 +17,7 @@ class Pointer {
   }
 
   show(selector, panel) {
+    if (selector && document.querySelector(selector)?.closest("#drawer")) window.showDrawer(true);
     this.rule.textContent = selector ? `${selector} { outline: 2px solid var(--pg-accent); outline-offset: 4px; border-radius: 8px; }` : "";
     if (selector) this.bringSoon(selector, panel);
     else this.cancel();

@@ -42,6 +42,53 @@
     localStorage.setItem(PROJECTOR, on ? "on" : "off");
   };
 
+  // The settings drawer, and what is chosen on the page. The live view compares what it draws with it.
+
+  window.showDrawer = (open) => {
+    const drawer = document.querySelector("#drawer");
+    if (!drawer) return;
+    const shown = drawer.toggleAttribute("data-open", open);
+    document.querySelector(".settings-open")?.setAttribute("aria-expanded", String(shown));
+  };
+
+  const chosen = { settings: {}, readers: [], lacking: false };
+
+  const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+
+  const summary = ({ mode, length, seed, model, draft, stop, system, context, before, dtype, quantization }) => [
+    mode === "chat" ? "chat" : "raw text",
+    counted(length, "token"),
+    `seed ${seed}`,
+    model === "default" ? window.settingsModel : model,
+    draft && draft !== "default" && `draft ${draft}`,
+    dtype && dtype !== "auto" && dtype,
+    quantization && quantization !== "none" && quantization,
+    stop && "stop strings",
+    mode === "chat" && system && "system message",
+    before?.length && counted(before.length, "earlier turn"),
+    context?.trim() && `context of ${counted(context.trim().split(/\s+/).length, "word")}`,
+  ].filter(Boolean).join(" · ");
+
+  /** Whether a chosen lane reads a context that is not there. */
+  const lacksContext = ({ lanes = [], context = "" }) => {
+    const parts = lanes.flatMap((lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)]);
+    return !context.trim() && parts.some((name) => chosen.readers.includes(name));
+  };
+
+  /** Announce changed settings. The drawer opens by itself when a lane begins to lack its context. */
+  window.settingsChosen = (some, readers = chosen.readers) => {
+    Object.assign(chosen, { settings: { ...chosen.settings, ...some }, readers });
+    const line = document.querySelector(".settings-open .summary");
+    if (line) line.textContent = summary(chosen.settings);
+    const lacking = lacksContext(chosen.settings);
+    if (lacking && !chosen.lacking) window.showDrawer(true);
+    chosen.lacking = lacking;
+    document.dispatchEvent(new CustomEvent("settings-chosen", { detail: chosen.settings }));
+    return some;
+  };
+
+  window.settingsNow = () => chosen.settings;
+
   // A replaced figure still has a resize listener and would never be freed. Plotly's own `purge` would break one that is still
   // being drawn.
   const release = (node) => {

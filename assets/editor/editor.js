@@ -112,8 +112,8 @@ function objection(part, lane, main) {
 function unfit(main) {
   if (!MAIN.includes(main.kind)) return "";
   const fills = main.kind === "canvas_decoder";
-  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Oracle sentences as the target, under Models.";
-  return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, under Models." : "";
+  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Oracle sentences as the target, in the settings.";
+  return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, in the settings." : "";
 }
 
 function settle(lane) {
@@ -149,8 +149,14 @@ function fill(lane, slot, name) {
 function commit() {
   props.value = JSON.parse(JSON.stringify(lanes));
   trigger("change", {});
+  announce();
   clearTimeout(timer);
   timer = setTimeout(ask, 150);
+}
+
+/** Tell the page, which compares the lanes with those that are drawn. */
+function announce() {
+  window.settingsChosen?.({ lanes: JSON.parse(JSON.stringify(lanes)) });
 }
 
 async function ask() {
@@ -259,7 +265,7 @@ function knobGrid(part, knobs, i) {
 
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
-    part.needs.includes("context") ? h("span", { class: "mark need", title: "Answers from a passage: enter one as the context, below the prompt." }, "needs a context") : null,
+    part.needs.includes("context") ? h("span", { class: "mark need", title: "Answers from a passage: enter one as the context, in the settings." }, "needs a context") : null,
     unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
     part.reconstruction ? h("span", { class: "mark", title: "The paper leaves details open; the authors' implementation may differ." }, "reconstruction") : null];
 }
@@ -493,6 +499,7 @@ function redraw(i) {
 
 function draw() {
   root.dataset.count = lanes.length;
+  root.style.setProperty("--lanes", lanes.length || 1);
   const add = h("button", { type: "button", class: "add-lane", onclick: addLane }, lanes.length ? "+ Add lane" : "+ Add a lane");
   root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [add] : []));
   lanes.forEach((lane, i) => judge(i));
@@ -544,6 +551,7 @@ function take() {
   lanes = given;
   verdicts = [];
   draw();
+  announce();
   ask();
 }
 

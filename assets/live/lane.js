@@ -45,7 +45,27 @@ class LaneCard {
     this.strip = el("dl", "strip");
     this.details = {}; // by metric: how its number comes about
     this.values = STRIP.map((metric) => this.metric(metric));
-    this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.verdict, this.remark, this.note, this.strip);
+    this.node.append(this.head(), this.branch, this.text.node, this.trouble, this.verdict, this.remark, this.note, this.costs());
+  }
+
+  /** Three headline numbers, and the others in a fold that opens in all lanes together. */
+  costs() {
+    this.heads = el("dl", "headlines");
+    this.more = el("details", "more");
+    this.more.open = this.app.moreNumbers;
+    this.more.addEventListener("toggle", () => this.app.showNumbers(this.more.open));
+    this.more.append(el("summary", "", "More numbers"), this.strip);
+    const costs = el("section", "costs");
+    costs.append(this.heads, this.more);
+    return costs;
+  }
+
+  drawHeadlines(cards) {
+    const found = headlines(this, cards);
+    const look = JSON.stringify(found);
+    if (look === this.headsLook) return;
+    this.headsLook = look;
+    this.heads.replaceChildren(...found.map(headline));
   }
 
   head() {
@@ -106,7 +126,9 @@ class LaneCard {
   drawStrip() {
     const now = measure(this.state);
     STRIP.forEach(({ name, write, detail }, i) => {
-      setText(this.values[i], write(now[name]));
+      const written = write(now[name]);
+      setText(this.values[i], written);
+      this.values[i].parentNode.hidden = written === DASH; // it does not apply to this lane
       if (detail) setText(this.details[name], detail(this.state));
       setAttribute(this.values[i], "data-value", now[name]);
     });

@@ -39,6 +39,8 @@ class App {
       rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
     });
     this.fill();
+    this.moreNumbers = false; // whether the lanes show all their numbers
+    this.stage = new Stage(this);
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     this.schedule();
   }
@@ -119,6 +121,8 @@ class App {
   begin(trace) {
     this.visit.add(trace);
     this.turnTo(trace);
+    this.stage.begin(trace);
+    this.stage.update();
   }
 
   /** Show another run, from its beginning. */
@@ -157,6 +161,7 @@ class App {
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
     this.lanes.dataset.count = this.cards.length;
+    this.lanes.style.setProperty("--count", this.cards.length);
     this.chosen = Math.max(0, Math.min(this.chosen, this.cards.length - 1));
     this.marked = { lane: -1, position: null };
     this.drawChooser();
@@ -166,6 +171,7 @@ class App {
     this.live.dataset.state = "filled";
     this.live.dataset.run = this.trace.run;
     this.live.dataset.recorded = this.trace.recorded;
+    this.stage.update();
     this.say("");
     if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
   }
@@ -174,6 +180,11 @@ class App {
   pace() {
     const greets = this.trace.recorded && !this.trace.fromFile && this.live.dataset.state === "empty" && this.settings.speed === "live";
     this.player.speed = this.speed.value = greets ? GREETING_SPEED : this.settings.speed;
+  }
+
+  showNumbers(open) {
+    this.moreNumbers = open;
+    for (const card of this.cards) card.more.open = open;
   }
 
   showEnd() {
@@ -216,6 +227,7 @@ class App {
       page: () => saveRun(this.trace, "page"),
       open: () => this.file.click(),
       keys: () => showKeys(this.keys),
+      run: () => document.querySelector("#run")?.click(),
     };
     acts[name]();
     this.schedule();
@@ -420,7 +432,10 @@ class App {
     const atHead = this.player.atEnd;
     const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
-      for (const card of this.cards) card.drawRemark(this.cards);
+      for (const card of this.cards) {
+        card.drawRemark(this.cards);
+        card.drawHeadlines(this.cards);
+      }
       for (const card of this.cards) card.text.cutLong();
       if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();

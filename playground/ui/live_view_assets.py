@@ -15,7 +15,7 @@ from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
 
-STYLES = ("live", "lanes", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
+STYLES = ("live", "lanes", "stage", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
 SCRIPTS = (
     "dom",
     "contents",
@@ -30,6 +30,7 @@ SCRIPTS = (
     "words",
     "card",
     "plain",
+    "headlines",
     "lane",
     "views/panel",
     "views/speakers",
@@ -53,6 +54,7 @@ SCRIPTS = (
     "bar",
     "lag",
     "listening",
+    "stage",
     "main",
 )
 """In this order: they share one scope, and `main` starts them."""

@@ -10,15 +10,16 @@ import gradio as gr
 from playground.decoding.visitor_memory import Memory
 from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
-from playground.ui.gallery import Gallery, examples, question_note
+from playground.ui.gallery import Gallery, question_note
 from playground.ui.handlers import Changes, Handlers
-from playground.ui.lane_editor import LaneEditor, context_strategies
+from playground.ui.lane_editor import LaneEditor
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
 from playground.ui.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
 from playground.ui.seed_sweep_panel import Repeats
 from playground.ui.settings import CHOICES, Settings
-from playground.ui.site import Site, first_view
+from playground.ui.settings_button import SettingsButton, announce
+from playground.ui.site import FIRST_SETTINGS, Site, first_view
 from playground.ui.theme import PRIVATE, notice
 
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
@@ -34,7 +35,7 @@ class Page:
     """The components, each an attribute, from top to bottom."""
 
     def __init__(self, site: Site, head: gr.Row):
-        self.site, self.start = site, Settings.read(examples()[0])
+        self.site, self.start = site, Settings.read(FIRST_SETTINGS)
         self.visit = gr.State(None)
         self.stored = gr.BrowserState(None, **MEMORY)
         with head:
@@ -42,24 +43,22 @@ class Page:
         with gr.Row(elem_classes="begin"):
             self.lessons = Lessons(elem_id="lessons")
             self.gallery = Gallery(elem_id="gallery")
-        with gr.Row(elem_classes="ask", equal_height=False):
-            self._question()
-            self._numbers()
-        self._lanes()
-        self._actions()
-        self._view()
+        self._bar()
+        self._drawer()
+        with gr.Column(elem_classes="stage"):
+            self._lanes()
+            self.live = Lanes(first_view(), elem_id="live")
+        self._figures()
 
     def controls(self) -> list[gr.components.Component]:
         """The controls, in the order of the fields of Settings."""
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """Set the named controls from `settings`. The system message is shown in a chat only; the context is opened if
-        there is one.
-        """
+        """Set the named controls from `settings`. The system message is shown in a chat only."""
         shown = {getattr(self, name): getattr(settings, name) for name in names}
         return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
-                self.passage: gr.update(open=bool(settings.context)), **self.show_question_note(settings)}
+                **self.show_question_note(settings)}
 
     def show_question_note(self, settings: Settings) -> Changes:
         """Show what to look at if the prompt is a question with a known answer."""
@@ -120,7 +119,7 @@ class Page:
             "concurrency_limit": None,
             **PRIVATE,
         }
-        opened = blocks.load(handlers.open, self.stored, [*controls, self.passage, self.known], **PRIVATE)
+        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], **PRIVATE)
         for event in (opened.then, self.model.change):
             event(handlers.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
         blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
@@ -132,7 +131,7 @@ class Page:
         self._bind_figures(handlers)
         self.repeats.bind(controls)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
-        asked = [*controls, self.passage, self.known, *self._notices()]
+        asked = [*controls, self.known, *self._notices()]
         self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
@@ -145,7 +144,6 @@ class Page:
         self.mode.change(
             None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE
         )
-        self.lanes.change(None, self.lanes, self.passage, js=_opens_for_readers(), **PRIVATE)
         self._remember(controls)
 
     def _bind_run(self, handlers: Handlers) -> None:
@@ -167,9 +165,9 @@ class Page:
                 gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(draw)
 
     def _remember(self, controls: list[gr.components.Component]) -> None:
-        """Save every change to the browser's storage, without a request to the server."""
+        """Save every change to the browser's storage and announce it, without a request to the server."""
         names = json.dumps(Settings.names())
-        js = f"(...values) => Object.fromEntries({names}.map((name, i) => [name, values[i]]))"
+        js = f"(...values) => {announce(f'Object.fromEntries({names}.map((name, i) => [name, values[i]]))')}"
         gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
@@ -178,9 +176,36 @@ class Page:
     def _memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
 
+    def _bar(self) -> None:
+        """The prompt and Run; below, the button of the drawer with a summary of the settings."""
+        with gr.Row(elem_classes="bar ask", equal_height=False):
+            self.prompt = gr.Textbox(
+                self.start.prompt,
+                label="Prompt",
+                show_label=False,
+                lines=2,
+                max_lines=6,
+                placeholder="Write what the model continues…",
+                elem_id="prompt",
+            )
+            self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=112, scale=0)
+            self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
+        self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
+        self.prompt_notice = notice("prompt-notice")
+        SettingsButton(self.start, self.site.default_name(), elem_id="settings")
+
+    def _drawer(self) -> None:
+        """Everything else about a run. It stays mounted while it is closed, so that its values are read and set."""
+        with gr.Column(elem_classes="drawer", elem_id="drawer"):
+            with gr.Row(elem_classes="ask", equal_height=False):
+                self._question()
+                self._numbers()
+                self._models(self.start)
+            self._actions()
+
     def _question(self) -> None:
         start = self.start
-        with gr.Column(scale=5, min_width=280, elem_classes="question"):
+        with gr.Column(scale=4, min_width=280, elem_classes="question"):
             self.system = gr.Textbox(
                 start.system,
                 label="System message",
@@ -191,31 +216,19 @@ class Page:
                 elem_id="system",
             )
             self.before = EarlierTurns(start.before, elem_id="before")
-            self.prompt = gr.Textbox(
-                start.prompt,
-                label="Prompt",
-                lines=4,
-                max_lines=14,
-                placeholder="Write what the model continues…",
-                elem_id="prompt",
-            )
-            self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
-            with gr.Accordion(
-                "Context", open=bool(start.context), elem_classes="passage", elem_id="passage"
-            ) as self.passage:
+            with gr.Column(elem_classes="passage", elem_id="passage"):
                 self.context = gr.Textbox(
                     start.context,
-                    label="A passage that the answer should be based on",
+                    label="Context: a passage that the answer should be based on",
                     lines=3,
                     max_lines=10,
                     elem_id="context",
                     info="Every lane reads it before the prompt; context-contrastive lanes also run without it.",
                 )
-            self.prompt_notice = notice("prompt-notice")
 
     def _numbers(self) -> None:
         start = self.start
-        with gr.Column(scale=2, min_width=280, elem_classes="numbers"):
+        with gr.Column(scale=2, min_width=240, elem_classes="numbers"):
             self.mode = mode_switch(start)
             self.length, self.seed = length_and_seed(start)
             self.stop = gr.Textbox(
@@ -226,13 +239,11 @@ class Page:
                 placeholder="one per line; \\n is a line break",
                 elem_id="stop-strings",
             )
-            self._models(start)
-            self.model_notice = notice("model-notice")
 
     def _models(self, start: Settings) -> None:
         targets, hint = model_menu.targets(self.site.default_name()), self._note(self.site.named(start.model))
-        with gr.Accordion("Models", open=False, elem_classes="models"):
-            typed = {"allow_custom_value": not self.site.rules.public}
+        typed = {"allow_custom_value": not self.site.rules.public}
+        with gr.Column(scale=2, min_width=240, elem_classes="models"):
             self.model = ModelDropdown(
                 targets, value=start.model, label="Target", info=hint, elem_id="model", **typed
             )
@@ -251,6 +262,7 @@ class Page:
                     elem_id="quantization",
                 )
             self.fetch = gr.Button("Load now", size="sm")
+            self.model_notice = notice("model-notice")
 
     def _lanes(self) -> None:
         self.lanes = LaneEditor(
@@ -260,9 +272,6 @@ class Page:
 
     def _actions(self) -> None:
         with gr.Row(elem_classes="actions"):
-            self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=120, scale=0)
-            self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=120, scale=0, visible=False)
-            gr.HTML("<kbd>Ctrl</kbd> <kbd>Enter</kbd>", elem_classes="hint", apply_default_css=False)
             self.read = gr.Button(
                 "Score this text", size="sm", variant="secondary", elem_id="score", min_width=120, scale=0
             )
@@ -278,8 +287,7 @@ class Page:
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
 
-    def _view(self) -> None:
-        self.live = Lanes(first_view(), elem_id="live")
+    def _figures(self) -> None:
         self.repeats = Repeats(self.site)
         self.examined = _fold("Figures of the last run")
         self.studies = {study.name: _fold(f"Study: {study.title}") for study in study_figures.known()}
@@ -289,12 +297,3 @@ def _fold(title: str) -> gr.Accordion:
     """A closed section for figures, hidden until there is a run to draw."""
     return gr.Accordion(title, open=False, visible=False, elem_classes="figures")
 
-
-def _opens_for_readers() -> str:
-    """A script that opens the context for lanes that need one."""
-    names = json.dumps(context_strategies())
-    return f"""(lanes) => {{
-        const names = (lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)];
-        const reads = (lanes || []).some((lane) => names(lane).some((name) => {names}.includes(name)));
-        return reads ? {{__type__: 'update', open: true}} : {{__type__: 'update'}};
-    }}"""

@@ -234,6 +234,20 @@ def trusted_proxies() -> int:
     return int(given) if given.isdecimal() else int("SPACE_ID" in os.environ)
 
 
+FIRST_SETTINGS = {
+    "prompt": "Tell me a story about Mia.",
+    "mode": "chat",
+    "seed": 2,
+    "length": 120,
+    "lanes": [
+        {"strategy": "greedy"},
+        {"strategy": "speculative", "extras": [["draft_model", {"depth": 4, "width": 2}], ["rejection", {}]]},
+        {"strategy": "sample", "knobs": {"temperature": 0.7, "top_p": 0.9}},
+    ],
+}
+"""The settings of the recorded trace: a new visitor can run what is shown."""
+
+
 def first_view() -> dict[str, Any] | None:
     """The recorded trace that plays until a model is loaded, as one frame; None if it cannot be read."""
     try:

@@ -47,7 +47,11 @@ def read(name: str) -> str:
 
 def notice(name: str) -> gr.HTML:
     """A notice next to a control. It scrolls into view, since on a phone the pressed button is a screen away."""
-    seen = "watch('value', () => props.value && element.scrollIntoView({ block: 'nearest' }));"
+    seen = """watch('value', () => {
+        if (!props.value) return;
+        if (element.closest('#drawer')) window.showDrawer(true);
+        element.scrollIntoView({ block: 'nearest' });
+    });"""
     return gr.HTML(
         "",
         html_template="<p role='alert'>${value}</p>",

@@ -1,0 +1,36 @@
+// The three numbers of a lane that are always shown: its speed, whether its text is that of the plain lane, and its tokens per forward.
+
+/** {name, value, label, help} for what applies to a lane. */
+function headlines(card, cards) {
+  return [speedOf(card, cards), likenessOf(card, cards), perForward(card)].filter(Boolean);
+}
+
+function speedOf(card, cards) {
+  const plain = plainLane(card, cards);
+  const found = plain && plain !== card && pace(card, plain);
+  if (found) return { name: "speed", value: `${fixed(found.factor, found.factor < 9.95 ? 2 : 1)}×`, label: `speed of lane ${plain.order + 1}`, help: sayPace(card, cards) };
+  const own = measure(card.state).tokens_per_second;
+  return own === null ? null : { name: "speed", value: fixed(own, own < 99.5 ? 1 : 0), label: "tokens/s", help: "Tokens per second, prefill included." };
+}
+
+function likenessOf(card, cards) {
+  const said = sayLikeness(card, cards);
+  if (!said) return null;
+  const other = plainLane(card, cards) || cards[0];
+  const place = said.match(/from token (\d+) on/);
+  return { name: "likeness", value: place ? `differs at ${place[1]}` : "same", label: `text against lane ${other.order + 1}`, help: said };
+}
+
+function perForward(card) {
+  const value = measure(card.state).tokens_per_target_forward;
+  const { help } = STRIP.find(({ name }) => name === "tokens_per_target_forward");
+  return value === null ? null : { name: "per-forward", value: fixed(value, 2), label: "tokens per forward", help };
+}
+
+function headline({ name, value, label, help }) {
+  const pair = el("div");
+  pair.title = help;
+  pair.dataset.headline = name;
+  pair.append(el("dt", "", label), el("dd", "", value));
+  return pair;
+}

@@ -1,0 +1,34 @@
+"""The button that opens the drawer, with a summary of the settings in it. The drawing is in assets/page.js."""
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from playground.ui.lane_editor import context_strategies
+from playground.ui.live_view import to_json
+from playground.ui.scripted_component import Scripted
+from playground.ui.settings import Settings
+
+TEMPLATE = (
+    "<button type='button' class='settings-open' aria-expanded='false' aria-controls='drawer'>"
+    "<b>Settings</b><span class='summary'></span></button>"
+)
+
+
+class SettingsButton(Scripted):
+    """`model` is the name of the model behind the default choice."""
+
+    def __init__(self, start: Settings, model: str, **kwargs: Any):
+        begin = f"window.settingsModel = {json.dumps(model)}; {announce(to_json(asdict(start)))};"
+        super().__init__(
+            html_template=TEMPLATE,
+            js_on_load=f"{begin} element.querySelector('button').addEventListener('click', () => window.showDrawer());",
+            apply_default_css=False,
+            **kwargs,
+        )
+
+
+def announce(settings: str) -> str:
+    """A script expression that announces the settings given by another one, and returns them."""
+    return f"window.settingsChosen({settings}, {json.dumps(context_strategies())})"
