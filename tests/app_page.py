@@ -88,7 +88,16 @@ def visit(page: Page, address: str, settings: Settings = TWO_LANES) -> None:
     page.goto(f"{address}?s={settings.to_code()}")
     expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
     expect(page.locator(".lane-card")).to_have_count(len(settings.lanes))
-    expect(page.locator("#system")).to_be_hidden()  # afterwards nothing moves under the mouse
+    # afterwards nothing moves under the mouse
+    expect(page.locator("#settings .summary")).to_contain_text(f"{settings.length} token")
+    expect(page.locator("#settings .summary")).to_contain_text("raw text" if settings.mode == "raw" else "chat")
+
+
+def open_settings(page: Page) -> None:
+    """Open the drawer that holds everything about a run but its prompt and its lanes."""
+    if not page.locator("#drawer").is_visible():
+        page.locator("#settings .settings-open").click()
+    expect(page.locator("#length")).to_be_visible()
 
 
 def running_visitors(new_tab: Callable[[], Page], address: str, *prompts: str) -> list[Page]:

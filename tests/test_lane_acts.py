@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from app_page import address, browser, expect, page, running, status, visit  # noqa: F401
+from app_page import address, browser, expect, open_settings, page, running, status, visit  # noqa: F401
 
 from playground.contract.lane_config import LaneConfig
 from playground.ui.settings import Settings
@@ -17,6 +17,7 @@ def asked(page) -> list[LaneConfig]:
     """The lanes as the page remembers them."""
     page.wait_for_timeout(400)  # what is typed goes to the browser's memory a moment later
     page.evaluate("history.replaceState(null, '', '/')")
+    open_settings(page)
     page.locator("#share").click()
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     code = page.evaluate("new URLSearchParams(location.search).get('s')")

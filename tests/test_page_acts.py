@@ -16,6 +16,7 @@ from app_page import (  # noqa: F401
     browser,
     expect,
     new_tab,
+    open_settings,
     page,
     running,
     running_visitors,
@@ -74,6 +75,7 @@ def test_a_hostile_prompt_is_text_everywhere(page, address):
 
 def test_a_hostile_prompt_comes_back_from_its_link_and_from_the_browsers_memory(page, address):
     visit(page, address, Settings(prompt=HOSTILE, length=4))
+    open_settings(page)
     page.click("#share")
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     code = page.evaluate("new URLSearchParams(location.search).get('s')")
@@ -166,6 +168,7 @@ def test_a_visitor_without_a_run_is_shown_none_of_another(counted, new_tab):
     first.click("#run")
     expect(tokens(first, 0).nth(2)).to_be_attached()
     visit(second, address, Settings(prompt="second"))
+    open_settings(second)
     second.click("#again")
     expect(second.locator("#prompt-notice")).to_contain_text("no run to show yet")
 
@@ -223,12 +226,14 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
     page.wait_for_timeout(1500)
     before = tokens(page, 0).count()
     cut(False)
+    open_settings(page)
     page.click("#again")
     told = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
     page.locator("#live .scrub").press("End")
     expect(told.nth(before - 1)).to_be_attached()
     if page.locator("#stop").is_visible():
         page.click("#stop")
+    open_settings(page)
     page.fill("#length input", "3")
     page.click("#run")
     expect(status(page, 0)).to_have_text("reached the token limit")
@@ -319,6 +324,8 @@ def test_a_run_is_begun_held_stepped_and_gone_through_with_the_keyboard_alone(pa
     tab_to(page, "[data-part='examples'][data-index='1']")
     page.keyboard.press("Enter")
     expect(page.locator("#prompt textarea")).to_have_value(examples()[1]["prompt"])
+    tab_to(page, "#settings .settings-open")
+    page.keyboard.press("Enter")
     tab_to(page, "#length input")
     page.keyboard.type("4000")  # Tab has selected the text of the field
     page.keyboard.press("Control+Enter")

@@ -9,6 +9,7 @@ from app_page import (  # noqa: F401
     browser,
     choose_strategy,
     expect,
+    open_settings,
     page,
     running,
     status,
@@ -32,6 +33,7 @@ def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_non
         Settings(prompt="The red fox", context="A green bird sleeps.", length=4, lanes=[{"strategy": "greedy"}]),
     )
     expect(page.locator("#context textarea")).to_have_value("A green bird sleeps.")
+    expect(page.locator("#settings .summary")).to_contain_text("context of 4 words")
     page.click("#run")
     expect(tokens(page, 0).nth(3)).to_be_attached()
     assert running(page, 0).locator(".prompt").text_content().startswith("A green bird sleeps.")
@@ -60,9 +62,9 @@ def test_an_example_brings_its_context_and_the_next_one_takes_it_away(page, addr
     page.click(f"[data-group='{example['topic']}']")
     page.click(f"details [data-part='examples'][data-index='{index}']")
     expect(page.locator("#context textarea")).to_have_value(example["context"])
-    expect(page.locator("#context textarea")).to_be_visible()
+    expect(page.locator("#settings .summary")).to_contain_text("context of")
     page.get_by_role("button", name="A fact", exact=True).click()
-    expect(page.locator("#context")).to_be_hidden()
+    expect(page.locator("#settings .summary")).not_to_contain_text("context of")
 
 
 def test_an_example_sets_prompt_and_lanes(page, address):
@@ -85,6 +87,7 @@ def test_a_question_is_found_by_its_task_and_every_lane_says_whether_it_is_right
     expect(page.locator(".turns .user .said").first).to_have_text(question.before[0][0])
     expect(page.locator("#known .look")).to_have_text(question.look)
     expect(page.locator("#known pre")).to_be_hidden()
+    open_settings(page)
     page.fill("#length input", "3")
     page.click("#run")
     expect(running(page, 0).locator(".verdict")).to_contain_text(f"expected: {question.answer}")

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import re
 
-from app_page import TWO_LANES, address, browser, expect, page, running, status, tokens, visit  # noqa: F401
+from app_page import TWO_LANES, address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 from pairs import pair
 
 import playground.ui.site as site_module
@@ -16,6 +16,7 @@ TEXT = Settings(prompt="The green bird sings, and the red fox listens.", length=
 
 def score(page, address, settings: Settings = TEXT) -> None:
     visit(page, address, settings)
+    open_settings(page)
     page.click("#score")
     expect(running(page, 1)).to_be_attached()
     for lane in (0, 1):
@@ -45,6 +46,7 @@ def test_scoring_ends_the_run_it_follows_and_a_run_can_follow_it(page, address):
     visit(page, address, TWO_LANES)
     page.click("#run")
     expect(tokens(page, 0).nth(5)).to_be_attached()
+    open_settings(page)
     page.click("#score")
     expect(running(page, 0).locator(".title").first).to_contain_text("reads it")
     expect(status(page, 0)).to_have_text("ended")
@@ -56,6 +58,7 @@ def test_scoring_ends_the_run_it_follows_and_a_run_can_follow_it(page, address):
 
 def test_an_empty_text_gets_a_sentence_beside_it(page, address):
     visit(page, address, Settings(prompt="a", lanes=[{"strategy": "greedy"}]))
+    open_settings(page)
     page.click("#score")
     expect(page.locator("#prompt-notice")).to_contain_text("write at least two")
 

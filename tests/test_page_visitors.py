@@ -12,6 +12,7 @@ from app_page import (  # noqa: F401
     choose_strategy,
     expect,
     new_tab,
+    open_settings,
     running,
     running_visitors,
     status,
@@ -184,6 +185,7 @@ def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning
     expect(first.locator("#remembered")).to_contain_text("memory: 2 entries from earlier runs")
     visit(second, address, Settings(prompt="one"))
     ran(second)
+    open_settings(first)
     first.click("#forget")
     expect(first.locator("#remembered")).to_be_hidden()
     ran(first)

@@ -1,0 +1,169 @@
+"""The stage of the page, in a real browser: what is in sight while lanes write, what an earlier run says, what lanes show."""
+
+import re
+
+import pytest
+from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, tokens, visit  # noqa: F401
+
+from playground.trace import Trace
+from playground.ui.settings import Settings
+from playground.ui.site import FIRST_SETTINGS, first_view
+from playground.ui.theme import ASSETS
+
+PHONE = {"width": 390, "height": 844}
+PALETTE = (ASSETS / "palette.css").read_text(encoding="utf-8").split(".dark {")
+VIEW = (ASSETS / "live" / "live.css").read_text(encoding="utf-8").split(".dark .live {")
+SURFACES = ("paper", "card", "sunk")
+FOCUSED = """() => {
+    const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(document.activeElement);
+    return (outlineStyle !== "none" && parseFloat(outlineWidth) >= 1) || boxShadow !== "none";
+}"""
+
+
+def short(*names: str, prompt: str = "The red fox") -> Settings:
+    return Settings(prompt=prompt, length=12, lanes=[{"strategy": name} for name in names])
+
+
+# --- in sight ---
+
+def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, address):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    visit(page, address, Settings(prompt="The green bird", length=4000, lanes=4 * [{"strategy": "sample"}]))
+    page.click("#run")
+    for lane in range(4):
+        expect(tokens(page, lane).nth(150)).to_be_attached()
+    parts = [f".live .lane[data-lane='{lane}'] .text" for lane in range(4)] + [".live .player", "#prompt", "#stop"]
+    for part in parts:
+        expect(page.locator(part)).to_be_in_viewport(ratio=1)
+    expect(page.locator(".live .panel:visible").first).to_be_in_viewport()
+    assert page.evaluate("scrollY") == 0
+    page.click("#stop")
+
+
+def test_run_scrolls_a_phone_to_the_lanes(page, address):
+    page.set_viewport_size(PHONE)
+    visit(page, address, short("greedy", "sample"))
+    page.evaluate("scrollTo(0, 0)")
+    page.click("#run")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+    page.wait_for_function("Math.abs(document.querySelector('.live .lanes').getBoundingClientRect().top) < 60")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_closed_drawer_still_sets_the_run_and_says_what_it_holds(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=7, seed=3, stop="x", lanes=[{"strategy": "greedy"}]))
+    expect(page.locator("#drawer")).to_be_hidden()
+    expect(page.locator("#settings .summary")).to_contain_text("raw text · 7 tokens · seed 3")
+    expect(page.locator("#settings .summary")).to_contain_text("stop strings")
+    page.locator("#settings .settings-open").click()
+    expect(page.locator("#length input")).to_have_value("7")
+    page.fill("#length input", "5")
+    expect(page.locator("#settings .summary")).to_contain_text("5 tokens")
+
+
+# --- what is drawn and what is chosen ---
+
+def test_the_recorded_example_is_of_the_settings_a_new_visitor_finds():
+    headers = first_view()["headers"]
+    assert {(header["prompt"], header["seed"], header["max_new_tokens"]) for header in headers} == {
+        (FIRST_SETTINGS["prompt"], FIRST_SETTINGS["seed"], FIRST_SETTINGS["length"])
+    }
+    assert [header["strategy"] for header in headers] == [lane["strategy"] for lane in FIRST_SETTINGS["lanes"]]
+    assert len(Trace.load(ASSETS / "traces" / "first_view.jsonl").headers) == len(headers)
+
+
+def test_an_earlier_run_says_so_and_gives_its_colours_back(page, address):
+    visit(page, address, short("greedy", "sample"))
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    live, caption = page.locator("#live .live"), page.locator(".live .caption")
+    expect(live).to_have_attribute("data-fused", "true")
+    expect(caption).to_be_hidden()
+    colour = "getComputedStyle(document.querySelector(\".live .lane[data-lane='1'] .number\")).backgroundColor"
+    own = page.evaluate(colour)
+    page.fill("#prompt textarea", "The blue fox")
+    expect(caption).to_contain_text("An earlier run: the prompt or the lanes have changed since.")
+    expect(live).to_have_attribute("data-fused", "false")
+    assert page.evaluate(colour) != own
+    page.fill("#prompt textarea", "The red fox")
+    expect(caption).to_be_hidden()
+    assert page.evaluate(colour) == own
+    choose_strategy(page, 1, "speculative")
+    expect(caption).to_contain_text("An earlier run")
+
+
+# --- numbers ---
+
+def test_a_lane_shows_three_numbers_and_the_others_on_demand_without_dashes(page, address):
+    visit(page, address, short("greedy", "speculative"))
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    second = page.locator(".live .lane[data-lane='1']")
+    shown = second.locator(".headlines > div")
+    expect(shown).to_have_count(3)
+    assert shown.evaluate_all("all => all.map((one) => one.dataset.headline)") == ["speed", "likeness", "per-forward"]
+    assert re.fullmatch(r"[\d.]+×", shown.nth(0).locator("dd").text_content())
+    expect(shown.nth(1).locator("dd")).to_have_text("same")
+    expect(page.locator(".live .lane[data-lane='0'] .headlines > div")).to_have_count(2)
+    expect(second.locator(".strip")).to_be_hidden()
+    second.locator(".more > summary").click()
+    expect(page.locator(".live .lane[data-lane='0'] .strip")).to_be_visible()
+    assert "–" not in page.locator(".live .lane[data-lane='0'] .strip dd:visible").all_inner_texts()
+
+
+# --- type, contrast, focus ---
+
+def colours(part: str, prefix: str = "") -> dict[str, str]:
+    return dict(re.findall(rf"--{prefix}([\w-]+): (#[0-9a-f]{{6}})", part))
+
+
+def luminance(colour: str) -> float:
+    channels = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (c / 12.92 if c <= 0.03928 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def mixed(one: str, other: str, share: float) -> str:
+    parts = (int(one[i:i + 2], 16) * share + int(other[i:i + 2], 16) * (1 - share) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(part):02x}" for part in parts)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_all_text_has_a_contrast_of_four_and_a_half(theme):
+    page, view = colours(PALETTE[theme], "pg-"), colours(VIEW[theme])
+    share = int(re.search(r"--mute: color-mix\(in srgb, var\(--ink\) (\d+)%", VIEW[0])[1]) / 100
+    mute = mixed(page["ink"], page["card"], share)
+    pairs = [(page[name], page[surface]) for name in ("ink", "soft", "faint", "accent", "bad", "good", "warn")
+             for surface in SURFACES]
+    pairs += [(page[name], page[f"{name}-soft"]) for name in ("accent", "bad", "good", "warn")]
+    pairs += [(page["on-accent"], page["accent"]), *((page["card"], page[f"lane-{lane}"]) for lane in range(4))]
+    pairs += [(colour, page[surface]) for colour in (mute, view["accent"], view["refused"], view["extra"])
+              for surface in ("card", "sunk")]
+    pairs += [(view[name], view[f"{name}-soft"]) for name in ("accent", "refused", "extra")]
+    pairs += [(view["on-heat"], view[f"h{level}"]) for level in range(1, 11)]
+    assert [pair for pair in pairs if contrast(*pair) < 4.5] == []
+
+
+def test_every_text_has_one_of_five_sizes():
+    sizes = set(re.findall(r"--type-(\w+): \d+px", PALETTE[0]))
+    assert len(sizes) == 5
+    for sheet in [ASSETS / "page.css", *(ASSETS / "live").glob("*.css")]:
+        said = re.findall(r"font(?:-size)?: ([\d.]+px|var\(--type-(\w+)\))", sheet.read_text(encoding="utf-8"))
+        assert [value for value, name in said if name not in sizes] == [], sheet.name
+
+
+def test_the_focus_is_visible_wherever_tab_leads(page, address):
+    visit(page, address, short("greedy", "sample"))
+    page.locator("#settings .settings-open").click()
+    unseen = []
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if not page.evaluate(FOCUSED):
+            unseen.append(page.evaluate("document.activeElement.outerHTML.slice(0, 90)"))
+    assert [node for node in unseen if not node.startswith("<body")] == []
