@@ -104,7 +104,7 @@ def test_a_lane_shows_three_numbers_and_the_others_on_demand_without_dashes(page
     expect(shown).to_have_count(3)
     assert shown.evaluate_all("all => all.map((one) => one.dataset.headline)") == ["speed", "likeness", "per-forward"]
     assert re.fullmatch(r"[\d.]+×", shown.nth(0).locator("dd").text_content())
-    expect(shown.nth(1).locator("dd")).to_have_text("same")
+    expect(shown.nth(1).locator("dd")).to_have_text("same text")
     expect(page.locator(".live .lane[data-lane='0'] .headlines > div")).to_have_count(2)
     expect(second.locator(".strip")).to_be_hidden()
     second.locator(".more > summary").click()

@@ -18,7 +18,7 @@ function likenessOf(card, cards) {
   if (!said) return null;
   const other = plainLane(card, cards) || cards[0];
   const place = said.match(/from token (\d+) on/);
-  return { name: "likeness", value: place ? `differs at ${place[1]}` : "same", label: `text against lane ${other.order + 1}`, help: said };
+  return { name: "likeness", value: place ? `differs at ${place[1]}` : "same text", label: `against lane ${other.order + 1}`, help: said };
 }
 
 function perForward(card) {
