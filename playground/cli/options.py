@@ -15,6 +15,7 @@ from playground.errors import Refusal
 
 SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
+BOOKKEEPING, BOOKKEEPING_PAGE = "docs/bookkeeping.json", "docs/bookkeeping.md"
 CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
 ALIASES = {"speculation": ["guessing"]}  # former names, which keep working
 HELD_OUT = "of each task, held out from training"
@@ -93,7 +94,9 @@ def _replay(command: CommandParser) -> None:
 def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
-    commands = command.add_subparsers(metavar="[speed | survey | effects | caches | speculation | schemas | models]")
+    commands = command.add_subparsers(
+        metavar="[speed | survey | effects | caches | speculation | schemas | models | bookkeeping]"
+    )
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
          "measure speed: texts, single forwards, lanes, first tokens, memory, and the machine's limits"),
@@ -107,6 +110,8 @@ def _bench(command: CommandParser) -> None:
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
         ("models", "bench_models:measure", _model_types,
          "try every causal model type of the transformers library on a tiny random network"),
+        ("bookkeeping", "bench_bookkeeping:measure", _bookkeeping,
+         "measure what every strategy costs beside the forwards: CPU time and recorded events"),
     ))
 
 
@@ -221,6 +226,24 @@ def _model_types(command: CommandParser) -> None:
     command.add_argument("--json", metavar="FILE", help="write every result")
     command.add_argument("--page", nargs="?", const="docs/models.md", metavar="FILE",
                          help="write the table as a page, docs/models.md")
+
+
+def _bookkeeping(command: CommandParser) -> None:
+    _names(command, "only", "some of the strategies; default: all that generate text")
+    command.add_argument("--quick", action="store_true", help="a small vocabulary and a short prompt")
+    for name, low, meaning in (
+        ("vocabulary", 2000, "tokens of the model"),
+        ("layers", 1, "of the KV cache"),
+        ("context", 600, "tokens of the prompt"),
+        ("watched", 300, "tokens of the prompt where a policy reads the attention weights of all of it"),
+        ("tokens", 2, "generated"),
+        ("seconds", 1, "after which a strategy is stopped"),
+    ):
+        _count(command, name, low, None, meaning)
+    command.add_argument("--add", metavar="F.json", help="add the results to those of an earlier run, written by --out")
+    command.add_argument("--verbose", action="store_true", help="show the output of the libraries")
+    command.set_defaults(threads=None)
+    _results(command, BOOKKEEPING, BOOKKEEPING_PAGE, "write the tables as a page")
 
 
 def _study(command: CommandParser) -> None:

@@ -1,0 +1,133 @@
+"""One strategy measured: CPU time beside the forwards and bytes of events, at the prompt and per token after it."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from random import Random
+from time import monotonic, thread_time
+from typing import Any
+
+from playground.algorithms.fairy_tales import tales
+from playground.bench.bookkeeping.bookkeeping_defaults import BYTES, MILLISECONDS, Sizes
+from playground.bench.bookkeeping.generated_model import generated_pair
+from playground.bench.bookkeeping.strategy_lanes import lane_of
+from playground.contract.lane_config import LaneConfig
+from playground.decoding.limits import Limits
+from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.errors import Refusal
+from playground.events import Commit, Failed, Forward, Stamped
+
+QUESTION = "What came of it in the end"
+SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own
+SLACK = 64  # tokens of the prompt beside the passage
+
+
+@dataclass
+class Bookkeeping:
+    """What one strategy cost beside the forwards. CPU time is that of the thread that runs the lane."""
+
+    strategy: str
+    lane: str
+    prompt: int = 0  # tokens
+    prompt_seconds: float = 0.0
+    prompt_bytes: int = 0
+    seconds: float = 0.0  # after the prompt
+    bytes: int = 0
+    tokens: int = 0  # committed, on all sequences
+    rounds: int = 0  # forwards of the target
+    rows: int = 0  # that these computed
+    stopped: bool = False  # by the limit of time
+    failure: str = ""
+
+    @property
+    def milliseconds(self) -> float:
+        """Per token or round, whichever there are more of."""
+        return 1000 * self.seconds / max(self.tokens, self.rounds, 1)
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.bytes / max(self.tokens, 1)
+
+    @property
+    def excess(self) -> float:
+        """By what factor the worse of both limits is exceeded; at most 1 if both are met."""
+        return max(self.milliseconds / MILLISECONDS, self.bytes_per_token / BYTES)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: round(value, 6) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+class BookkeepingTrial:
+    """Measures strategies over one pair of model stand-ins."""
+
+    def __init__(self, sizes: Sizes):
+        self.sizes = sizes
+        self._target, self._draft = generated_pair(sizes)
+        self._passages = {count: self._passage(count) for count in (sizes.context, sizes.watched, SHORTEST)}
+
+    def measure(self, name: str) -> Bookkeeping:
+        """Run a lane with this strategy, on the longest prompt on which it does not fail.
+
+        Raises Refusal if there is no lane with this strategy.
+        """
+        lane = lane_of(name)
+        for context in self._passages:
+            result = self._run(name, lane, context)
+            if not result.failure:
+                break
+        return result
+
+    def _run(self, name: str, lane: LaneConfig, context: int) -> Bookkeeping:
+        result = Bookkeeping(name, " + ".join([lane.strategy, *(extra for extra, _ in lane.extras)]))
+        models, limits = Models(self._target, self._draft), Limits(0, self.sizes.tokens)
+        try:
+            session = prepare(models, [lane], Prompt(QUESTION, context=self._passages[context]), limits)
+        except Refusal as refusal:
+            return replace(result, failure=str(refusal))
+        result.prompt = len(session.headers[0].prompt_ids)
+        self._advance(session, result)
+        return result
+
+    def _advance(self, session: Session, result: Bookkeeping) -> None:
+        """Run a lane to its end, or to the limit of time."""
+        end = monotonic() + self.sizes.seconds
+        while not session.finished:
+            before, start = self._target.stopwatch.spent, thread_time()
+            stamped = session.advance()
+            seconds = thread_time() - start - (self._target.stopwatch.spent - before)
+            _add(result, stamped, seconds)
+            if monotonic() > end:
+                session.stop()
+                result.stopped = True
+
+    def _passage(self, count: int) -> str:
+        """A passage of almost `count` tokens: the bundled tales, then their sentences in random order."""
+        sentences, text, random = tales().split(". "), tales(), Random(0)
+        encode = self._target.tokens.encode
+        while len(ids := encode(text)) < count:
+            text += ". ".join(random.sample(sentences, len(sentences)))
+        return self._target.tokenizer.decode(ids[:count - SLACK])
+
+
+def _add(result: Bookkeeping, stamped: list[Stamped], seconds: float) -> None:
+    """Add one advance, to the costs of the prompt until the target has read it."""
+    events = [item.event for item in stamped]
+    forwards = [event for event in events if isinstance(event, Forward)]
+    reading = any(event.phase == "prefill" for event in forwards)
+    decoded = [event for event in forwards if event.stream == "target" and event.phase == "decode"]
+    result.rounds += len(decoded)
+    result.rows += sum(event.tokens for event in decoded)
+    result.failure = next((event.message for event in events if isinstance(event, Failed)), result.failure)
+    size = sum(len(json.dumps(item.to_json(), separators=(",", ":"))) + 1 for item in stamped)
+    if reading or not result.rounds:
+        result.prompt_seconds += seconds
+        result.prompt_bytes += size
+        return
+    result.seconds += seconds
+    result.bytes += size
+    result.tokens += _committed(events)
+
+
+def _committed(events: Iterable[Any]) -> int:
+    return sum(len(event.ids) for event in events if isinstance(event, Commit) and not event.grown_on)

@@ -1,0 +1,174 @@
+"""A stand-in for a model: its rows are looked up, and its key and value states are numbers without a meaning.
+
+The KV caches are real, with the layers and heads of a large model and a tiny head dimension. Attention is computed only
+where a cache policy acts on it, so a long prompt is read in a second.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import cached_property
+from threading import Lock, get_ident
+from time import thread_time
+
+import torch
+from torch import Tensor
+
+from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
+from playground.bench.bookkeeping.made_tokens import made_tokenizer
+from playground.engine.attention_mask import Segment
+from playground.engine.forward_input import ForwardInput
+from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.hooks import Call, LayerPlan, attend_all
+from playground.engine.kv_buffer import UNKNOWN, Capacity
+from playground.engine.kv_cache import KVCache
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+
+HEADS, HEAD_DIM = 8, 4  # of keys and values
+WIDTH = 64  # of hidden states
+STATES, SPAN = 64, 64  # distinct hidden states; positions over which the state after a token stays the same
+SPREAD = 6.0  # standard deviation of the logits: some tokens are likely, none is certain
+NOISE = 0.3  # between the hidden states of target and draft
+WATCHED_ROWS = 64  # of one forward of a longer prompt than `Sizes.watched`
+DRAFT_LAYERS = 2
+
+
+class Stopwatch:
+    """CPU time that each thread has spent in forwards, in seconds."""
+
+    def __init__(self):
+        self._spent: Counter[int] = Counter()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        start = thread_time()
+        try:
+            yield
+        finally:
+            self._spent[get_ident()] += thread_time() - start
+
+    @property
+    def spent(self) -> float:
+        """Of the calling thread."""
+        return self._spent[get_ident()]
+
+
+class Vocabulary:
+    """What target and draft share: tokens, grammars, lm_head weights [V, width] and hidden states [STATES, width]."""
+
+    def __init__(self, size: int, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
+        self.size, self.tokenizer = size, made_tokenizer(size)
+        self.tokens = Tokens(self.tokenizer, size)
+        self.end_ids = frozenset([self.tokenizer.eos_token_id])
+        self.lm_head = torch.randn(size, WIDTH, generator=generator) * (SPREAD / WIDTH ** 0.5)
+        self.lm_head[sorted(self.end_ids)] = 0  # no text ends early
+        self.states = torch.randn(STATES, WIDTH, generator=generator)
+        self.stopwatch = Stopwatch()
+
+    @cached_property
+    def grammars(self) -> GrammarEngine:
+        return GrammarEngine(self.tokenizer, self.size, sorted(self.end_ids))
+
+
+class GeneratedModel:
+    """Offers what a lane asks of `engine.model.Model`. The row after a token depends on the token and its position."""
+
+    revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
+    device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
+
+    def __init__(self, name: str, shared: Vocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
+        self.name, self.depth, self.context, self.watched = name, depth, context, watched
+        self.vocabulary, self.tokenizer, self.tokens = shared.size, shared.tokenizer, shared.tokens
+        self.end_ids, self.lm_head_weights, self.stopwatch = shared.end_ids, shared.lm_head, shared.stopwatch
+        self._shared, self.lock = shared, Lock()
+        generator = torch.Generator().manual_seed(1)
+        self._states = shared.states + noise * torch.randn(shared.states.shape, generator=generator)
+        self._logits = self._states @ shared.lm_head.T
+        self._keys = torch.randn(3, depth, HEADS, STATES, HEAD_DIM, generator=generator)
+
+    @cached_property
+    def thread(self) -> Executor:
+        return ThreadPoolExecutor(1)
+
+    @property
+    def grammars(self) -> GrammarEngine:
+        return self._shared.grammars
+
+    def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
+        return KVCache(self.depth, capacity=capacity)
+
+    def flops(self, rows: int, context: int, layers: int) -> float:
+        return float(rows)
+
+    def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Key states have no positions."""
+        return rows
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return hidden
+
+    def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
+        """Logits [n, V] of hidden states [n, width]; a matrix product of the model, so it counts as a forward."""
+        with self.stopwatch.running():
+            return hidden @ self.lm_head_weights.T
+
+    def forward(
+        self, works: list[ForwardInput], plan: LayerPlan | None = None
+    ) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """As `Model.forward`. Raises Refusal if the attention weights of a long prompt are asked for."""
+        with self.stopwatch.running():
+            plan = plan or LayerPlan()
+            segments = [work.segment() for work in works]
+            rows = torch.cat([_state_numbers(work, segment) for work, segment in zip(works, segments)])
+            for segment in segments:
+                self._check_watched(segment)
+            self._write(Call(segments, plan), rows)
+            return self._rows(works, plan, rows), {layer: self._state(layer, rows) for layer in plan.capture}
+
+    def _check_watched(self, segment: Segment) -> None:
+        if len(segment.watched) > WATCHED_ROWS and segment.store.length + segment.end > self.watched:
+            raise Refusal("The attention weights of so long a prompt take minutes: shorten it.", "context")
+
+    def _write(self, call: Call, rows: Tensor) -> None:
+        """Write the rows' keys and values in every layer that runs, and attend where somebody looks."""
+        plain = all(segment.is_plain(None) for segment in call.segments)
+        for layer in filter(call.plan.runs, range(self.depth)):
+            query, keys, values = self._keys[:, layer, :, rows]
+            if not plain:
+                attend_all(layer, (query, keys, values), call, HEAD_DIM ** -0.5)
+                continue
+            parts = [rows.split([segment.rows for segment in call.segments], 1) for rows in (keys, values)]
+            for segment, *states in zip(call.segments, *parts):
+                segment.write(layer, *states)
+
+    def _rows(self, works: list[ForwardInput], plan: LayerPlan, rows: Tensor) -> list[Tensor]:
+        """Logits [n, V] of each work."""
+        shares = rows.split([len(work.tokens) for work in works])
+        wanted = [share[-1:] if work.last_only else share for work, share in zip(works, shares)]
+        if plan.stop is None and not plan.skip:
+            return [self._logits[part] for part in wanted]
+        return [self.read_out(self._state(plan.layers(self.depth), part)) for part in wanted]
+
+    def _state(self, layer: int, rows: Tensor) -> Tensor:
+        """Hidden states [n, width] before a layer, the more like the last ones the later the layer is."""
+        share = layer / self.depth
+        return share * self._states[rows] + (1 - share) * self._states[rows - 1]
+
+
+def _state_numbers(work: ForwardInput, segment: Segment) -> Tensor:
+    """Which state follows each row, [n]."""
+    tokens, positions = torch.tensor(work.tokens), torch.tensor(segment.positions())
+    return (tokens * 2654435761 + positions // SPAN) // 7 % STATES
+
+
+def generated_pair(sizes: Sizes) -> tuple[GeneratedModel, GeneratedModel]:
+    """A target, and a draft that often agrees with it."""
+    shared, room = Vocabulary(sizes.vocabulary), sizes.context + sizes.tokens + 1024
+    return (
+        GeneratedModel("generated rows", shared, sizes.layers, room, sizes.watched),
+        GeneratedModel("generated rows, draft", shared, min(DRAFT_LAYERS, sizes.layers), room, sizes.watched, NOISE),
+    )

@@ -1,0 +1,77 @@
+"""`bench bookkeeping`: what strategies cost beside the forwards."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playground.bench.bookkeeping.bookkeeping_defaults import QUICK, Sizes
+from playground.cli import terminal_view as screen
+from playground.cli.bench_survey import gather
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import set_up, show_progress
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+
+
+def measure(options: Namespace) -> bool:
+    """Measure the strategies, print the table, and write the requested files. After Ctrl-C, partial results are shown
+    and written.
+
+    Raises Refusal for a name that cannot be measured, before anything is measured.
+    """
+    for path in (options.out, options.page):
+        check_place(path)
+    set_up(options)
+    import torch
+
+    from playground.bench.bookkeeping.bookkeeping_report import document, page, table, verdict  # late: torch
+    from playground.bench.speed_report import machine
+    sizes, names = _sizes(options), _names(options.only)
+    torch.set_num_threads(1)  # so that the time of the lane's thread is all there is
+    results = _earlier(options.add)
+    stopped = gather(measured := [], _results(sizes, names))
+    results = [*(result for result in results if result.strategy not in names), *measured]
+    facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu"))}
+    print(screen.table(table(results)) + "\n\n" + verdict(results))
+    write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
+    write_text(options.page, page(facts, results))
+    return stopped
+
+
+def _sizes(options: Namespace) -> Sizes:
+    """The sizes asked for: the default ones or the quick ones, with the changes."""
+    given = {name: value for name in asdict(QUICK) if (value := getattr(options, name)) is not None}
+    return replace(QUICK if options.quick else Sizes(), **given)
+
+
+def _names(only: list[str]) -> list[str]:
+    from playground.bench.bookkeeping.strategy_lanes import lane_of, measured_names
+    for name in only:
+        lane_of(name)
+    return list(dict.fromkeys(only)) or measured_names()
+
+
+def _results(sizes: Sizes, names: list[str]) -> Iterator[Bookkeeping]:
+    from playground.bench.bookkeeping.bookkeeping_trial import BookkeepingTrial
+    show_progress(0.0, "making the model")
+    trial = BookkeepingTrial(sizes)
+    for number, name in enumerate(names):
+        show_progress(number / len(names), name)
+        yield trial.measure(name)
+
+
+def _earlier(path: str | None) -> list[Bookkeeping]:
+    """The results in a file of an earlier run. Raises Refusal for a file that is not one."""
+    from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+    if path is None:
+        return []
+    try:
+        return [Bookkeeping(**fields) for fields in json.loads(Path(path).read_text(encoding="utf-8"))["strategies"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Refusal(f"{path} holds no results of this benchmark: give a file written by --out.", "add") from None
