@@ -18,6 +18,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Decoder, Sampler
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
@@ -200,6 +201,9 @@ class Enumerating:
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         chances = (p / p.sum()).tolist()
         return self._choose([(token, chance) for token, chance in enumerate(chances) if chance > 0])
+
+    def take(self, remaining: RemainingTokens, purpose: str, position: int) -> int:
+        return remaining.take(lambda rest: self.pick(rest, purpose, position))
 
     def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
         sides = [((True, 0.0), probability), ((False, probability), 1 - probability)]

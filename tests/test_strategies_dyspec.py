@@ -41,6 +41,43 @@ def test_without_chance_the_likeliest_are_taken_in_turn_and_what_is_left_is_what
     assert ranking.left == 0
 
 
+class Summed(torch.Tensor):
+    """A distribution that counts its passes over the whole vocabulary."""
+
+    passes = 0
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function.__name__ in ("cumsum", "sum", "clone", "div", "__rtruediv__", "sort", "topk", "gt"):
+            Summed.passes += 1
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+def test_sixty_four_draws_without_replacement_pass_over_the_vocabulary_once():
+    remaining, draws = RemainingTokens(torch.ones(5000).softmax(-1).as_subclass(Summed)), Draws(0)
+    Summed.passes = 0
+    assert len({draws.take(remaining, "draft", 0) for _ in range(64)}) == 64
+    assert remaining.left == pytest.approx(1 - 64 / 5000, rel=1e-4)
+    assert Summed.passes == 1
+
+
+@pytest.mark.oracle("dyspec")
+def test_draws_over_one_cumulative_sum_choose_the_tokens_of_draws_from_renormalised_rows():
+    """Until none remains, with tokens of probability 0 and some so improbable that differences would be rounding."""
+    chances = torch.tensor([0.0, 0.3, 1e-9, 0.0, 0.5, 0.2 - 1e-9, 1e-12, 0.0], dtype=torch.float64)
+    for seed in range(200):
+        lazy, whole, rest, taken = RemainingTokens(chances), Draws(seed), chances.clone(), []
+        draws = Draws(seed)
+        for _ in range(5):
+            expected = whole.pick(rest / rest.sum(), "draft", 0)
+            rest[expected] = 0
+            assert draws.take(lazy, "draft", 0) == expected
+            assert lazy.left == pytest.approx(float(rest.sum()), rel=1e-6)
+            taken.append(expected)
+        assert sorted(taken) == [1, 2, 4, 5, 6] and lazy.left == lazy.distinct == 0
+
+
 def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
     """A model whose probabilities go by the letters after the prompt; evenly where none are given."""
     def rule(context):

@@ -31,7 +31,7 @@ from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
 from playground.decoding.requests import Background, Immediate, Request, Together
-from playground.decoding.rng import Draws
+from playground.decoding.rng import Draws, Remaining
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
@@ -357,6 +357,10 @@ class Lane:
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
         """Sample a token from a distribution p [V] for a position of the sequence."""
         return self.draws.pick(p, purpose, position)
+
+    def draw_remaining(self, remaining: Remaining, position: int, purpose: str) -> int:
+        """The same without replacement: a token that was not taken from `remaining` before."""
+        return self.draws.take(remaining, purpose, position)
 
     def flip(self, probability: float, position: int, purpose: str = "accept") -> tuple[bool, float]:
         """True with the given probability, and the uniform number that decided."""

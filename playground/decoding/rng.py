@@ -8,11 +8,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 SCALE = 2.0 ** -53
+
+
+class Remaining(Protocol):
+    """Tokens that are sampled without replacement (`algorithms.speculative.without_replacement`)."""
+
+    def take_at(self, u: float) -> int:
+        """Sample with a uniform number in [0, 1) and remove the token."""
 
 
 class Draws:
@@ -49,8 +57,16 @@ class Draws:
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """Sample an index from a distribution p [V] by inverting its cumulative sum."""
-        # Apple GPUs have no float64
-        cumulated = p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)
+        cumulated = cumulate(p)
         target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
         index = int(torch.searchsorted(cumulated, target, right=True))
         return index if index < len(p) else int(p.nonzero()[-1])  # rounding may exceed the sum
+
+    def take(self, remaining: Remaining, purpose: str, position: int) -> int:
+        """Sample a token that was not taken before, and take it. The same token that `pick` would choose."""
+        return remaining.take_at(self.uniform(purpose, position))
+
+
+def cumulate(p: Tensor) -> Tensor:
+    """Cumulative sum of a distribution [V], in the widest type of its device: Apple GPUs have no float64."""
+    return p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)

@@ -82,7 +82,7 @@ def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) ->
 
 def distinct(lm: Lane, remaining: RemainingTokens, leaf: int, position: int) -> int:
     """Sample the next child of a leaf without replacement, for a position of the sequence."""
-    return remaining.take(lambda rest: lm.draw(rest, position, purpose(leaf, remaining.taken)))
+    return lm.draw_remaining(remaining, position, purpose(leaf, remaining.taken))
 
 
 def purpose(leaf: int, child: int) -> str:

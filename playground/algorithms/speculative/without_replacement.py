@@ -5,32 +5,82 @@ of log q + Gumbel noise (Gumbel-Top-k). Under greedy decoding the most probable 
 """
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
+from functools import cached_property
 from itertools import accumulate
 
+import torch
 from torch import Tensor
+
+from playground.decoding.rng import cumulate
+
+SMALL = 1e-3  # share of the mass below which what remains is summed again, since a difference would be rounding
 
 
 class RemainingTokens:
-    """A distribution whose tokens are sampled without replacement."""
+    """A distribution whose tokens are sampled without replacement.
+
+    The vocabulary is summed once: a draw inverts this cumulative sum and steps over the tokens removed before.
+    """
 
     def __init__(self, q: Tensor):
-        """`q` [V] is a distribution and is not modified. `left` is the probability mass of the remaining tokens."""
-        self.q, self._rest, self.taken = q, q.clone(), 0
-        self.left = float(q.sum())
+        """`q` [V] is a distribution and is not modified."""
+        self.q = q
+        self._removed: list[tuple[float, float, int]] = []  # (sum before the token, probability, token), ascending
+
+    @property
+    def taken(self) -> int:
+        """Number of tokens removed."""
+        return len(self._removed)
 
     @property
     def distinct(self) -> int:
         """Number of remaining tokens."""
-        return int((self._rest > 0).sum())
+        return int((self.q > 0).sum()) - self.taken
+
+    @cached_property
+    def left(self) -> float:
+        """Probability mass of the remaining tokens."""
+        total = float(self._cumulated[-1])
+        left = total - sum(mass for _, mass, _ in self._removed)
+        return left if left > SMALL * total else float(self.rest.sum())
+
+    @property
+    def rest(self) -> Tensor:
+        """The probabilities [V], not renormalised, without those of removed tokens."""
+        rest = self.q.clone()
+        rest[[token for _, _, token in self._removed]] = 0
+        return rest
 
     def take(self, draw: Callable[[Tensor], int]) -> int:
         """Sample a token with draw(distribution [V]) and remove it. At least one token must remain."""
-        token = draw(self._rest / self.left)
-        self._rest[token] = 0
-        self.left = float(self._rest.sum())
-        self.taken += 1
+        return self._remove(draw(self.rest / self.left))
+
+    def take_at(self, u: float) -> int:
+        """Sample with a uniform number in [0, 1) and remove the token: the one that `take` finds by inverting the
+        cumulative sum, without a pass over the vocabulary.
+        """
+        target = u * self.left
+        for before, mass, _ in self._removed:
+            if target < before:
+                break
+            target += mass
+        token = int(torch.searchsorted(self._cumulated, target, right=True))
+        gone = {removed for _, _, removed in self._removed}
+        if token in gone or token == len(self.q):  # by rounding
+            token = int(self.rest.nonzero()[-1])
+        return self._remove(token)
+
+    def _remove(self, token: int) -> int:
+        before = float(self._cumulated[token - 1]) if token else 0.0
+        insort(self._removed, (before, float(self._cumulated[token]) - before, token))
+        self.__dict__.pop("left", None)
         return token
+
+    @cached_property
+    def _cumulated(self) -> Tensor:
+        return cumulate(self.q)
 
 
 class Ranking:
