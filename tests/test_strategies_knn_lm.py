@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from tables import TableModel, prepared
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Prompt
+from playground.decoding.stream import Piece
 from strategies.sampling.knn_lm import Datastore
 
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
@@ -60,6 +63,19 @@ def test_a_text_that_begins_like_the_stored_one_goes_on_like_it():
     for lam, follows in [(0.99, True), (0.0, False)]:
         found = written(alone("knn_lm", text=TEXT, lam=lam, t=0.05), {"target": pair().target}, ids[:6], 10)
         assert (found == ids[6:16]) == follows
+
+
+def test_logits_of_the_stored_text_are_dropped_once_its_hidden_states_are_read():
+    """Four windows are read; while one is, no earlier logits [128, V] are alive."""
+    lm = SimpleNamespace(context=512, spell=lambda text: list(range(500)), reading=lambda window: [window])
+    reading, alive = make("knn_lm", text=TEXT, tokens=512, held=0).prepare(lm), []
+    window = next(reading)
+    while isinstance(window, list):
+        assert all(logits() is None for logits in alive[:-1])
+        piece = Piece(window, torch.zeros(len(window), 7), torch.randn(len(window), 3))
+        alive.append(weakref.ref(piece.logits))
+        window = reading.send(piece)
+    assert len(alive) == 4
 
 
 @pytest.mark.oracle("knn_lm")

@@ -1,8 +1,7 @@
 """kNN-LM: nearest neighbours in a datastore."""
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields
 
 import torch
 from torch import Tensor
@@ -77,14 +76,6 @@ class Datastore:
         return self
 
 
-class Read(NamedTuple):
-    """Logits and hidden states of a text."""
-
-    logits: Tensor  # [n, V], after each token
-    hidden: Tensor  # [n, width]
-    places: list[int]  # indices of the tokens followed by another in the same window
-
-
 @dataclass(frozen=True)
 class Effects:
     """Effects of the neighbours on the tokens of a given text, in nats, [n] each."""
@@ -94,6 +85,11 @@ class Effects:
     model: Tensor  # entropy of the model
     near: Tensor  # entropy of the neighbours
     distances: Tensor  # squared, to the nearest
+
+    @classmethod
+    def join(cls, parts: list["Effects"]) -> "Effects":
+        """The effects on one text, from those on its pieces."""
+        return cls(*(torch.cat([getattr(part, each.name) for part in parts]) for each in fields(cls)))
 
     def split(self) -> Figure:
         """Perplexity and entropy by whether the neighbours help, and by both entropies."""
@@ -198,30 +194,41 @@ class KNNLM(Sampler):
         ids = lm.spell((self.text.strip() or tales())[:(self.tokens + self.held) * LETTERS])
         if len(ids) < 2:
             raise Refusal("knn_lm needs a text of at least two tokens: give a longer one, or leave it empty.", "text")
-        read = yield from self._read(lm, ids[:self.tokens])
-        self.store = Datastore(read.hidden[read.places], ids[:self.tokens], torch.tensor(read.places))
-        yield Note(f"The datastore has {len(read.places)} entries, each with the token that follows.")
+        yield from self._store(lm, ids[:self.tokens])
         held = ids[self.tokens:self.tokens + self.held]
         if len(held) > 1:
-            yield from self._held_out_events(held, (yield from self._read(lm, held)))
+            yield from self._held_out_events(lm, held)
 
-    def _read(self, lm, ids: list[int]) -> Iterator:
-        """Logits and hidden states of a text, window by window."""
-        size, pieces, places = min(WINDOW, lm.context), [], []
+    def _store(self, lm, ids: list[int]) -> Iterator:
+        """Read the text of the datastore; only its hidden states are stored."""
+        read = yield from self._read(lm, ids, lambda piece, places: (piece.hidden[:len(places)], places))
+        places = [place for _, part in read for place in part]
+        self.store = Datastore(torch.cat([hidden for hidden, _ in read]), ids, torch.tensor(places))
+        yield Note(f"The datastore has {len(places)} entries, each with the token that follows.")
+
+    def _read(self, lm, ids: list[int], use: Callable) -> Iterator:
+        """Read a text window by window. Returns what `use(piece, places)` makes of each piece, whose logits [n, V] are
+        then dropped. `places` are the indices of its tokens that another one follows in the window, its first ones.
+        """
+        size, found = min(WINDOW, lm.context), []
         for start in range(0, len(ids), size):
-            for request in lm.reading(ids[start:start + size]):
-                pieces.append((yield request))
-            places += range(start, min(start + size, len(ids)) - 1)  # the last of a window has no next token
-        return Read(
-            torch.cat([piece.logits for piece in pieces]), torch.cat([piece.hidden for piece in pieces]), places
-        )
+            window, at = ids[start:start + size], start
+            for request in lm.reading(window):
+                piece = yield request
+                places = list(range(at, min(at + len(piece.tokens), start + len(window) - 1)))
+                at += len(piece.tokens)
+                found += [use(piece, places)] if places else []
+        return found
 
-    def _held_out_events(self, ids: list[int], read: "Read") -> Iterator[Event]:
-        """Figures about the effects of the neighbours on held-out text."""
-        effects = self.effects(
-            read.logits[read.places], read.hidden[read.places], [ids[place + 1] for place in read.places]
-        )
-        for place, model, near in zip(read.places, effects.model.tolist(), effects.near.tolist()):
+    def _held_out_events(self, lm, ids: list[int]) -> Iterator:
+        """Read held-out text; figures about the effects of the neighbours on it."""
+        def measured(piece, places: list[int]) -> tuple[Effects, list[int]]:
+            n = len(places)
+            return self.effects(piece.logits[:n], piece.hidden[:n], [ids[place + 1] for place in places]), places
+
+        read = yield from self._read(lm, ids, measured)
+        effects, places_read = Effects.join([part for part, _ in read]), [place for _, part in read for place in part]
+        for place, model, near in zip(places_read, effects.model.tolist(), effects.near.tolist()):
             yield Figure(
                 "scalar",
                 "true text: entropy, nats",
@@ -231,9 +238,9 @@ class KNNLM(Sampler):
         yield effects.split()
         yield Note(effects.summary())
         self.true_distance = {"true text, on average": float(effects.distances.mean())}
-        if len(read.places) >= GROWN:
+        if len(places_read) >= GROWN:
             self.true_slopes = {
-                f"{name}, true text": slope(read.places, values.tolist())
+                f"{name}, true text": slope(places_read, values.tolist())
                 for name, values in ((MODEL, effects.model), (NEAR, effects.near))
             }
 

@@ -26,7 +26,7 @@ class RemainingTokens:
 
     def __init__(self, q: Tensor):
         """`q` [V] is a distribution and is not modified."""
-        self.q = q
+        self.q, self._whole = q, q
         self._removed: list[tuple[float, float, int]] = []  # (sum before the token, probability, token), ascending
 
     @property
@@ -37,7 +37,7 @@ class RemainingTokens:
     @property
     def distinct(self) -> int:
         """Number of remaining tokens."""
-        return int((self.q > 0).sum()) - self.taken
+        return int((self._whole > 0).sum()) - self.taken
 
     @cached_property
     def left(self) -> float:
@@ -49,7 +49,7 @@ class RemainingTokens:
     @property
     def rest(self) -> Tensor:
         """The probabilities [V], not renormalised, without those of removed tokens."""
-        rest = self.q.clone()
+        rest = self._whole.clone()
         rest[[token for _, _, token in self._removed]] = 0
         return rest
 
@@ -68,7 +68,7 @@ class RemainingTokens:
             target += mass
         token = int(torch.searchsorted(self._cumulated, target, right=True))
         gone = {removed for _, _, removed in self._removed}
-        if token in gone or token == len(self.q):  # by rounding
+        if token in gone or token == len(self._whole):  # by rounding
             token = int(self.rest.nonzero()[-1])
         return self._remove(token)
 
@@ -80,7 +80,7 @@ class RemainingTokens:
 
     @cached_property
     def _cumulated(self) -> Tensor:
-        return cumulate(self.q)
+        return cumulate(self._whole)
 
 
 class Ranking:

@@ -1,0 +1,54 @@
+"""The benchmark of what strategies cost beside the forwards, at a tiny size."""
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from playground.bench.bookkeeping.bookkeeping_report import page, verdict
+from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+from playground.bench.bookkeeping.strategy_lanes import MEASURED, lane_of, measured_names
+from playground.cli import main
+from playground.contract import find
+from playground.errors import Refusal
+
+TINY = "--vocabulary 2000 --layers 2 --context 600 --watched 300 --tokens 4".split()
+
+
+def test_three_strategies_are_measured_and_added_to_a_page(tmp_path, capsys):
+    out, written = tmp_path / "figures.json", tmp_path / "page.md"
+    files = ["--out", str(out), "--page", str(written)]
+    assert main(["bench", "bookkeeping", *TINY, *files, "--only", "top_p", "sink_window"]) == 0
+    assert main(["bench", "bookkeeping", *TINY, *files, "--add", str(out), "--only", "prompt_lookup"]) == 0
+    results = [Bookkeeping(**fields) for fields in json.loads(out.read_text())["strategies"]]
+    assert [result.strategy for result in results] == ["top_p", "sink_window", "prompt_lookup"]
+    for result in results:
+        assert not result.failure and 500 < result.prompt <= 600
+        assert result.rounds and result.rows >= result.rounds and result.tokens >= 3
+        assert result.seconds > 0 and result.bytes > 100 * result.tokens and result.prompt_seconds > 0
+    assert all(f"`{result.strategy}`" in written.read_text() for result in results)
+
+
+def test_every_strategy_that_generates_text_has_a_lane():
+    assert len(measured_names()) > 100 and all(lane_of(name) for name in measured_names())
+    assert {find(name).kind for name in measured_names()} == set(MEASURED)
+    with pytest.raises(Refusal, match="generates no text"):
+        lane_of("scaling_laws")
+
+
+def test_the_strategies_that_miss_a_limit_most_come_first():
+    results = [
+        Bookkeeping("quick", "greedy", tokens=10, rounds=10, seconds=0.01, bytes=9_000),
+        Bookkeeping("slow", "greedy", tokens=10, rounds=20, seconds=0.1, bytes=9_000),
+        Bookkeeping("wordy", "greedy", tokens=10, rounds=10, seconds=0.01, bytes=90_000),
+        Bookkeeping("broken", "greedy", failure="It broke."),
+    ]
+    text = page({}, results)
+    assert text.index("`wordy`") < text.index("`slow`") < text.index("`quick`") < text.index("broken: It broke.")
+    assert verdict(results).startswith("1 of 4 strategies meet both limits, 1 take longer than 2 ms, 1 record more")
+
+
+def test_what_was_written_by_something_else_is_refused_in_a_sentence(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("[]")
+    assert main(["bench", "bookkeeping", *TINY, "--only", "top_p", "--add", str(tmp_path / "other.json")]) == 2
+    assert "holds no results of this benchmark" in capsys.readouterr().err
