@@ -36,7 +36,7 @@ WATCHED_ROWS = 64  # of one forward of a longer prompt than `Sizes.watched`
 DRAFT_LAYERS = 2
 
 
-class Stopwatch:
+class ForwardClock:
     """CPU time that each thread has spent in forwards, in seconds."""
 
     def __init__(self):
@@ -56,7 +56,7 @@ class Stopwatch:
         return self._spent[get_ident()]
 
 
-class Vocabulary:
+class SharedVocabulary:
     """What target and draft share: tokens, grammars, lm_head weights [V, width] and hidden states [STATES, width]."""
 
     def __init__(self, size: int, seed: int = 0):
@@ -67,7 +67,7 @@ class Vocabulary:
         self.lm_head = torch.randn(size, WIDTH, generator=generator) * (SPREAD / WIDTH ** 0.5)
         self.lm_head[sorted(self.end_ids)] = 0  # no text ends early
         self.states = torch.randn(STATES, WIDTH, generator=generator)
-        self.stopwatch = Stopwatch()
+        self.stopwatch = ForwardClock()
 
     @cached_property
     def grammars(self) -> GrammarEngine:
@@ -80,7 +80,7 @@ class GeneratedModel:
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
-    def __init__(self, name: str, shared: Vocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
+    def __init__(self, name: str, shared: SharedVocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
         self.name, self.depth, self.context, self.watched = name, depth, context, watched
         self.vocabulary, self.tokenizer, self.tokens = shared.size, shared.tokenizer, shared.tokens
         self.end_ids, self.lm_head_weights, self.stopwatch = shared.end_ids, shared.lm_head, shared.stopwatch
@@ -167,7 +167,7 @@ def _state_numbers(work: ForwardInput, segment: Segment) -> Tensor:
 
 def generated_pair(sizes: Sizes) -> tuple[GeneratedModel, GeneratedModel]:
     """A target, and a draft that often agrees with it."""
-    shared, room = Vocabulary(sizes.vocabulary), sizes.context + sizes.tokens + 1024
+    shared, room = SharedVocabulary(sizes.vocabulary), sizes.context + sizes.tokens + 1024
     return (
         GeneratedModel("generated rows", shared, sizes.layers, room, sizes.watched),
         GeneratedModel("generated rows, draft", shared, min(DRAFT_LAYERS, sizes.layers), room, sizes.watched, NOISE),
