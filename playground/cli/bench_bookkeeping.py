@@ -31,13 +31,16 @@ def measure(options: Namespace) -> bool:
     import torch
 
     from playground.bench.bookkeeping.bookkeeping_report import document, page, table, verdict  # late: torch
+    from playground.bench.bookkeeping.strategy_lanes import measured_names
     from playground.bench.speed_report import machine
     sizes, names = _sizes(options), _names(options.only)
     torch.set_num_threads(1)  # so that the time of the lane's thread is all there is
     results = _earlier(options.add)
     stopped = gather(measured := [], _results(sizes, names))
     results = [*(result for result in results if result.strategy not in names), *measured]
+    missing = len(set(measured_names()) - {result.strategy for result in results})
     facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu"))}
+    facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
     print(screen.table(table(results)) + "\n\n" + verdict(results))
     write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
     write_text(options.page, page(facts, results))

@@ -48,7 +48,7 @@ def verdict(results: list[Bookkeeping]) -> str:
     large = [result for result in missed if result.bytes_per_token > BYTES]
     return (
         f"{len(results) - len(failed) - len(missed)} of {len(results)} strategies meet both limits, {len(slow)} take "
-        f"longer than {MILLISECONDS:g} ms, {len(large)} record more than {BYTES:,} bytes, and {len(failed)} failed."
+        f"longer than {MILLISECONDS:g} ms, {len(large)} record more than {BYTES:,} bytes, and {len(failed)} could not be measured."
     )
 
 
@@ -60,16 +60,17 @@ def page(facts: dict[str, Any], results: list[Bookkeeping]) -> str:
     return markdown_page(
         *INTRODUCTION,
         verdict(results),
+        "Strategies that are not listed were not measured in these runs." if facts.get("partial") else "",
         section("Strategies that miss a limit", table(missed)) if missed else "",
         section("Strategies that meet both", table(met)) if met else "",
-        paragraphs("## Strategies that failed", "\n".join(failures)) if failures else "",
+        paragraphs("## Strategies that could not be measured", "\n".join(failures)) if failures else "",
         paragraphs("## Settings and machine", facts_table(facts)),
     )
 
 
 def _row(result: Bookkeeping) -> list[str]:
     if result.failure:
-        return [f"`{result.strategy}`", "failed", *["-"] * (len(HEADER) - 2)]
+        return [f"`{result.strategy}`", "not measured", *["-"] * (len(HEADER) - 2)]
     return [
         f"`{result.strategy}`",
         result.lane,

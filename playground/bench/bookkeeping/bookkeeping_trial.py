@@ -20,6 +20,7 @@ from playground.events import Commit, Failed, Forward, Stamped
 
 QUESTION = "What came of it in the end"
 SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own
+STOPPED, ENDED = "It was stopped while it read the prompt.", "Its text ended without a forward after the prompt."
 SLACK = 64  # tokens of the prompt beside the passage
 
 
@@ -74,7 +75,7 @@ class BookkeepingTrial:
         lane = lane_of(name)
         for context in self._passages:
             result = self._run(name, lane, context)
-            if not result.failure:
+            if not result.failure or result.stopped:
                 break
         return result
 
@@ -100,6 +101,8 @@ class BookkeepingTrial:
             if monotonic() > end:
                 session.stop()
                 result.stopped = True
+        if not (result.rounds or result.failure):
+            result.failure = STOPPED if result.stopped else ENDED
 
     def _passage(self, count: int) -> str:
         """A passage of almost `count` tokens: the bundled tales, then their sentences in random order."""
