@@ -192,7 +192,7 @@ def test_a_row_of_the_csv_has_what_the_trace_has_of_a_token():
         zip(
             COLUMNS,
             [
-                "1",
+                "2",
                 "",
                 "0",
                 "1",
@@ -247,7 +247,7 @@ def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page
     window.context.close()
 
 
-@pytest.mark.parametrize("lane, status", [(0, "ended"), (1, "reached its length")])
+@pytest.mark.parametrize("lane, status", [(0, "ended"), (1, "reached the token limit")])
 def test_a_notebook_plays_a_result_in_a_frame_and_stays_untouched(browser, tmp_path, lane, status):
     notebook = tmp_path / "notebook.html"
     notebook.write_text(f"<!doctype html><meta charset='utf-8'>{Result(RUN.lane(lane))._repr_html_()}")

@@ -196,7 +196,7 @@ def test_each_forward_counts_for_its_model_and_the_rest_of_the_clock_as_other_wo
     expect(page.locator(".panel-cost .readout")).to_have_text(
         "0.25 s in all, 64 % of it in the target, 16 % on wasted rows"
     )
-    assert totals(page) == {"target": ["0.16 s", "64 %", "3", "9"], "wasted": ["0.04 s", "16 %", "", "2"],
+    assert totals(page) == {"target": ["0.16 s", "64 %", "2 + 1 prefill", "9"], "wasted": ["0.04 s", "16 %", "", "2"],
                             "draft": ["0.02 s", "8.0 %", "2", "2"], "other": ["0.07 s", "28 %", "", ""]}
 
 

@@ -105,6 +105,7 @@ def test_the_answer_to_a_question_is_hidden_once_its_turns_or_words_change(page,
     page.fill("#prompt textarea", question.prompt)
     page.press("#prompt textarea", "Tab")
     expect(page.locator("#known .look")).to_be_visible()
+    open_settings(page)
     page.click(".turns button")
     expect(page.locator("#known")).to_be_hidden()
     expect(page.locator(".turns p")).to_have_count(0)

@@ -11,6 +11,7 @@ from app_page import (  # noqa: F401
     browser,
     choose_strategy,
     expect,
+    open_settings,
     page,
     running,
     status,
@@ -179,7 +180,7 @@ def test_models_of_the_two_kinds_are_distinguished_before_and_after_a_run(page, 
     expect(running(page, 0).locator(".trouble")).to_contain_text("choose the oracle as the model")
     visit(page, address, Settings(prompt="one morning", length=16, model="oracle", lanes=lanes))
     expect(mark).to_have_text("needs a text model")
-    page.locator(".models > button").click()
+    open_settings(page)
     expect(page.locator("#model")).to_contain_text("for masked diffusion")
     page.click("#run")
     expect(running(page, 1).locator(".trouble")).to_contain_text("does not continue text")
