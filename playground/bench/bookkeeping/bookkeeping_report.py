@@ -48,8 +48,8 @@ def verdict(results: list[Bookkeeping]) -> str:
     large = [result for result in missed if result.bytes_per_token > BYTES]
     return (
         f"{len(results) - len(failed) - len(missed)} of {len(results)} strategies meet both limits, {len(slow)} take "
-        f"longer than {MILLISECONDS:g} ms, {len(large)} record more than {BYTES:,} bytes, and {len(failed)} could not be"
-        " measured."
+        f"longer than {MILLISECONDS:g} ms, {len(large)} record more than {BYTES:,} bytes, and {len(failed)} could not "
+        "be measured."
     )
 
 
