@@ -277,10 +277,11 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
 
 def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
-    monkeypatch.setattr(
-        "playground.engine.model.build_fused_llama",
-        lambda network, context: lambda positions, *rest, **inputs: torch.zeros(5, 96),
-    )
+
+    def nothing(positions, wanted, call, **inputs):
+        return torch.zeros(len(wanted) if isinstance(wanted, torch.Tensor) else positions.shape[1], 96)
+
+    monkeypatch.setattr("playground.engine.model.build_fused_llama", lambda network, context: nothing)
     assert Model(tiny("llama"), byte_tokenizer(), "tiny").fused is None
     assert "runs without the fused implementation, whose error is" in caplog.text
 
