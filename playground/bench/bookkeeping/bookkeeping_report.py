@@ -20,7 +20,7 @@ INTRODUCTION = (
     "strategy runs in one lane with its defaults, after a long passage and a question. Limits: "
     f"{MILLISECONDS:g} ms of CPU time a token or round, whichever there are more of, and {BYTES:,} bytes of events a "
     "token, as in a saved trace. The prompt is counted apart, and so is a cache policy's first selection.",
-    "The machine had 2 cores, shared with other work, so CPU time was measured, not elapsed time: that of the one "
+    "CPU time is measured, not elapsed time, so other work on the machine does not count: that of the one "
     "thread that runs the lane. Other threads and processes, such as the one that compiles grammars, do not count. "
     "What a cache policy computes inside an attention counts as part of the forward. Policies that read the "
     "attention weights of the whole prompt have a shorter one, and so have strategies with a limit of their own. A "
