@@ -266,7 +266,7 @@ class SynCode(Constraint):
             f" {at.parser.depth} deep. "
         )
         says += (
-            f"{len(self.store.entries)} lookups stored. {tally.undecided} tokens undecided, {tally.passed} of them"
+            f"{len(self.store.used)} lookups so far. {tally.undecided} tokens undecided, {tally.passed} of them"
             " legal."
         )
         if tally.overruled or tally.missed:

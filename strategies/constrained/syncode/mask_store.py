@@ -63,6 +63,7 @@ class MaskStore:
         self.automata = automata
         self.lengths, self.bytes, self.entries = masks.lengths, masks.bytes, masks.entries
         self.most_entries = limits.STORE_BYTES // (2 * len(self.lengths))  # two masks each, of one byte a token
+        self.used: set[tuple[str, int, str | None]] = set()  # entries of this run, whoever made them
         self.walked = 0  # bytes of tokens that were walked over in this step
         self._first: tuple = ()  # the last walk through a first terminal, which all that may follow it share
 
@@ -79,6 +80,7 @@ class MaskStore:
 
     def _entry(self, terminal: str, state: int, following: str | None) -> Lookup:
         key = (terminal, state, following)
+        self.used.add(key)
         if key not in self.entries:
             self._check()
             self.entries[key] = self._made(*key)
