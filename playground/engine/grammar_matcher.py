@@ -168,7 +168,7 @@ class Matcher:
             raise ValueError(f"cannot take back {count} of {len(self._path)} tokens")
         if count == 0:
             return
-        fed = count - self._ended  # llguidance is never told of the end
+        fed = count - self._ended  # llguidance does not get the end token
         del self._path[-count:]
         self._ended = False
         if self._parser.is_error():  # which is permanent

@@ -73,7 +73,7 @@ def _serve(line: socket.socket, tokenizers: Tokenizers) -> None:
 
 def _confine() -> None:
     """Limits that hold inside native code; the timers kill the process by the default action of their signals."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic of the native code is told by the missing answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic of the native code shows in the missing answer
     signal.setitimer(signal.ITIMER_REAL, limits.WALL_SECONDS)
     signal.setitimer(signal.ITIMER_PROF, limits.CPU_SECONDS)
     for which, bound in (

@@ -315,8 +315,8 @@ def _tokenizer_class(folder: Path) -> type:
     tokens.
     """
     config = folder / "tokenizer_config.json"
-    told = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    named = told.get("tokenizer_class") if isinstance(told, dict) else None
+    fields = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
+    named = fields.get("tokenizer_class") if isinstance(fields, dict) else None
     return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
 
 

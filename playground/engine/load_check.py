@@ -97,8 +97,8 @@ def prompt_length(config: PreTrainedConfig) -> int:
 def ordinary_tokens(config: PreTrainedConfig, count: int) -> list[int]:
     """Ascending token ids without those that the config gives a meaning of their own, such as padding or images."""
     text = config.get_text_config(decoder=True)
-    told = {**config.to_dict(), **text.to_dict()}
-    special = {value for name, value in told.items() if name.endswith(("_id", "_index")) and isinstance(value, int)}
+    fields = {**config.to_dict(), **text.to_dict()}
+    special = {value for name, value in fields.items() if name.endswith(("_id", "_index")) and isinstance(value, int)}
     ids = [id for id in range(1, min(text.vocab_size, count + 1 + len(special))) if id not in special] or [0]
     return [ids[index % len(ids)] for index in range(count)]
 
