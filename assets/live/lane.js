@@ -30,6 +30,7 @@ class LaneCard {
     this.text.node.classList.toggle("is-scored", record.header.strategy === SCORE);
     this.node = el("article", "lane");
     this.node.dataset.lane = order;
+    this.node.style.setProperty("--expected-tokens", record.header.max_new_tokens || 0);
     this.node.setAttribute("aria-label", `Lane ${order + 1}, ${title}`);
     this.status = el("span", "status");
     this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
