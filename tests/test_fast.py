@@ -3,6 +3,8 @@ fit.
 """
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from architectures import tiny
@@ -130,3 +132,29 @@ def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, 
     # not every processor computes in bfloat16
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     assert products and all(product._reordered.is_mkldnn is twice for product in products)
+
+
+class Allocated(ctypes.Structure):
+    """glibc's `struct mallinfo2`: bytes in use are `uordblks`."""
+
+    _fields_ = [(f"before_{i}", ctypes.c_size_t) for i in range(7)] + [
+        (name, ctypes.c_size_t) for name in ("uordblks", "fordblks", "keepcost")
+    ]
+
+
+def allocated() -> int:
+    """Bytes of this process that are in use on the heap, native code included."""
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallinfo2.restype = Allocated
+    return libc.mallinfo2().uordblks
+
+
+def test_code_for_each_number_of_rows_does_not_pile_up():
+    """oneDNN makes code for every number of rows that a prompt brings, and keeps it up to a limit of its own."""
+    product = FusedLinear.of(nn.Linear(256, 256, bias=False))
+    product.reorder()
+    with torch.inference_mode():
+        before = allocated()
+        for count in range(1000, 1400):
+            product(torch.zeros(count, 256))
+    assert allocated() - before < 100 * 2**20  # 128 of them take 70 MB, all 400 take 220 MB

@@ -7,6 +7,7 @@ KV caches and masks are those of the hooks.
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,11 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
 REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
+# oneDNN, and torch's layer over it, each keep about 0.3 MB of code for every layer shape and number of rows. Their own
+# limit of 1024 lets half a gigabyte grow over some hundreds of prompts. 128 hold a dozen numbers of rows for two
+# networks, and code that was dropped is made again in 0.5 ms. Both are read before the first product.
+for limit in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
+    os.environ.setdefault(limit, "128")
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles do not depend on the length of the text
 
 
