@@ -12,7 +12,7 @@ from toys import byte_tokenizer, network
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from playground.bench.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
-from playground.bench.baselines import PAIRS, PLAIN, Baseline, TwinModels, twin
+from playground.bench.baselines import Baseline, TwinModels, twin
 from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, prefilled_cache
 from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
 from playground.bench.measurements import Measurement
@@ -37,6 +37,7 @@ from playground.bench.speed_report import processor
 from playground.bench.speed_suite import Suite
 from playground.bench.speed_tables import NOT_MEASURED, BenchRun, tables
 from playground.bench.spread import Spread
+from playground.bench.text_baselines import PAIRS, PLAIN
 from playground.bench.timer import Timer
 from playground.bench.timing import TimedText, compare, failures, time_rounds
 from playground.cli import main

@@ -1,48 +1,26 @@
-"""What is compared: our lanes, the library's `generate` on an unmodified copy of the same network, and a minimal loop.
+"""What is timed: our lanes, the library's `generate` on an unmodified copy of the same network, and a minimal loop.
 """
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import CompileConfig, PreTrainedModel
+from transformers import Cache, CompileConfig, PreTrainedModel
 
 from playground.bench.minimal_loop import Loop, has_loop
-from playground.bench.speed_defaults import COMPILED, LIBRARY, LOOP, STATIC
+from playground.bench.speed_defaults import LOOP
 from playground.bench.speed_prompts import Task
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.recorder import Recorder, Silent
+from playground.decoding.recorder import Recorder
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
-from playground.engine.load import Loading, check_draft, load
+from playground.engine.load import Loading, load
 from playground.engine.model import Model
 from playground.trace.result import Result
 
-DRAFT_DEPTH = 5  # tokens a draft model proposes per round, ours and the library's
-LOOKUP_DEPTH = 10  # tokens that prompt lookup proposes per round
-MAX_NGRAM = 3  # longest ngram that is looked up, in tokens
-
-PLAIN, SILENT = "greedy", "greedy, nothing recorded"
-DRAFT, ASSISTED, ASSISTED_DEFAULT = "draft model", "generate, assisted", "generate, assisted, own settings"
-LOOKUP, LIBRARY_LOOKUP = "prompt lookup", "generate, prompt lookup"
-TOGETHER, APART = "four lanes together", "four lanes one after the other"
-PAIRS = (
-    (PLAIN, LIBRARY),
-    (PLAIN, STATIC),
-    (PLAIN, COMPILED),
-    (PLAIN, LOOP),
-    (PLAIN, SILENT),
-    (TOGETHER, APART),
-    (DRAFT, PLAIN),
-    (DRAFT, ASSISTED),
-    (DRAFT, ASSISTED_DEFAULT),
-    (ASSISTED, LIBRARY),
-    (LOOKUP, PLAIN),
-    (LOOKUP, LIBRARY_LOOKUP),
-    (LIBRARY_LOOKUP, LIBRARY),
-)
+GREEDY = LaneConfig("greedy")
 
 
 @dataclass(frozen=True)
@@ -55,6 +33,36 @@ class Baseline:
     write: Callable[[Any], Any]
     read: Callable[[Any], list[int]]
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+@dataclass(frozen=True)
+class Stages:
+    """A text of `length` tokens in stages, so that a baseline can time all of it or some: `ready` prepares, `prefill`
+    ends with the first token, `decode` writes the others, `read` takes the token ids of the whole texts.
+    """
+
+    name: str
+    length: int
+    ready: Callable[[Task], Any]
+    prefill: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+    read: Callable[[Any], list[int]]
+    device: torch.device
+
+    def whole(self) -> Baseline:
+        """Times prefill and decoding."""
+        return Baseline(self.name, self.ready, lambda ready: self.decode(self.prefill(ready)), self.read, self.device)
+
+    def decoding(self) -> Baseline:
+        """Times the tokens after the first, and drops the first of each text. Every text has `length` tokens."""
+        def read(output: Any) -> list[int]:
+            return [token for position, token in enumerate(self.read(output)) if position % self.length]
+
+        return Baseline(self.name, lambda task: self.prefill(self.ready(task)), self.decode, read, self.device)
+
+    def first_token(self) -> Baseline:
+        """Times the prefill."""
+        return Baseline(self.name, self.ready, self.prefill, self.read, self.device)
 
 
 @dataclass(frozen=True)
@@ -94,52 +102,35 @@ def twin(network: PreTrainedModel) -> PreTrainedModel:
     return copy.deepcopy(network, shared)
 
 
-@dataclass(frozen=True)
-class Size:
-    """Maximum length of a text, and capacity of a static cache: longest prompt plus text. Both in tokens."""
+def lanes(
+    models: Models,
+    name: str,
+    length: int,
+    sessions: Sequence[int] = (1,),
+    recipe: LaneConfig = GREEDY,
+    recorder: type[Recorder] = Recorder,
+) -> Stages:
+    """Lanes of one recipe in sessions one after the other; `sessions` has the number of lanes of each. Encoding the
+    prompt is part of the prefill.
+    """
+    def start(task: Task, count: int) -> Session:
+        limits = Limits(max_new_tokens=length)
+        return prepare(models, [recipe] * count, prompt_of(task, models.target), limits, recorder)
 
-    length: int
-    capacity: int
+    def prefill(task: Task) -> list[Session]:
+        started = [start(task, count) for count in sessions]
+        for session in started:
+            session.step()
+        return started
 
-    @classmethod
-    def of(cls, tasks: list[Task], model: Model, length: int) -> Size:
-        return cls(length, length + max(len(prompt_of(task, model).encode(model)) for task in tasks))
-
-
-def make_baselines(target: TwinModels, draft: TwinModels | None, size: Size, compiled: bool = False) -> list[Baseline]:
-    """All baselines; those with a draft model only if there is one, the compiled one only if `compiled`."""
-    if draft:
-        check_draft(target.model.tokens, draft.model.tokens)
-    lanes = _lanes(Models(target.model, draft.model if draft else None), size.length)
-    assisted = _assisted(target, draft, size.length) if draft else []
-    return [*lanes, *_library(target, size, compiled), *assisted, *_loop(target, size.length)]
+    return Stages(name, length, lambda task: task, prefill, _finish, texts, models.target.device)
 
 
-def _lanes(models: Models, length: int) -> list[Baseline]:
-    def run(task: Task, lanes: int, config: LaneConfig, recorder: type[Recorder] = Recorder) -> Session:
-        session = prepare(
-            models, [config] * lanes, prompt_of(task, models.target), Limits(max_new_tokens=length), recorder
-        )
+def _finish(sessions: list[Session]) -> list[Session]:
+    for session in sessions:
         for _ in session:
             pass
-        return session
-
-    def lane(name: str, write: Callable[[Task], list[Session]]) -> Baseline:
-        return Baseline(name, lambda task: task, write, texts, models.target.device)
-
-    def speculative(drafter: str, **knobs: int) -> LaneConfig:
-        return LaneConfig("speculative", extras=[(drafter, knobs), ("greedy_match", {})])
-
-    plain, lookup = LaneConfig("greedy"), speculative("prompt_lookup", depth=LOOKUP_DEPTH, n_max=MAX_NGRAM)
-    drafted = speculative("draft_model", depth=DRAFT_DEPTH)
-    return [
-        lane(PLAIN, lambda task: [run(task, 1, plain)]),
-        lane(SILENT, lambda task: [run(task, 1, plain, Silent)]),
-        lane(TOGETHER, lambda task: [run(task, 4, plain)]),
-        lane(APART, lambda task: [run(task, 1, plain) for _ in range(4)]),
-        *([lane(DRAFT, lambda task: [run(task, 1, drafted)])] if models.draft else []),
-        lane(LOOKUP, lambda task: [run(task, 1, lookup)]),
-    ]
+    return sessions
 
 
 def texts(sessions: list[Session]) -> list[int]:
@@ -150,37 +141,60 @@ def texts(sessions: list[Session]) -> list[int]:
     return [token for result in results for token in result.token_ids]
 
 
-def _library(target: TwinModels, size: Size, compiled: bool) -> list[Baseline]:
-    """`generate` without a draft model, with a dynamic or a static cache."""
-    length, static = size.length, {"cache_implementation": "static", "max_cache_len": size.capacity}
-    return [
-        _generate(target, length, LIBRARY),
-        _generate(
-            target, length, LIBRARY_LOOKUP, prompt_lookup_num_tokens=LOOKUP_DEPTH, max_matching_ngram_size=MAX_NGRAM
-        ),
-        _generate(target, length, STATIC, **static, disable_compile=True),
-        *([_generate(target, length, COMPILED, **static, compile_config=everywhere())] if compiled else []),
-    ]
-
-
-def _assisted(target: TwinModels, draft: TwinModels, length: int) -> list[Baseline]:
-    """Assisted generation: with as many draft tokens per round as ours, and with the library's own settings."""
-    return [_generate(target, length, ASSISTED, assistant_model=assistant(draft, DRAFT_DEPTH)),
-            _generate(target, length, ASSISTED_DEFAULT, assistant_model=draft.untouched)]
-
-
-def assistant(draft: TwinModels, depth: int) -> PreTrainedModel:
-    """The draft model for the library, always proposing `depth` tokens per round: neither the acceptance rate nor the
-    draft's confidence changes that.
+def loops(target: TwinModels, length: int) -> list[Stages]:
+    """The hand-written loop, for networks that it supports. It does not check for end tokens: the warm-up round finds
+    the length of each text.
     """
-    network = twin(draft.untouched)
-    for setting, value in (
-        ("num_assistant_tokens", depth),
-        ("num_assistant_tokens_schedule", "constant"),
-        ("assistant_confidence_threshold", 0.0),
-    ):
-        setattr(network.generation_config, setting, value)
-    return network
+    if not has_loop(target.untouched):
+        return []
+    model, lengths = target.model, {}
+
+    def ready(task: Task) -> tuple[Task, Loop, torch.Tensor]:
+        ids = torch.tensor(prompt_of(task, model).encode(model), device=model.device)
+        return task, Loop(target.untouched, len(ids) + length), ids
+
+    def prefill(prepared: tuple[Task, Loop, torch.Tensor]) -> tuple[Task, Loop, torch.Tensor, int]:
+        task, loop, ids = prepared
+        return task, loop, loop.prefill(ids), len(ids)
+
+    def decode(prefilled: tuple[Task, Loop, torch.Tensor, int]) -> tuple[Task, list[int]]:
+        task, loop, first, at = prefilled
+        later = loop.decode(first, at, lengths.get(task, length) - 1)
+        return task, [*first.tolist(), *later.tolist()]
+
+    def read(output: tuple[Task, list[int]]) -> list[int]:
+        task, ids = output
+        lengths[task] = next((place for place, token in enumerate(ids, 1) if token in model.end_ids), len(ids))
+        return ids[:lengths[task]]
+
+    return [Stages(LOOP, length, ready, prefill, decode, read, model.device)]
+
+
+def generate(
+    target: TwinModels, name: str, length: int, cache: Callable[[int], Cache] | None = None, **options: Any
+) -> Baseline:
+    """The library's `generate`, which gets token ids. With `cache`, which takes the length of the prompt, it is timed
+    after a prefill that has already chosen the first token.
+    """
+    model, network = target.model, target.untouched
+    common = settings(model, length - (cache is not None))
+
+    @torch.inference_mode()
+    def ready(task: Task) -> tuple[torch.Tensor, dict[str, Cache]]:
+        ids = torch.tensor([prompt_of(task, model).encode(model)], device=model.device)
+        if cache is None:
+            return ids, {}
+        past = cache(ids.shape[1])
+        first = network(input_ids=ids, past_key_values=past, use_cache=True, logits_to_keep=1).logits[:, -1].argmax(-1)
+        return torch.cat([ids, first[None]], 1), {"past_key_values": past}
+
+    @torch.inference_mode()
+    def write(prepared: tuple[torch.Tensor, dict[str, Cache]]) -> list[int]:
+        ids, past = prepared
+        written = network.generate(ids, attention_mask=torch.ones_like(ids), **past, **common, **options)
+        return written[0, ids.shape[1]:].tolist()
+
+    return Baseline(name, ready, write, list, model.device)
 
 
 def settings(model: Model, length: int) -> dict[str, Any]:
@@ -194,46 +208,8 @@ def settings(model: Model, length: int) -> dict[str, Any]:
     }
 
 
-def _generate(target: TwinModels, length: int, name: str, **options: Any) -> Baseline:
-    """The library gets token ids; for our lanes, encoding the prompt is part of the measured time."""
-    model, common = target.model, settings(target.model, length)
-
-    def ready(task: Task) -> torch.Tensor:
-        return torch.tensor([prompt_of(task, model).encode(model)], device=model.device)
-
-    def write(ids: torch.Tensor) -> list[int]:
-        with torch.inference_mode():
-            written = target.untouched.generate(ids, attention_mask=torch.ones_like(ids), **common, **options)
-        return written[0, ids.shape[1]:].tolist()
-
-    return Baseline(name, ready, write, lambda ids: ids, model.device)
-
-
 def everywhere() -> CompileConfig:
     """Settings with which the library compiles on every device; by default it does so on a GPU only."""
     config = CompileConfig(dynamic=False)
     config._compile_all_devices = True
     return config
-
-
-def _loop(target: TwinModels, length: int) -> list[Baseline]:
-    """The hand-written loop. It does not check for end tokens: the warm-up round finds the length of each text."""
-    if not has_loop(target.untouched):
-        return []
-    model, lengths = target.model, {}
-
-    def ready(task: Task) -> tuple[Task, Loop, torch.Tensor]:
-        ids = torch.tensor(prompt_of(task, model).encode(model), device=model.device)
-        return task, Loop(target.untouched, len(ids) + length), ids
-
-    def write(prepared: tuple[Task, Loop, torch.Tensor]) -> tuple[Task, list[int]]:
-        task, loop, ids = prepared
-        first = loop.prefill(ids)
-        return task, [*first.tolist(), *loop.decode(first, len(ids), lengths.get(task, length) - 1).tolist()]
-
-    def read(output: tuple[Task, list[int]]) -> list[int]:
-        task, ids = output
-        lengths[task] = next((place for place, token in enumerate(ids, 1) if token in model.end_ids), len(ids))
-        return ids[:lengths[task]]
-
-    return [Baseline(LOOP, ready, write, read, model.device)]

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from playground.bench.baselines import PAIRS, Baseline
+from playground.bench.baselines import Baseline
 from playground.bench.speed_prompts import Task
 from playground.bench.spread import Spread, as_json
+from playground.bench.text_baselines import PAIRS
 from playground.bench.timer import Timer
 from playground.errors import Refusal
 

@@ -35,7 +35,7 @@ def measure(options: Namespace) -> bool:
         announce(plan(len(tasks), options))
     prepare_machine(options)
     from playground.bench import speed_report as report  # late, since these import torch
-    from playground.bench.baselines import DRAFT_DEPTH, LOOKUP_DEPTH
+    from playground.bench.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH
     beside = [report.read_document(path) for path in options.beside]
     for document in _documents(tasks, options):
         write_text(options.json, json.dumps(document, indent=1))  # after each record, so that a stopped run keeps them
@@ -97,10 +97,9 @@ def _documents(tasks: list[Task], options: Namespace) -> Iterator[Document]:
 
 
 def _texts(target: TwinModels, draft: TwinModels | None, tasks: list[Task], options: Namespace) -> list[TimedText]:
-    from playground.bench.baselines import Size, make_baselines
+    from playground.bench.text_baselines import make_baselines
     from playground.bench.timing import time_rounds
-    size = Size.of(tasks, target.model, options.max_new_tokens)
-    baselines = make_baselines(target, draft, size, options.compiled)
+    baselines = make_baselines(target, draft, tasks, options.max_new_tokens, options.compiled)
     return time_rounds(baselines, tasks, options.repeats, RemainingTime())
 
 
