@@ -75,7 +75,7 @@ def large_cache(layers: int = 32, heads: int = 8, slots: int = 1200) -> KVCache:
     for buffer in (*store.keys, *store.values):
         buffer.write(0, torch.zeros(heads, slots, 1))
     store.extend(list(range(-1, slots - 1)))
-    store.keep(slots - 1)
+    store.commit(slots - 1)
     return store
 
 
@@ -100,7 +100,7 @@ def test_a_roll_back_lists_the_cache_anew():
     events = recorder.cache(store, 0, Settled())
     store.roll_back(4)
     store.extend([-1])
-    store.keep(0)
+    store.commit(0)
     events += recorder.cache(store, 0, Settled())
     assert [live for live in contents(events)][-1] == [[[(0, 7)]]]
 

@@ -225,7 +225,7 @@ def test_a_tree_is_read_branch_by_branch_as_straight_texts():
     assert not model.attends
     store = model.new_store()
     model.forward([ForwardInput(store, text, [-1, 0, 1, 2])])
-    store.keep(3)
+    store.commit(3)
     (rows,), _ = model.forward([ForwardInput(store, [3, 8, 4, 6], [-1, -1, 0, 0])])
     for row, tail in ((1, (8,)), (2, (3, 4)), (3, (3, 6))):
         assert (rows[row] - after[tail]).abs().max() < 1e-9

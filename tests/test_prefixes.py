@@ -154,7 +154,7 @@ def chain(count: int) -> list[int]:
 def read(model: Model, tokens: list[int]) -> KVCache:
     store = model.new_store()
     model.forward([ForwardInput(store, tokens, chain(len(tokens)))])
-    store.keep(len(tokens) - 1)
+    store.commit(len(tokens) - 1)
     return store
 
 
@@ -239,7 +239,7 @@ def test_a_prefix_is_one_object_and_is_never_written_to(llama):
     stores = [beginning_with(llama, shared) for _ in range(3)]
     together(llama, stores)
     for store in stores:
-        store.keep(0)
+        store.commit(0)
     assert {store.keys[0].prefix.data_ptr() for store in stores} == {shared.keys[0].rows.data_ptr()}
     assert all(torch.equal(pool.read(20), held) for pool, held in zip((*shared.keys, *shared.values), before))
     assert [store.common for store in stores] == [20] * 3 and stores[0].runs() == [[[(0, 21)]]]
@@ -255,7 +255,7 @@ def test_a_text_may_go_back_into_the_prompt_and_on_another_way(llama, back):
     going, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, prompt)
     for store in (going, staying, alone):
         llama.forward([ForwardInput(store, [4, 9], chain(2))])
-        store.keep(1)
+        store.commit(1)
     for store in (going, alone):
         store.roll_back(back)
     assert going.common == min(20, 22 - back) and going.length == 22 - back
@@ -270,7 +270,7 @@ def test_a_text_may_go_back_into_the_prompt_and_on_another_way(llama, back):
 def alone_like(model: Model) -> KVCache:
     store = read(model, words(1, 20))
     model.forward([ForwardInput(store, [4, 9], chain(2))])
-    store.keep(1)
+    store.commit(1)
     return store
 
 

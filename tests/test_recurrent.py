@@ -72,7 +72,7 @@ def reading(architecture: str, text: list[int]) -> KVCache:
     """A cache that has read a text."""
     store = model(architecture).new_store()
     feed(store, architecture, text, links(len(text)))
-    store.keep(len(text) - 1)
+    store.commit(len(text) - 1)
     return store
 
 
@@ -178,7 +178,7 @@ def test_a_fork_has_a_copy_of_the_state(shared):
     fork.start_from(store, shared)
     for token in (7, 8, 9):
         feed(fork, HYBRID, [token], [-1])
-        fork.keep(0)
+        fork.commit(0)
     assert off(feed(store, HYBRID, [5], [-1])[0], last_row(HYBRID, [*PROMPT, 5])) < ROUNDING
     assert off(feed(fork, HYBRID, [5], [-1])[0], last_row(HYBRID, [*PROMPT, 7, 8, 9, 5])) < ROUNDING
 
@@ -220,8 +220,8 @@ def test_speculation_writes_the_greedy_text(architecture, noise, drafter, knobs,
 def test_after_a_verdict_only_accepted_draft_tokens_are_in_the_state(architecture, accepted, size):
     store, draft = reading(architecture, PROMPT), words(12)
     feed(store, architecture, draft, links(12))
-    store.keep(accepted - 1)
-    store.forget()
+    store.commit(accepted - 1)
+    store.crop_scratch()
     row = feed(store, architecture, [5], [-1])[0]
     expected = last_row(architecture, PROMPT + draft[:accepted] + [5])
     # in nemotron_h the library's calls of several rows, such as the expected one, differ from its decode steps
@@ -232,8 +232,8 @@ def test_a_state_that_still_knows_rejected_tokens_is_noticed(size):
     store, draft = reading(HYBRID, PROMPT), words(6)
     feed(store, HYBRID, draft, links(6))
     stale = store.recurrent.states[max(store.recurrent.states)]
-    store.keep(1)
-    store.forget()
+    store.commit(1)
+    store.crop_scratch()
     store.recurrent.states[store.recurrent.tail - 1] = stale
     assert off(feed(store, HYBRID, [5], [-1])[0], last_row(HYBRID, [*PROMPT, *draft[:2], 5])) > 100 * ROUNDING
 
@@ -244,7 +244,7 @@ def test_tokens_are_rolled_back_from_the_state_or_the_text_is_read_again(count):
     store = reading(HYBRID, text[:8])
     for token in text[8:]:
         feed(store, HYBRID, [token], [-1])
-        store.keep(0)
+        store.commit(0)
     store.roll_back(count)
     assert store.length == (0 if count > 30 - 8 else 40 - count)
     rest = text[store.length : 40 - count] + [5]
@@ -264,7 +264,7 @@ def test_a_chain_after_a_state_is_computed_as_generate_decodes():
     rows = feed(together, "nemotron_h", draft, links(10))
     for row, token in zip(rows, draft):
         assert off(row, feed(apart, "nemotron_h", [token], [-1])[0]) < 1e-5
-        apart.keep(0)
+        apart.commit(0)
 
 
 # --- cache policies, sizes and refusals ---

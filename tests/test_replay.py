@@ -112,7 +112,7 @@ class Both:
 
     def read(self, count: int, seed: int = 1) -> Both:
         self.feed(words(seed, count), chain(count))
-        return self.each("keep", count - 1)
+        return self.each("commit", count - 1)
 
     def each(self, act: str, *arguments) -> Both:
         for store in self.stores:
@@ -126,28 +126,28 @@ def distance(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def wander(both: Both, seed: int, acts: int = 40, longest: int = 60) -> Both:
-    """Trees, chains and forks at random leaves, of which some are kept, some forgotten and some taken back again."""
+    """Random trees, chains and forks; some nodes are committed, some dropped, and some tokens rolled back."""
     chance, store = random.Random(seed), both.stores[0]
     for _ in range(acts):
-        act = chance.choice(["chain", "tree", "fork", "keep", "prune", "roll back", "forget"])
+        act = chance.choice(["chain", "tree", "fork", "commit", "prune", "roll back", "crop"])
         held = len(store.parents)
         if act in ("chain", "tree", "fork") and store.length + max([0, *store.depths]) < longest:
             count, leaf = chance.randrange(1, 9), chance.randrange(-1, held)
             parents = {"chain": [leaf, *range(held, held + count - 1)], "fork": [leaf] * count,
                        "tree": [leaf, *(chance.randrange(held, held + i) for i in range(1, count))]}[act]
             both.feed(words(chance.random(), count), parents, last_only=chance.random() < 0.3)
-        elif act == "keep" and held:
-            both.each("keep", chance.randrange(held))
+        elif act == "commit" and held:
+            both.each("commit", chance.randrange(held))
         elif act == "prune" and held:
             both.each("prune", store.path(chance.randrange(held)))
         elif act == "roll back" and store.length:
             both.each("roll_back", chance.randrange(1, min(6, store.length) + 1))
-        elif act == "forget":
-            both.each("forget")
+        elif act == "crop":
+            both.each("crop_scratch")
     return both
 
 
-def test_replayed_rows_are_the_ordinary_ones_through_trees_forks_keeps_and_rollbacks(pair, small_rooms):
+def test_replayed_rows_equal_ordinary_ones_through_trees_forks_commits_and_rollbacks(pair, small_rooms):
     assert max(wander(Both(pair), seed).worst for seed in range(6)) < EXACT
     sizes = pair[0].replay.recorded()
     assert len({size.slots for size in sizes}) >= 3 and {size.rows for size in sizes} >= {1, 2, 4, 8}, (
@@ -160,8 +160,8 @@ def test_two_texts_in_turn_do_not_see_each_other(pair, small_rooms):
     for step in range(12):
         one.feed([step], [-1])
         other.feed([90 - step, 7], [-1, -1])
-        one.each("keep", 0)
-        other.each("keep", step % 2)
+        one.each("commit", 0)
+        other.each("commit", step % 2)
     assert max(one.worst, other.worst) < EXACT
 
 
@@ -169,7 +169,7 @@ def test_a_replayed_row_is_the_librarys_own():
     model, twin, prompt = recorded("llama"), tiny("llama"), words(3, 9)
     store = model.new_store()
     model.forward([ForwardInput(store, prompt, chain(9))])
-    store.keep(8)
+    store.commit(8)
     (rows,), _ = model.forward([ForwardInput(store, [5, 7, 11], [-1, 0, 0])])
     assert distance(rows[2], scratch_row(twin, [*prompt, 5, 11])) < 1e-9
 
@@ -253,7 +253,7 @@ def test_a_text_longer_than_a_sliding_window_is_left_to_the_ordinary_way():
     both = Both(pair).read(5)
     both.feed([3], [-1])
     before = len(pair[0].replay.buffers)
-    both.each("keep", 0).each("keep", -1)
+    both.each("commit", 0).each("commit", -1)
     pair[0].replay.buffers.clear()
     both.feed([4, 5, 6], [-1, 0, 1])
     assert before and not pair[0].replay.buffers and both.worst < EXACT
@@ -323,7 +323,7 @@ def test_after_the_first_forward_of_a_size_only_the_rows_handed_out_take_new_mem
     for _ in range(6):
         with torch.inference_mode(), watch:
             model.replay([3, 4, 5], store.extend([-1, 0, 0]))
-        store.forget()
+        store.crop_scratch()
         taken.append(watch.taken())
     assert taken[0] > 1 and taken[1:] == [1] * 5
 
@@ -362,7 +362,7 @@ def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
     store, places = model.new_store(), []
     for _ in range(40):
         model.forward([ForwardInput(store, [3, 4], [-1, 0])])
-        store.keep(0)
+        store.commit(0)
         places.append(store.keys[0].rows.data_ptr())
     assert store.keys[0].rows.shape[1] == 48
     assert len(set(places)) == len([size for size in (16, 24, 32, 48)])
@@ -394,7 +394,7 @@ def test_rooms_without_visitors_are_kept_only_up_to_their_share_of_memory(small_
     store = model.new_store()
     for _ in range(40):
         model.forward([ForwardInput(store, [3], [-1])])
-        store.keep(0)
+        store.commit(0)
     *free, own = model.replay.buffers
     assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._free_bytes
 

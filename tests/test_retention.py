@@ -88,9 +88,9 @@ def grow(chance: random.Random, text: list[int], store: KVCache, feed_more) -> I
             guesses += new
         node = chance.randrange(-1, len(guesses))
         text += [guesses[i] for i in store.path(node)]
-        guesses = [guesses[i] for i in store.keep(node)]
+        guesses = [guesses[i] for i in store.commit(node)]
         if not guesses or chance.random() < 0.3:
-            store.forget()
+            store.crop_scratch()
             guesses = []
         yield
 
@@ -101,7 +101,7 @@ def test_what_a_policy_hears_of_a_chain_is_the_librarys_attention(pair):
     text = words(1, 20)
     for start, stop in ((0, 8), (8, 17), (17, 20)):
         feed_watched(model, store, text[start:stop], chain(stop - start))
-        store.keep(stop - start - 1)
+        store.commit(stop - start - 1)
     expected = library_attention(twin, text, store.heads)
     assert heard.rows() == set(range(20))
     for layer, held in heard.layers.items():
@@ -115,7 +115,7 @@ def test_of_a_tree_only_kept_rows_are_heard_each_once_and_at_true_positions(pair
     store, heard = listening(model)
     text = words(2, 6)
     feed_watched(model, store, text, chain(6))
-    store.keep(5)
+    store.commit(5)
     for _ in grow(random.Random(seed), text, store, lambda new, parents: feed_watched(model, store, new, parents)):
         assert heard.rows() == set(range(len(text)))
     expected, n = library_attention(twin, text, store.heads), len(text)
@@ -128,7 +128,7 @@ def test_only_the_rows_a_policy_wants_are_heard(llama):
     store, heard = listening(model)
     for tokens, node in ((words(3, 10), 9), (words(4, 4), 2)):
         feed_watched(model, store, tokens, chain(len(tokens)), wanted=lambda position: 7 <= position < 12)
-        store.keep(node)
+        store.commit(node)
     assert heard.rows() == {7, 8, 9, 10, 11}
 
 
@@ -137,10 +137,10 @@ def test_a_row_that_is_taken_back_and_fed_again_is_not_heard_twice(llama):
     store, heard = listening(model)
     text = words(5, 9)
     feed_watched(model, store, text, chain(9))
-    store.keep(8)
+    store.commit(8)
     store.roll_back(1)
     feed_watched(model, store, text[8:] + [3], [-1, 0])
-    store.keep(1)
+    store.commit(1)
     expected = library_attention(twin, text + [3], store.heads)
     assert all((held[:, :10, :10] - expected[layer]).abs().max() < EXACT for layer, held in heard.layers.items())
 
@@ -150,11 +150,11 @@ def test_a_pruned_tree_is_heard_at_its_new_places(llama):
     store, heard = listening(model)
     text = words(6, 5)
     feed_watched(model, store, text, chain(5))
-    store.keep(4)
+    store.commit(4)
     feed_watched(model, store, [10, 20, 30, 40], [-1, -1, 1, 2])
     store.prune([1, 2, 3])
     feed_watched(model, store, [50], [2])
-    store.keep(3)
+    store.commit(3)
     expected = library_attention(twin, text + [20, 30, 40, 50], store.heads)
     assert all((held[:, :9, :9] - expected[layer]).abs().max() < EXACT for layer, held in heard.layers.items())
 
@@ -186,11 +186,11 @@ def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
         weights.masked_select((keys == EMPTY)[:, None])
     )
     feed_watched(model, store, words(7, 6), chain(6))
-    store.keep(5)
+    store.commit(5)
     feed_watched(model, store, [5], [-1])  # it sees what goes before it is kept
     store.evict([torch.tensor([[1, 1, 1, 0, 1, 1], [1, 0, 0, 1, 1, 1]]).bool()])
     told.clear()
-    store.keep(0)
+    store.commit(0)
     assert [weights.tolist() for weights in told] == [[0.0]] * 3
 
 
@@ -202,7 +202,7 @@ def test_a_row_that_a_policy_does_not_choose_for_sees_everything_beside_one_that
     )
     for store in (plain, narrow):
         feed(model, store, words(7, 6), chain(6))
-        store.keep(5)
+        store.commit(5)
     expected, found = (feed(model, store, [5, 6], [-1, 0]) for store in (plain, narrow))
     assert (found[0] - expected[0]).abs().max() < EXACT < (found[1] - expected[1]).abs().max()
 
@@ -221,7 +221,7 @@ def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_u
 
     feed_both(text, chain(12))
     both = Both(freed, hidden)
-    both.keep(11)
+    both.commit(11)
     for live, _ in zip(lives, grow(random.Random(seed), text, both, feed_both)):
         evict(freed, live[:, :freed.heads])
         mask(hidden, live[:, :freed.heads])
@@ -233,7 +233,7 @@ def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_u
 
 @dataclass
 class Both:
-    """Two stores that keep the same nodes."""
+    """Two KV caches that commit the same nodes."""
 
     one: KVCache
     other: KVCache
@@ -241,13 +241,13 @@ class Both:
     def path(self, node: int) -> list[int]:
         return self.one.path(node)
 
-    def keep(self, node: int) -> list[int]:
-        self.other.keep(node)
-        return self.one.keep(node)
+    def commit(self, node: int) -> list[int]:
+        self.other.commit(node)
+        return self.one.commit(node)
 
-    def forget(self) -> None:
-        self.one.forget()
-        self.other.forget()
+    def crop_scratch(self) -> None:
+        self.one.crop_scratch()
+        self.other.crop_scratch()
 
 
 # --- slots that leave something behind ---
@@ -284,7 +284,7 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
     merged, plain = model.new_store(), model.new_store()
     for store in (merged, plain):
         feed(model, store, words(13, 14), chain(14))
-        store.keep(13)
+        store.commit(13)
         feed(model, store, [9, 10, 11], [-1, 0, 0])
     told = []
     for layer in range(3):
@@ -305,7 +305,7 @@ def test_what_is_merged_is_reported_by_position_after_slots_have_moved(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(14, 6), chain(6))
-    store.keep(5)
+    store.commit(5)
     store.evict([torch.tensor([[0, 1, 1, 0, 1, 1], [1, 1, 0, 1, 1, 0]]).bool()])
     meeting = MergeMap.of((torch.tensor([0, 0, 1]), torch.tensor([2, 3, 0])), torch.tensor([1, 1, 3]), 4)
     assert store.merge(1, meeting, torch.ones(3), torch.ones(2)).by_head(2) == [[(4, 2), (5, 2)], [(0, 4)]]
@@ -373,7 +373,7 @@ def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
         )
 
     feed_both(text, chain(13))
-    both.keep(12)
+    both.commit(12)
     for _ in grow(random.Random(seed), text, both, feed_both):
         pack(packed)
         rounded.pack()
@@ -389,7 +389,7 @@ def test_packing_changes_what_is_read(llama):
     packed, plain = model.new_store(), model.new_store()
     for store in (packed, plain):
         feed(model, store, words(9, 12), chain(12))
-        store.keep(11)
+        store.commit(11)
     pack(packed)
     assert (feed(model, packed, [5], [-1]) - feed(model, plain, [5], [-1])).abs().max() > 1e-3
 
@@ -402,7 +402,7 @@ def test_slots_may_be_freed_among_packed_rows(llama, live):
     packed, plain = model.new_store(), model.new_store()
     for store in (packed, plain):
         feed(model, store, words(10, 14), chain(14))
-        store.keep(13)
+        store.commit(13)
     pack(packed)
     Rounded(plain).pack()
     places = torch.arange(14).expand(3, 2, 14)
@@ -423,7 +423,7 @@ def test_only_where_a_packed_row_goes_are_packed_rows_written_out_again(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(11, 14), chain(14))
-    store.keep(13)
+    store.commit(13)
     pack(store)
     store.evict([torch.arange(14)[None] != 13])
     assert (store.keys[0].quantised_slots, store.values[0].quantised_slots) == (12, 11)
@@ -437,7 +437,7 @@ def test_the_last_token_can_be_taken_back_where_its_key_is_packed(llama):
     text = words(12, 12)
     for each in (store, plain):
         feed(model, each, text, chain(12))
-        each.keep(11)
+        each.commit(11)
     pack(store)
     Rounded(plain).pack()
     for each in (store, plain):

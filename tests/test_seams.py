@@ -50,7 +50,7 @@ def test_an_early_exit_can_be_finished_later_in_the_same_store():
     model = Model(tiny("llama"), byte_tokenizer(), "llama")
     store, parents = model.new_store(), list(range(-1, len(PROMPT) - 1))
     (_,), captured = model.forward([ForwardInput(store, PROMPT, parents)], LayerPlan(stop=2, capture=frozenset({2})))
-    store.forget()
+    store.crop_scratch()
     (late,), _ = model.forward([ForwardInput(store, PROMPT, parents)], LayerPlan(resume=(2, captured[2])))
     assert (late - rows(model)[0]).abs().max() < EXACT
 

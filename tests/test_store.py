@@ -37,7 +37,7 @@ def test_every_node_of_a_tree_sees_its_path_and_nothing_else(pair):
     model, twin = pair
     store, prompt = model.new_store(), words(1, 9)
     feed(model, store, prompt, chain(9))
-    store.keep(8)
+    store.commit(8)
     tokens, parents = [5, 7, 5, 9, 11, 3], [-1, -1, 0, 0, 1, 2]
     rows = feed(model, store, tokens, parents)
     for node in range(6):
@@ -50,7 +50,7 @@ def test_random_extends_keeps_rollbacks_and_forks_leave_no_trace_of_what_was_ref
     chance, store = random.Random(7), model.new_store()
     text, guesses = [], []  # committed tokens; tokens of the scratch
     for _ in range(24):
-        act = chance.choice(["extend", "extend", "fork", "keep", "roll back", "forget"])
+        act = chance.choice(["extend", "extend", "fork", "commit", "roll back", "crop"])
         if act in ("extend", "fork") and len(text) + max([0, *store.depths]) < 60:
             leaf = chance.randrange(-1, len(guesses))
             new = words(chance.random(), 3)
@@ -62,16 +62,16 @@ def test_random_extends_keeps_rollbacks_and_forks_leave_no_trace_of_what_was_ref
             node = len(guesses) - 1
             path = text + [guesses[i] for i in store.path(node)]
             assert (rows[-1] - scratch_row(twin, path)).abs().max() < EXACT
-        elif act == "keep" and guesses:
+        elif act == "commit" and guesses:
             node = chance.randrange(len(guesses))
             text += [guesses[i] for i in store.path(node)]
-            guesses = [guesses[i] for i in store.keep(node)]
+            guesses = [guesses[i] for i in store.commit(node)]
         elif act == "roll back" and text:
             count = chance.randrange(1, min(4, len(text)) + 1)
             store.roll_back(count)
             text, guesses = text[:len(text) - count], []
-        elif act == "forget":
-            store.forget()
+        elif act == "crop":
+            store.crop_scratch()
             guesses = []
         assert store.length == len(text)
     rows = feed(model, store, [1], [-1])
@@ -82,7 +82,7 @@ def test_two_leaves_of_one_store_go_on_in_one_forward(llama):
     model, twin = llama
     store, prompt = model.new_store(), words(2, 5)
     feed(model, store, prompt, chain(5))
-    store.keep(4)
+    store.commit(4)
     feed(model, store, [10, 20], [-1, -1])
     rows = feed(model, store, [11, 21], [0, 1])
     assert (rows[0] - scratch_row(twin, prompt + [10, 11])).abs().max() < EXACT
@@ -93,7 +93,7 @@ def test_stores_of_two_lanes_share_a_forward_without_seeing_each_other(llama):
     model, twin = llama
     one, two = model.new_store(), model.new_store()
     feed(model, one, words(3, 4), chain(4))
-    one.keep(3)
+    one.commit(3)
     (first, second), _ = model.forward(
         [ForwardInput(one, [8, 9], [-1, 0]), ForwardInput(two, words(4, 6), chain(6), last_only=True)]
     )
@@ -110,7 +110,7 @@ def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
     evicted, masked = model.new_store(), model.new_store()
     for store in (evicted, masked):
         feed(model, store, prompt, chain(12))
-        store.keep(11)
+        store.commit(11)
     evicted.evict(live)
     _mask_by_hand(masked, live)
     tokens, parents = [5, 6, 7], [-1, 0, 0]
@@ -129,7 +129,7 @@ def test_evicting_in_one_head_changes_the_rows(llama):
     model, twin = llama
     store, prompt = model.new_store(), words(5, 12)
     feed(model, store, prompt, chain(12))
-    store.keep(11)
+    store.commit(11)
     live = [torch.ones(2, 12, dtype=torch.bool) for _ in range(3)]
     live[1][0, 3:9] = False
     assert store.evict(live) == 6
@@ -140,7 +140,7 @@ def test_positions_stay_true_after_eviction(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(6, 10), chain(10))
-    store.keep(9)
+    store.commit(9)
     store.evict([torch.arange(10)[None] % 2 == 0])
     assert store.runs() == [[[(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]]]
     assert store.extend([-1]).positions() == [10]
@@ -150,7 +150,7 @@ def test_eviction_gives_memory_back(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(7, 110), chain(110))
-    store.keep(109)
+    store.commit(109)
     held, before = store.keys[0].rows.shape[1], store.bytes()
     store.evict([torch.arange(110)[None] >= 106])
     assert store.bytes() * 27 < before
@@ -196,9 +196,9 @@ def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(l
     store.window = Window(lambda query, key: (key < 2) | (query - key < 4), start=10)
     rows = feed(model, store, prompt, chain(10))
     assert (rows[-1] - scratch_row(twin, prompt)).abs().max() < EXACT
-    store.keep(9)
+    store.commit(9)
     whole = feed(model, store, [3, 4], [-1, 0])
-    store.forget()
+    store.crop_scratch()
     store.evict([(store.slots[0].positions < 2) | (10 - store.slots[0].positions < 4)])
     assert (feed(model, store, [3, 4], [-1, 0]) - whole).abs().max() < EXACT
     assert (whole[0] - scratch_row(twin, prompt + [3])).abs().max() > 1e-4
@@ -211,7 +211,7 @@ def test_a_long_prompt_in_pieces_equals_the_same_prompt_at_once(pair):
     for start in range(0, 40, 16):
         part = prompt[start:start + 16]
         rows = feed(model, pieces, part, chain(len(part)))
-        pieces.keep(len(part) - 1)
+        pieces.commit(len(part) - 1)
         assert (rows - expected[start:start + len(part)]).abs().max() < EXACT
 
 

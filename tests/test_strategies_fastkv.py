@@ -100,8 +100,8 @@ def chosen_rows(model: Model, whole: int, onward: list[int], pieces: int = 1, pl
         [ForwardInput(store, PROMPT, list(range(-1, len(PROMPT) - 1)))],
         LayerPlan(stop=whole, capture=frozenset([whole])),
     )
-    store.keep(len(PROMPT) - 1)
-    store.narrow(whole, torch.tensor([[place in onward for place in range(len(PROMPT))]]))
+    store.commit(len(PROMPT) - 1)
+    store.evict_from(whole, torch.tensor([[place in onward for place in range(len(PROMPT))]]))
     for part in torch.arange(len(onward)).chunk(pieces):
         tokens, recorded = [PROMPT[onward[i]] for i in part], [(places or onward)[i] for i in part]
         work = LateInput(store, tokens, [], first=int(part[0]), positions=recorded)

@@ -372,7 +372,7 @@ def test_a_forks_row_is_that_of_a_run_of_its_own():
     model = models()["target"]
     store, tails = model.new_store(), [[5, 6], [5, 9], [80, 7]]
     model.forward([ForwardInput(store, PROMPT, list(range(-1, len(PROMPT) - 1)))])
-    store.keep(len(PROMPT) - 1)
+    store.commit(len(PROMPT) - 1)
     (rows,), _ = model.forward([ForwardInput(store, [tail[0] for tail in tails], [-1] * 3)])
     (rows,), _ = model.forward([ForwardInput(store, [tail[1] for tail in tails], [0, 1, 2])])
     for row, tail in zip(rows, tails):

@@ -27,7 +27,7 @@ def prefilled_cache(model: Model, ids: list[int]) -> KVCache:
     for start in range(0, len(ids), CHUNK):
         piece = ids[start:start + CHUNK]
         model.forward([ForwardInput(store, piece, list(range(-1, len(piece) - 1)), last_only=True)])
-        store.keep(len(piece) - 1)
+        store.commit(len(piece) - 1)
     return store
 
 
@@ -39,7 +39,7 @@ def blocks(model: Model, store: KVCache, sizes: tuple[int, ...]) -> list[Baselin
         def write(tokens: list[int]) -> None:
             for _ in range(FORWARDS):
                 model.forward([ForwardInput(store, tokens, parents)])
-                store.forget()
+                store.crop_scratch()
 
         return Baseline(block(nodes), lambda task: _tokens(task, nodes), write, lambda output: [], model.device)
 

@@ -107,7 +107,7 @@ class CacheManager:
         held = self._held(layer - 1, "prefill", self.prompt)
         selected = self.policy.select_prompt(held)
         selected = selected | (held.positions == self.prompt - 1)  # the last row gives the first token
-        self.store.narrow(layer, selected)
+        self.store.evict_from(layer, selected)
         return selected[0]
 
     def observe_probes(self, count: int) -> None:

@@ -73,7 +73,7 @@ def _last_token(model: Model, tokens: list[int]) -> tuple[Tensor, list[Tensor]]:
     for start in range(0, last, chunk):
         piece = tokens[start:min(start + chunk, last)]
         model.forward([ForwardInput(store, piece, list(range(-1, len(piece) - 1)), last_only=True)])
-        store.keep(len(piece) - 1)
+        store.commit(len(piece) - 1)
     _, captured = model.forward(
         [ForwardInput(store, tokens[-1:], [-1], watch=lambda position: True)],
         LayerPlan(capture=frozenset(range(model.depth + 1))),

@@ -58,7 +58,7 @@ class SharedPrefix:
         )
 
     def _add(self, feed: Feed) -> None:
-        self.store.keep(feed.rows - 1)
+        self.store.commit(feed.rows - 1)
         self._pending, self._last = None, feed
 
     def begin(self, store: KVCache, captures: frozenset[int]) -> Tensor | None:

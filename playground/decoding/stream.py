@@ -110,7 +110,7 @@ class Stream:
             return
         yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
         self.cache_manager.observe_probes(len(tokens))
-        self.store.forget()
+        self.store.crop_scratch()
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
         raw, first, others = yield from self._compute_rows(self.lane.branch_tree(leaves))
@@ -187,7 +187,7 @@ class Stream:
         return (yield from self._feed_new(self.unread(), tree, fed)), fed or ROOT
 
     def _start_tree(self, tree: TokenTree) -> None:
-        self.store.forget()
+        self.store.crop_scratch()
         self._tree, self._left_early = tree, EarlyRows()
 
     @property
@@ -234,7 +234,7 @@ class Stream:
             self._root = yield from self._feed(
                 ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)
             )
-            self.store.keep(chunk - 1)
+            self.store.commit(chunk - 1)
 
     def _chunk_size(self) -> int:
         """Most tokens of the prompt in one forward."""
@@ -254,7 +254,7 @@ class Stream:
         answer = yield from self._feed(ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends))
         if not count:
             return answer if fed else concat([self._root, answer])
-        self.store.keep(count - 1)
+        self.store.commit(count - 1)
         rows = answer[-nodes - 1:]
         self._root = rows[:1]
         return rows
@@ -297,7 +297,7 @@ class Stream:
             feed = Feed(self, self._watched(work), LayerPlan(stop=cut, capture=self._captures_up_to(cut)))
             yield [feed]
             early.captured.append(feed.captured)
-            self.store.keep(len(chunk) - 1)
+            self.store.commit(len(chunk) - 1)
         return early
 
     def _read_segment(self, early: EarlyRows, end: int) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
@@ -346,7 +346,7 @@ class Stream:
         )
         yield [feed]
         feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
-        self.store.keep(early.missing - 1)
+        self.store.commit(early.missing - 1)
         rows, self._left_early = feed.answer[early.missing - 1:], EarlyRows()
         self._root = rows[:1]
         return rows, ROOT
@@ -364,7 +364,7 @@ class Stream:
             if child is None or child in self._tree.blends:
                 break
             node = child
-        self.store.keep(node)
+        self.store.commit(node)
         if node != ROOT or self.behind():
             known = self.seen and self.seen.tree is self._tree and not self.behind()
             self._root = self._row_after(node) if known else None
@@ -477,7 +477,7 @@ def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Fee
     model, last = stream.model, frozenset([stream.model.depth] if hidden else [])
     feed = Feed(stream, ForwardInput(stream.store, tokens, _chain(len(tokens))), LayerPlan(capture=last))
     yield [feed]
-    stream.store.keep(len(tokens) - 1)
+    stream.store.commit(len(tokens) - 1)
     return Piece(
         tokens, feed.logits[:, : stream.lane.vocabulary], model.normed(feed.captured[model.depth]) if hidden else None
     )

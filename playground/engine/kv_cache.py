@@ -64,13 +64,14 @@ class KVCache:
     siblings share a position.
 
         extend(parents)      new scratch nodes, by the index of their parent (-1: end of the trunk)
-        keep(node)           commit the path to a node; its descendants remain in the scratch, other nodes are dropped
+        commit(node)         append the path to a node to the trunk; its descendants remain in the scratch
         prune(nodes)         keep only these scratch nodes
+        crop_scratch(count)  keep only the first `count` scratch nodes
         roll_back(count)     remove the last tokens of the trunk
         evict(live)          free slots of the trunk, by layer and head
         merge(...)           add states to those of other slots, before their own slots are freed
         quantise(...)        quantise the oldest slots
-        narrow(layer, ...)   from this layer on, only some tokens of the trunk will be read
+        evict_from(layer)    from this layer on, only some tokens of the trunk will be read
         start_from(other)    begin with the trunk of another cache, shared or copied
     """
 
@@ -116,7 +117,7 @@ class KVCache:
         return Segment(self, len(self.parents) - count, count)
 
     def late(self, first: int, positions: list[int]) -> LateSegment:
-        """Tokens of a narrowed trunk at these positions, for layers that have not read them.
+        """Tokens at these positions, of a trunk that `evict_from` reduced, for layers that have not read them.
 
         They get the slots from `first` on.
         """
@@ -143,8 +144,8 @@ class KVCache:
         if self.recurrent:
             self.recurrent.start_from(other.recurrent)
 
-    def keep(self, node: int) -> list[int]:
-        """Commit the path to scratch node `node`; -1 commits nothing and drops the scratch.
+    def commit(self, node: int) -> list[int]:
+        """Append the path to scratch node `node` to the trunk; -1 commits nothing and drops the scratch.
 
         Returns its descendants, which remain in the scratch, renumbered from 0.
         """
@@ -152,7 +153,7 @@ class KVCache:
         remaining = self._descendants(node) if node != -1 else []
         self._reorder_scratch([*path, *remaining])
         if self.recurrent:
-            self.recurrent.keep(path, remaining)
+            self.recurrent.commit(path, remaining)
         self._extend_trunk(len(path))
         self._update_attention(path, remaining)
         self._renumber(remaining)
@@ -183,13 +184,13 @@ class KVCache:
         for new, old in enumerate(remaining):
             self._add_node(new, renumbered.get(parents[old], -1))
 
-    def forget(self, left: int = 0) -> None:
-        """Drop the scratch except its first `left` nodes."""
+    def crop_scratch(self, count: int = 0) -> None:
+        """Drop the scratch except its first `count` nodes."""
         for column in (self.parents, self.depths, self.lineage):
-            del column[left:]
+            del column[count:]
         if self.recurrent:
-            self.recurrent.forget(left)
-        self.attention = [recorded for recorded in self.attention if max(recorded.nodes) < left]
+            self.recurrent.crop_scratch(count)
+        self.attention = [recorded for recorded in self.attention if max(recorded.nodes) < count]
 
     def _reorder_scratch(self, order: list[int]) -> None:
         """Scratch slots in a new order; costs nothing if the first ones stay in place."""
@@ -215,7 +216,7 @@ class KVCache:
         """
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} of {self.length} tokens")
-        self.forget()
+        self.crop_scratch()
         self.freed = None  # tokens read later may have the positions of those that are dropped now
         if self.recurrent and not self.recurrent.roll_back(count):
             self.recurrent, count = RecurrentMemory(self.recurrent.layers, self.recurrent.least_chunk), self.length
@@ -268,10 +269,10 @@ class KVCache:
         if not slots.dense:
             slots.positions.masked_fill_(dead, EMPTY)
 
-    def narrow(self, layer: int, onward: Tensor) -> None:
-        """From `layer` on, hold only the trunk tokens `onward`, bool [1, slots]. These layers have read nothing yet."""
+    def evict_from(self, layer: int, live: Tensor) -> None:
+        """Hold only the `live` tokens of the trunk, bool [1, slots], from `layer` on, which has read nothing yet."""
         before = [torch.ones_like(self.slots_of(early).positions, dtype=torch.bool) for early in range(layer)]
-        self.evict([*before, *[onward] * (self.depth - layer)])
+        self.evict([*before, *[live] * (self.depth - layer)])
 
     def merge(self, layer: int, merges: MergeMap, added: Tensor, kept: Tensor) -> MergedTokens:
         """Merge slots of a layer, keys and values alike; returns which tokens were merged.

@@ -120,14 +120,14 @@ def _forwards(
     start, text, other = reference.prompt, reference.committed, reference.rejected
     whole, side = reference.committed_logits, reference.rejected_logits
     yield _chain(forward, store, text[:start]), whole[:start]
-    store.keep(start - 1)
+    store.commit(start - 1)
     yield _chain(forward, store, text[start:start + 1]), whole[start:start + 1]
-    store.keep(0)
+    store.commit(0)
     at = start + 1
     tree = [other[at], text[at], other[at + 1], text[at + 1]]
     (rows,), _ = forward([ForwardInput(store, tree, [-1, -1, 0, 1])])
     yield rows, torch.stack([side[at], whole[at], side[at + 1], whole[at + 1]])
-    store.keep(3)
+    store.commit(3)
     at += BRANCH
     works = [ForwardInput(store, text[at:], list(range(-1, REST - 1))),
              ForwardInput(new_store(), other, list(range(-1, len(other) - 1)), last_only=True)]

@@ -131,7 +131,7 @@ class Model:
             return self._forward(works, [work.segment() for work in works], plan)
         except BaseException:
             for work, count in zip(works, before):
-                work.store.forget(count)
+                work.store.crop_scratch(count)
             raise
 
     def _forward(

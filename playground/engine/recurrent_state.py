@@ -162,28 +162,28 @@ class RecurrentMemory:
         self.tail, self._middle = other.tail, other._middle
         self.inputs, self.states = [own.copy() for own in other.inputs], dict(other.states)
 
-    def keep(self, path: list[int], remaining: list[int]) -> None:
+    def commit(self, path: list[int], remaining: list[int]) -> None:
         """Scratch nodes `path` continue the trunk, and `remaining` stay in the scratch; all others are dropped."""
         tail = self.tail
         self._select([*range(tail), *(tail + node for node in (*path, *remaining))])
         self.tail = tail + len(path)
-        self._forget_states()
+        self._drop_states()
         self._shorten()
 
     def prune(self, nodes: list[int]) -> None:
         """Keep only these scratch nodes, ascending."""
         self._select([*range(self.tail), *(self.tail + node for node in nodes)])
 
-    def forget(self, left: int) -> None:
-        """Drop the scratch except its first `left` nodes."""
-        self.states = {entry: state for entry, state in self.states.items() if entry < self.tail + left}
+    def crop_scratch(self, count: int) -> None:
+        """Drop the scratch except its first `count` nodes."""
+        self.states = {entry: state for entry, state in self.states.items() if entry < self.tail + count}
 
     def roll_back(self, count: int) -> bool:
         """Drop the scratch and the last `count` tokens of the trunk. False if they began before the trail."""
         if count > self.tail:
             return False
         self.tail -= count
-        self.forget(0)
+        self.crop_scratch(0)
         if self._middle >= self.tail:
             self._middle = ORIGIN
         return True
@@ -194,7 +194,7 @@ class RecurrentMemory:
         renumbered = {old: new for new, old in enumerate(order)} | {ORIGIN: ORIGIN}
         self.states = {renumbered[old]: state for old, state in self.states.items() if old in renumbered}
 
-    def _forget_states(self) -> None:
+    def _drop_states(self) -> None:
         """Drop the states of trunk entries that are neither the last known one nor needed to roll back."""
         newest = self._newest()
         held = {ORIGIN, self._middle, newest}

@@ -125,7 +125,7 @@ def answers(model: Model, prompts: list[list[int]], room: int, sampling: Samplin
         )
         drawn = sampling.draw(sampling.probabilities(torch.cat(rows))).tolist()
         for (store, unread, written), token in zip(active, drawn):
-            store.keep(len(unread) - 1)
+            store.commit(len(unread) - 1)
             unread[:] = [token]
             written.append(token)
         active = [text for text in active if text[2][-1] not in model.end_ids and len(text[2]) < room]

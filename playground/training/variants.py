@@ -198,7 +198,7 @@ def _read(model: Model, ids: list[int], asks: bool) -> Iterator[TokenReading]:
     for start in range(0, len(ids) - 1, CHUNK):
         chunk, following = ids[start:start + CHUNK], ids[start + 1:start + 1 + CHUNK]
         (rows,), _ = model.forward([ForwardInput(store, chunk, list(range(-1, len(chunk) - 1)))])
-        store.keep(len(chunk) - 1)
+        store.commit(len(chunk) - 1)
         yield TokenReading(
             torch.tensor(following, device=rows.device), rows[: len(following)], dict(queries) if asks else None
         )
