@@ -81,7 +81,7 @@ def table_reads(model: TableModel) -> Reads:
 
 @pytest.mark.oracle("adadec")
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_committed(depth):
+def test_at_every_pause_the_candidate_with_the_best_rollout_is_committed(depth):
     for seed in range(5):
         model = TableModel("abcde", "e", seed)
         lane, events = run(adadec(tau=0.0, depth=depth), {"target": model}, [0, 1], 7)
@@ -92,7 +92,7 @@ def test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_comm
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-def test_the_rollouts_of_a_network_are_what_the_library_reads_from_the_beginning(architecture):
+def test_rollouts_equal_the_librarys_forwards_over_the_whole_text(architecture):
     library, models, prompt = network(architecture), {"target": pair(architecture).target}, [54, 71, 71, 9]
 
     def reads(text: list[int]) -> Tensor:
@@ -118,7 +118,7 @@ WRONG_SCORES = {
 
 @pytest.mark.refuses("adadec")
 @pytest.mark.parametrize("score", WRONG_SCORES.values(), ids=WRONG_SCORES)
-def test_a_wrong_score_of_a_rollout_writes_another_text(score):
+def test_a_wrong_rollout_score_changes_the_text(score):
     models = [TableModel("abcde", "e", seed) for seed in range(12)]
     differ = [
         computed(table_reads(model), [0, 1], 7, 5, model.end_ids, score)[0]
@@ -151,7 +151,7 @@ class JudgesTheLastToken(Rollout):
 def test_an_adadec_with_a_wrong_score_is_refused(wrong, monkeypatch):
     monkeypatch.setattr("strategies.sampling.adadec.Rollout", wrong)
     with pytest.raises(AssertionError):
-        test_at_every_pause_the_candidate_that_leads_to_the_likeliest_tokens_is_committed(5)
+        test_at_every_pause_the_candidate_with_the_best_rollout_is_committed(5)
 
 
 def of_letters(following: dict[str, list[float]], letters: str = "abc.") -> TableModel:
@@ -163,7 +163,7 @@ def of_letters(following: dict[str, list[float]], letters: str = "abc.") -> Tabl
     return TableModel(letters, ".", rule=rule)
 
 
-def test_by_hand_the_second_choice_wins_where_what_follows_is_surer():
+def test_worked_example_the_second_choice_wins_with_a_more_certain_continuation():
     model = of_letters(
         {"a": [0.1, 0.5, 0.4, 0], "ab": [0.34, 0.33, 0.33, 0], "ac": [0.01, 0.01, 0.98, 0], "": [0.9, 0.04, 0.03, 0.03]}
     )
@@ -177,14 +177,14 @@ def test_by_hand_the_second_choice_wins_where_what_follows_is_surer():
     assert len(notes) == 1 and notes[0].startswith("'c' in place of 'b'")
 
 
-def test_a_rollout_ends_with_the_end_token_and_is_scored_by_the_tokens_it_has():
+def test_a_rollout_ends_with_the_end_token_and_is_scored_over_its_own_tokens():
     model = of_letters({"a": [0, 0.5, 0.3, 0.2], "ab": [0, 0, 0.4, 0.6], "": [0.7, 0.1, 0.1, 0.1]})
     _, events = run(adadec(tau=0.0, width=3, depth=3), {"target": model}, [0], 1)
     assert figures(events, ROLLOUTS)[0] == {"labels": ["b<.>", "caaa", "<.>"], "values": [
         pytest.approx(math.sqrt(0.5 * 0.6)), pytest.approx((0.3 * 0.7 ** 3) ** 0.25), pytest.approx(0.2)]}
 
 
-def test_it_pauses_exactly_where_the_entropy_reaches_the_threshold():
+def test_it_pauses_exactly_where_entropy_reaches_the_threshold():
     steps, pauses = [], []
     for seed in range(3):
         _, events = run(adadec(tau=1.0), {"target": TableModel("abcde", seed=seed)}, [0, 1], 12)
@@ -195,7 +195,7 @@ def test_it_pauses_exactly_where_the_entropy_reaches_the_threshold():
     assert same([pause[2] for pause in pauses], [step[2] for step in unsure])
 
 
-def test_an_entropy_that_equals_the_threshold_is_a_pause():
+def test_it_pauses_if_entropy_equals_the_threshold():
     undecided = TableModel("abcd", rule=lambda context: torch.zeros(4, dtype=torch.float64))
     (level,) = series(run(adadec(tau=0.0), {"target": undecided}, [0], 1)[1], "entropy", "entropy, nats")
     for tau, count in ((level, 3), (math.nextafter(level, 9), 0)):
@@ -204,13 +204,13 @@ def test_an_entropy_that_equals_the_threshold_is_a_pause():
 
 # at depth 1 the row after the winner is known already
 @pytest.mark.parametrize("depth, forwards", [(0, 6), (1, 7), (4, 6 * 5)])
-def test_looking_ahead_costs_one_forward_for_each_level(depth, forwards):
+def test_a_rollout_costs_one_forward_per_level(depth, forwards):
     model = TableModel("abcde")
     run(adadec(tau=0.0, depth=depth), {"target": model}, [0, 1], 6)
     assert model.forwards == forwards
 
 
-def test_only_the_candidate_is_committed_and_a_longer_limit_changes_no_token():
+def test_only_the_candidate_is_committed_and_a_higher_token_limit_changes_nothing():
     model = TableModel("abcde", seed=2)
     _, events = run(adadec(tau=0.0), {"target": model}, [0, 1], 12)
     commits = [event.ids for event in events if isinstance(event, Commit)]
@@ -218,7 +218,7 @@ def test_only_the_candidate_is_committed_and_a_longer_limit_changes_no_token():
     assert written(adadec(tau=0.0), {"target": model}, [0, 1], 5) == sum(commits[:5], [])
 
 
-def test_adadec_leaves_nothing_to_chance():
+def test_adadec_is_deterministic():
     with pytest.raises(Refusal, match="adadec does not work with a sampler such as temperature"):
         assemble(LaneConfig("adadec", {}, [("temperature", {})]))
     assert assemble(LaneConfig("adadec", {}, [("repetition_penalty", {})])).decoder.name == "adadec"
@@ -230,7 +230,7 @@ def reading(rest: float, rank: int, count: int = 40) -> TokenReading:
     return TokenReading(torch.full((count,), rank), p.log().repeat(count, 1) - torch.arange(8) * 1e-4)
 
 
-def test_its_threshold_is_learnt_from_texts_and_lies_where_the_model_begins_to_be_wrong():
+def test_its_threshold_is_learnt_from_texts_at_the_entropy_where_errors_begin():
     sure, unsure = reading(0.1, rank=0), reading(5.0, rank=2)
     low, high = (float(entropy(part.logits)[0]) for part in (sure, unsure))
     assert low < find("adadec").fit([sure, unsure])["tau"] < high

@@ -37,7 +37,7 @@ def kl(q: dict, p: dict) -> float:
     return sum(chance * math.log(chance / p[text]) for text, chance in q.items() if chance > 0)
 
 
-def test_the_divergence_from_the_safe_law_grows_with_theta_and_the_largest_theta_that_can_be_paid_is_taken():
+def test_divergence_from_the_safe_model_grows_with_theta_and_the_largest_affordable_theta_is_chosen():
     for seed in range(10):
         p, r = log_laws(seed)
         spent = [anchoring.divergence(anchoring.between(p, r, i / 200), p) for i in range(201)]
@@ -49,7 +49,7 @@ def test_the_divergence_from_the_safe_law_grows_with_theta_and_the_largest_theta
 
 
 @pytest.mark.oracle("anchored")
-def test_no_other_law_within_the_budget_is_closer_to_the_risky_one():
+def test_no_other_distribution_within_the_budget_is_closer_to_the_risky_one():
     p, r = log_laws(3)
     _, best = anchoring.nearest(p, r, 0.3)
     others = [other for other in random_rows(8, 4000, 6).log_softmax(-1) if anchoring.divergence(other, p) <= 0.3]
@@ -59,7 +59,7 @@ def test_no_other_law_within_the_budget_is_closer_to_the_risky_one():
     assert all(anchoring.divergence(other, r) >= anchoring.divergence(best, r) - 1e-9 for other in allowed)
 
 
-def test_at_the_ends_it_is_one_of_the_two_models_and_removed_tokens_stay_removed():
+def test_at_both_ends_of_theta_it_is_one_of_the_models_and_removed_tokens_stay_removed():
     p, r = log_laws(4)
     assert (
         anchoring.nearest(p, r, 0.0) == (0.0, p)
@@ -77,7 +77,7 @@ def test_at_the_ends_it_is_one_of_the_two_models_and_removed_tokens_stay_removed
 @pytest.mark.oracle("anchored")
 @pytest.mark.parametrize("k", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("indebted", [False, True])
-def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
+def test_whole_texts_diverge_from_the_safe_model_by_at_most_the_budget(k, indebted):
     models, prompt = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}, [0, 1, 3, 2]
     found, safe = law(anchored(k=k, debt=indebted, n=2), models, prompt, 3), product_law(models["draft"], prompt, 3)
     owed = debt_by_hand(models, prompt, 2) if indebted else 0.0
@@ -89,7 +89,7 @@ def test_whole_texts_stay_within_the_budget_of_the_safe_models_law(k, indebted):
 SAMPLERS = [("top_k", {"k": 1}), ("top_p", {"p": 0.4}), ("min_p", {"m": 0.7}), ("typical", {"mass": 0.3})]
 
 
-def test_a_token_that_only_one_model_may_write_has_no_difference_and_disjoint_supports_give_the_safe_model():
+def test_a_token_outside_one_support_costs_nothing_and_disjoint_supports_give_the_safe_model():
     p, r = (torch.tensor(row, dtype=torch.float64).log() for row in ([0.5, 0.3, 0.2, 0.0], [0.0, 0.3, 0.6, 0.1]))
     weights = [0.5, 0.3, 0.2 * 3 ** 0.5, 0.0]  # at theta = 1/2: p * (r / p) ** theta where both are positive
     expected = [weight / sum(weights) for weight in weights]
@@ -101,7 +101,7 @@ def test_a_token_that_only_one_model_may_write_has_no_difference_and_disjoint_su
 
 @pytest.mark.oracle("anchored")
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: sampler[0])
-def test_the_bound_holds_under_samplers_that_leave_the_models_disjoint_supports(sampler):
+def test_the_bound_holds_for_samplers_that_make_supports_disjoint(sampler):
     models, prompt = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}, [0, 1]
     safe = law(LaneConfig("greedy", {}, [("temperature", {"t": 1.0}), sampler]), {"target": models["draft"]}, prompt, 3)
     for k in (0.1, 0.8):
@@ -129,7 +129,7 @@ WRONG = {
 
 @pytest.mark.refuses("anchored")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_account_breaks_the_bound(wrong, monkeypatch):
+def test_a_wrong_budget_account_breaks_the_bound(wrong, monkeypatch):
     monkeypatch.setattr(anchoring, "divergence", wrong)
     over = []
     for seed in range(4):
@@ -143,7 +143,7 @@ def test_a_wrong_account_breaks_the_bound(wrong, monkeypatch):
     assert max(over) > 1e-3
 
 
-def test_what_is_not_spent_is_saved_and_no_step_overdraws():
+def test_unspent_budget_is_saved_and_no_step_exceeds_it():
     models = {"target": TableModel("abcd", seed=2), "draft": TableModel("abcd", seed=5)}
     _, events = run(anchored(k=0.2, debt=False), models, [0, 1], 12)
     account, spent = [data["series"] for data in figures(events, "account, nats")], 0.0
@@ -154,7 +154,7 @@ def test_what_is_not_spent_is_saved_and_no_step_overdraws():
     assert max(entry["spent on this token"] for entry in account) > 0.2  # some step spent what others had saved
 
 
-def test_a_prompt_that_the_risky_model_knows_by_heart_starts_in_debt_and_the_safe_model_writes_until_it_is_paid():
+def test_a_prompt_memorised_by_the_risky_model_starts_in_debt_and_the_safe_model_writes_until_it_is_paid():
     by_heart = TableModel("abcd", rule=lambda text: torch.eye(4, dtype=torch.float64)[(text[-1] + 1) % 4] * 4)
     models = {"target": by_heart, "draft": TableModel("abcd", seed=5, spread=0.1)}
     _, events = run(anchored(k=0.3), models, [0, 1, 2, 3, 0, 1], 8)
@@ -170,7 +170,7 @@ def test_the_debt_is_the_mean_of_the_largest_gains_with_missing_ones_counted_as_
     assert anchoring.debt([], 5, 1) == 0.0
 
 
-def test_temperature_acts_on_both_models_before_they_meet():
+def test_temperature_applies_to_both_models_before_they_are_combined():
     models, prompt = {"target": TableModel("abc", seed=2), "draft": TableModel("abc", seed=5)}, [0, 1]
     found = law(anchored(k=0.0, t=0.5), models, prompt, 2)
     assert distance(found, product_law(models["draft"], prompt, 2, lambda scores, history: scores / 0.5)) < 1e-9

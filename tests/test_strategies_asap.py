@@ -174,22 +174,22 @@ def test_the_first_sample_is_drawn_as_under_a_plain_mask():
 
 
 @pytest.mark.oracle("asap")
-def test_one_visit_of_the_rare_text_is_enough_to_know_how_rare_it_is():
+def test_one_sample_of_the_rare_text_reveals_its_probability():
     assert abs(zeros(visited("0")) - 1 / 17) < EXACT
 
 
-def test_a_visit_of_another_text_says_nothing_about_the_rare_one():
+def test_a_sample_of_another_text_reveals_nothing_about_the_rare_one():
     assert abs(zeros(visited("1")) - 1 / 2) < EXACT
 
 
-def test_what_one_visit_teaches():
+def test_what_the_trie_learns_from_one_sample():
     trie = trie_of(visited("0"))
     found = {prefix: trie.chances[node] for node, prefix in prefixes_of(trie).items()}
     assert [exp(found[ids("0" * n)]) * 2 ** (5 - n) for n in range(1, 6)] == pytest.approx([1.0] * 5, abs=EXACT)
     assert abs(exp(found[()]) - (1 / 32 + 1 / 2)) < EXACT
 
 
-def test_the_second_sample_of_a_run_knows_the_first():
+def test_the_second_sample_of_a_run_uses_what_the_first_taught():
     found = law(under(("regex", {"pattern": "0{3}|1[01]{2}"}), samples=2), coins(3))
     assert abs(found[*ids("000"), END] - (1 / 2 * 1 / 5 + 1 / 2 * 1 / 2)) < EXACT
 
@@ -218,12 +218,12 @@ class KnowsOnlyWhatWasDrawn(PrefixTrie):
     "wrong, first, right",
     [(RenormalisesFirst, "0", 1 / 17), (StaysWhereItLearned, "0", 1 / 17), (KnowsOnlyWhatWasDrawn, "1", 1 / 2)],
 )
-def test_a_trie_that_learns_wrongly_is_found_out(wrong, first, right, monkeypatch):
+def test_a_trie_that_learns_wrongly_is_detected(wrong, first, right, monkeypatch):
     monkeypatch.setattr("strategies.constrained.asap.PrefixTrie", wrong)
     assert abs(zeros(visited(first)) - right) > WRONG
 
 
-def test_of_many_samples_the_rare_text_is_as_rare_as_it_should_be():
+def test_over_many_samples_the_rare_text_has_its_true_frequency():
     notes = [event.text for event in events(under(COIN, samples=100), Models(coins())) if isinstance(event, Note)]
     assert len(notes) == 100 and notes[6].startswith("Sample 7 of 100: ")
     assert 1 <= sum("'00000'" in note for note in notes) <= 14  # 6 on average; a plain mask draws 50
@@ -247,7 +247,7 @@ def table(seed: int) -> TableModel:
     return TableModel(tokenizer=TOKENIZER, rule=lambda context: opinions.scores(context).masked_fill(silent, NEVER))
 
 
-def test_every_chance_is_an_upper_bound_and_only_falls():
+def test_every_estimate_is_an_upper_bound_and_never_rises():
     for seed, options in enumerate(languages()):
         model, memory, before = table(seed), Memory(), {}
         exact = chances(model, options)
@@ -269,7 +269,7 @@ def learned() -> list[tuple[TableModel, list[str], Memory]]:
     ]
 
 
-def test_once_every_prefix_was_read_the_chances_are_exact(learned):
+def test_estimates_are_exact_once_every_prefix_was_read(learned):
     for model, options, memory in learned:
         trie, exact = trie_of(memory), chances(model, options)
         found = {prefix: exp(trie.chances[node]) for node, prefix in prefixes_of(trie).items()}
@@ -278,14 +278,14 @@ def test_once_every_prefix_was_read_the_chances_are_exact(learned):
 
 
 @pytest.mark.oracle("asap")
-def test_once_every_prefix_was_read_the_law_is_the_models_own_given_the_grammar(learned):
+def test_samples_follow_the_model_given_the_grammar_once_every_prefix_was_read(learned):
     for model, options, memory in learned:
         found, right = law(choosing(*options, samples=1), model, memory), given_the_grammar(model, options)
         assert distance(found, right) < EXACT
         assert distance(under_a_mask(model, options), right) > WRONG
 
 
-def test_long_before_that_samples_are_nearer_to_it_than_those_of_a_plain_mask():
+def test_earlier_samples_are_already_closer_to_it_than_with_a_plain_mask():
     for seed, options in enumerate(languages()):
         model = table(seed)
         drawn = texts(events(choosing(*options, samples=60), Models(model)))[10:]
@@ -294,7 +294,7 @@ def test_long_before_that_samples_are_nearer_to_it_than_those_of_a_plain_mask():
         assert divergence(frequencies, right) < divergence(under_a_mask(model, options), right)
 
 
-def test_the_law_of_the_first_sample_is_that_of_a_plain_mask():
+def test_the_first_sample_has_the_distribution_of_a_plain_mask():
     for seed, options in enumerate(languages()):
         assert distance(law(choosing(*options, samples=1), table(seed)), under_a_mask(table(seed), options)) < EXACT
 
@@ -303,7 +303,7 @@ def divergence(p: Law, q: Law) -> float:
     return sum(chance * log(chance / q[text]) for text, chance in p.items())
 
 
-def test_the_temperature_belongs_to_the_model_whose_law_is_aimed_at():
+def test_the_target_distribution_includes_the_temperature():
     options, model = languages()[0], table(0)
     memory = taught(choosing(*options, samples=80, temperature=0.6), model, Evenly())
     found = law(choosing(*options, samples=1, temperature=0.6), model, memory)
@@ -323,7 +323,7 @@ def two_letters(context: Spelt) -> torch.Tensor:
     return scores
 
 
-def test_where_everything_is_legal_it_is_plain_sampling():
+def test_if_all_tokens_are_allowed_it_is_plain_sampling():
     model = TableModel(tokenizer=TOKENIZER, rule=two_letters)
     everything = {
         (*ids(text), END): exp(log_chance(model, (*ids(text), END))) for text in ["", "a", "b", "aa", "ab", "ba", "bb"]
@@ -333,12 +333,12 @@ def test_where_everything_is_legal_it_is_plain_sampling():
     assert all(abs(chance) < EXACT for chance in trie_of(taught(anything, model, Draws(0))).chances)
 
 
-def test_where_one_text_is_legal_it_is_always_that_text():
+def test_if_one_text_is_allowed_it_is_always_written():
     assert law(choosing("abc", samples=3), table(0)) == {(*ids("abc"), END): 1.0}
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_one_sample_is_what_a_plain_mask_draws_by_the_same_chance(seed):
+def test_one_sample_equals_a_plain_mask_with_the_same_random_numbers(seed):
     grammar = ("regex", {"pattern": "[a-f]{2,5}|x[0-9]+y"})
     for model in (pair().target, table(seed)):
         masked, ours = (one_lane(recipe, model, Draws(seed), length=20) for recipe in (
@@ -348,7 +348,7 @@ def test_one_sample_is_what_a_plain_mask_draws_by_the_same_chance(seed):
 
 # --- how a text ends ---
 
-def test_the_chance_of_the_end_counts_even_where_nothing_else_may_follow():
+def test_the_probability_of_the_end_counts_even_if_nothing_else_is_allowed():
     options, model = ["b", "ca"], table(8)
     ends = [float(model.scores((START, *ids(option))).softmax(-1)[END]) for option in options]
     assert abs(ends[0] - ends[1]) > WRONG
@@ -356,14 +356,14 @@ def test_the_chance_of_the_end_counts_even_where_nothing_else_may_follow():
     assert distance(law(choosing(*options, samples=1), model, memory), given_the_grammar(model, options)) < EXACT
 
 
-def test_a_model_that_cannot_end_a_text_ends_with_its_grammar():
+def test_the_grammar_ends_the_text_of_a_model_without_end_tokens():
     model = table(0)
     model.end_ids, model.grammars.eos_ids = frozenset(), frozenset()
     lane = one_lane(choosing("ab", "cb", samples=4), model, Draws(0))
     assert lane.reason == "grammar" and lane.text in ("ab", "cb")
 
 
-def test_a_text_cut_off_by_the_length_teaches_nothing_about_its_end():
+def test_a_truncated_text_teaches_nothing_about_its_end():
     model, memory = table(1), Memory()
     one_lane(choosing("abcab", "abcac", samples=6), model, Draws(0), memory, length=3)
     trie = trie_of(memory)
@@ -372,7 +372,7 @@ def test_a_text_cut_off_by_the_length_teaches_nothing_about_its_end():
     assert abs(trie.chances[ROOT] - log_chance(model, ids("abc"))) < EXACT
 
 
-def test_a_whole_text_is_the_answer_wherever_one_was_found():
+def test_the_answer_is_a_complete_text_if_one_was_found():
     model = TableModel(tokenizer=TOKENIZER, rule=lambda context: torch.zeros(len(TOKENIZER), dtype=torch.float64))
     for samples, endings in ((1, {("a", "end"), ("bbb", "length")}), (2, {("a", "end")})):
         lanes = [one_lane(choosing("a", "bbbbbb", samples=samples), model, Draws(seed), length=3) for seed in range(12)]
@@ -398,7 +398,7 @@ def blocked(*prefixes: str):
     return TableModel(tokenizer=TOKENIZER, rule=scores), [prefix + "x" for prefix in prefixes]
 
 
-def test_a_dead_end_is_learned_and_the_sample_drawn_again():
+def test_a_dead_end_is_learned_and_the_sample_repeated():
     model, dead = blocked("a", "ba")
     assert law(choosing("bb", *dead, samples=1), model) == pytest.approx({(*ids("bb"), END): 1.0})
     memory = Memory()
@@ -414,7 +414,7 @@ def test_a_grammar_of_dead_ends_only_is_refused_in_one_sentence():
         one_lane(choosing(*dead), model, Draws(0))
 
 
-def test_a_row_with_nothing_legal_is_no_error_for_a_decoder_that_owns_the_grammar():
+def test_a_row_without_allowed_tokens_is_no_error_for_a_decoder_that_owns_the_grammar():
     class Blocked:
         state = "dead end"
 
@@ -436,7 +436,7 @@ def uniform(*allowed: int) -> torch.Tensor:
     return torch.tensor([log(1 / 4) if token in allowed else NEVER for token in range(4)], dtype=torch.float64)
 
 
-def test_a_trie_weighs_each_token_by_the_chance_after_it():
+def test_the_trie_weighs_each_token_by_the_probability_of_a_valid_continuation():
     trie = PrefixTrie()
     inner = trie.descend(ROOT, uniform(0, 1, 2), 1)
     trie.learn(inner, uniform(3))
@@ -445,7 +445,7 @@ def test_a_trie_weighs_each_token_by_the_chance_after_it():
     assert exp(trie.chances[ROOT]) == pytest.approx(9 / 16)
 
 
-def test_a_full_trie_goes_on_believing_the_best():
+def test_a_full_trie_assumes_the_upper_bound_for_new_prefixes():
     trie = PrefixTrie(most=2)
     inner = trie.descend(ROOT, uniform(0, 1), 0)
     assert trie.descend(ROOT, uniform(0, 1), 1) is None and len(trie) == 2
@@ -485,7 +485,7 @@ def test_a_trie_of_a_very_long_text_can_be_copied():
     assert deepcopy(trie).digest() == trie.digest()
 
 
-def test_the_nearest_nodes_come_with_their_parents_before_them():
+def test_an_outline_lists_parents_before_children():
     trie = PrefixTrie()
     for text in ([0, 1, 2], [1, 1], [0, 3]):
         node = ROOT
@@ -542,7 +542,7 @@ def test_the_cache_holds_the_prompt_and_one_sample_at_a_time():
     assert 3 <= most <= 6 and store.length == len(session.headers[0].prompt_ids)
 
 
-def test_each_sample_is_scored_and_only_the_answer_is_kept():
+def test_each_sample_is_scored_and_only_the_answer_is_committed():
     model = table(2)
     recorded = events(choosing("ab", "b", "cab", samples=5), Models(model))
     scores = {
@@ -577,7 +577,7 @@ def test_a_step_says_of_every_other_token_that_the_mask_removed_it():
     assert fallen and {candidate.fell for candidate in fallen} == {"mask"}
 
 
-def test_the_figures_say_what_the_samples_taught():
+def test_the_figures_show_what_the_samples_taught():
     recorded = events(under(COIN, samples=8), Models(coins()))
     figures = defaultdict(list)
     for event in recorded:
@@ -595,7 +595,7 @@ def test_the_figures_say_what_the_samples_taught():
     )
 
 
-def test_other_samplers_are_refused_for_they_would_change_the_law():
+def test_other_samplers_are_refused_since_they_would_change_the_distribution():
     for name in ("top_k", "temperature", "repetition_penalty"):
         with pytest.raises(Refusal, match="asap does not work with a sampler"):
             assemble(LaneConfig("asap", {}, [("choice", {}), (name, {})]))
@@ -604,7 +604,7 @@ def test_other_samplers_are_refused_for_they_would_change_the_law():
         assemble(LaneConfig("asap"))
 
 
-def test_it_says_that_it_remembers():
+def test_it_declares_that_it_uses_memory():
     assert find("asap").remembers and find("asap").owns_constraint
 
 
@@ -627,7 +627,7 @@ def bounds(recorded: list[Event]) -> list[float]:
     ]
 
 
-def test_a_visitors_second_run_goes_on_where_the_first_ended():
+def test_a_visitors_second_run_continues_from_the_first_runs_trie():
     memory = Memory()
     first, second = events(OPTIONS, memory=memory), events(OPTIONS, memory=memory, seed=1)
     assert bounds(second)[0] <= bounds(first)[-1] < bounds(first)[0]
@@ -655,21 +655,21 @@ WARMER = choosing("ab", "b", "cab", "ac", samples=3, temperature=1.5)
 
 
 @pytest.mark.parametrize("recipe, text", [(OPTIONS, "qq"), (choosing("ab", "b", samples=3), "q"), (WARMER, "q")])
-def test_another_prompt_grammar_or_temperature_does_not_see_it(recipe, text):
+def test_another_prompt_grammar_or_temperature_starts_with_empty_memory(recipe, text):
     memory = Memory()
     events(OPTIONS, memory=memory)
     assert timeless(events(recipe, memory=memory, text=text)) == timeless(events(recipe, text=text))
     assert len(memory) == 2
 
 
-def test_how_many_samples_are_asked_for_changes_nothing_about_what_is_known():
+def test_memory_does_not_depend_on_the_requested_number_of_samples():
     memory = Memory()
     events(OPTIONS, memory=memory)
     events(choosing("ab", "b", "cab", "ac", samples=1, text="most probable"), memory=memory)
     assert len(memory) == 1
 
 
-def test_two_visitors_never_share():
+def test_memory_is_never_shared_between_visitors():
     one, other = Memory(), Memory()
     events(OPTIONS, memory=one)
     assert len(other) == 0
@@ -677,7 +677,7 @@ def test_two_visitors_never_share():
     assert one.digest() == other.digest() != ""
 
 
-def test_lanes_side_by_side_learn_each_for_itself():
+def test_lanes_side_by_side_learn_separately():
     memory = Memory()
     session = prepare(Models(table(2)), [OPTIONS, OPTIONS], Prompt("q"), Limits(0, 24), memory=memory)
     deque(session, maxlen=0)

@@ -88,7 +88,7 @@ def long_keys_go(size: int, recent: int) -> Callable[[Seen], list[set[int]]]:
 @pytest.mark.oracle("tova")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("size", [1, 6, 13])
-def test_tova_writes_and_holds_what_decoding_by_hand_does(architecture, size):
+def test_tova_text_and_cache_equal_decoding_by_hand(architecture, size):
     expected = HandRule(architecture, least_attended_goes(size)).write(PROMPT, LENGTH)
     assert course(alone(make("tova", size=size)), models(architecture)) == expected
 
@@ -96,7 +96,7 @@ def test_tova_writes_and_holds_what_decoding_by_hand_does(architecture, size):
 @pytest.mark.oracle("key_norm")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("size, recent", [(1, 0), (9, 0), (9, 4), (5, 5)])
-def test_key_norm_writes_and_holds_what_decoding_by_hand_does(architecture, size, recent):
+def test_key_norm_text_and_cache_equal_decoding_by_hand(architecture, size, recent):
     expected = HandRule(architecture, long_keys_go(size, recent)).write(PROMPT, LENGTH)
     assert course(alone(make("key_norm", size=size, recent=recent)), models(architecture)) == expected
 
@@ -144,7 +144,7 @@ class OneHeadIsMeasured(KeyNorm):
 @pytest.mark.parametrize(
     "wrong", [*variants_of(Tova, __name__), *variants_of(KeyNorm, __name__)], ids=lambda cls: cls.__name__
 )
-def test_a_wrong_way_to_choose_is_found_out(wrong):
+def test_a_wrong_selection_rule_is_detected(wrong):
     right = wrong.__base__
     rule = least_attended_goes(13) if right is Tova else long_keys_go(13, 0)
     _, expected = HandRule("llama", rule).write(PROMPT, LENGTH)
@@ -189,24 +189,24 @@ class LateOnesAreLuckier(RandomKeep):
 
 
 @pytest.mark.oracle("random_keep")
-def test_tokens_that_stay_by_chance_are_an_even_sample_of_the_text():
+def test_randomly_retained_tokens_are_a_uniform_sample_of_the_text():
     assert unevenness(RandomKeep) < 31 + 5 * 8
 
 
 @pytest.mark.refuses("random_keep")
 @pytest.mark.parametrize("wrong", variants_of(RandomKeep, __name__), ids=lambda cls: cls.__name__)
-def test_an_uneven_sample_is_found_out(wrong):
+def test_a_biased_sample_is_detected(wrong):
     assert unevenness(wrong) > 31 + 5 * 8
 
 
-def test_heads_layers_and_dice_choose_apart_and_a_run_repeats():
+def test_heads_layers_and_seeds_differ_and_a_run_is_reproducible():
     _, held = course(alone(make("random_keep", size=8)), models())
     assert len({frozenset(head) for layer in held[-1] for head in layer}) == 6
     assert course(alone(make("random_keep", size=8)), models())[1] == held
     assert course(alone(make("random_keep", size=8, dice=1)), models())[1] != held
 
 
-def test_what_stays_by_chance_does_not_depend_on_how_many_tokens_came_at_once():
+def test_random_retention_does_not_depend_on_the_chunk_size():
     policy = make("random_keep", size=5)
 
     def kept(positions: list[int]) -> list[int]:
@@ -224,7 +224,7 @@ def test_what_stays_by_chance_does_not_depend_on_how_many_tokens_came_at_once():
 # --- what they have in common ---
 
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)
-def test_no_layer_and_no_head_exceeds_the_budget_whatever_is_kept_at_once(name, knobs):
+def test_no_layer_or_head_exceeds_the_budget_however_many_tokens_are_committed(name, knobs):
     budget = make(name, **knobs).budget
     for lane in (LaneConfig("greedy"), TREE):
         found, generated = [], 0
@@ -246,7 +246,7 @@ def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
 
 
 @every_policy
-def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
+def test_chunked_prefill_evicts_what_a_single_prefill_evicts(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
@@ -255,7 +255,7 @@ def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeyp
 
 @every_policy
 @pytest.mark.parametrize("lane", [LaneConfig("greedy"), TREE], ids=lambda lane: lane.strategy)
-def test_events_show_what_was_kept_and_what_was_evicted_in_every_layer_and_head(name, knobs, lane):
+def test_events_report_live_and_evicted_slots_of_every_layer_and_head(name, knobs, lane):
     session = prepare(pair(), [with_policy(lane, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=12))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     held = [cache_positions(cache, live) for cache, live in zip(caches, contents(caches))]
@@ -266,7 +266,7 @@ def test_events_show_what_was_kept_and_what_was_evicted_in_every_layer_and_head(
     assert held[-1] == [head for layer in live_positions(session._runners[0].lane) for head in layer]
 
 
-def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
+def test_lanes_that_share_forwards_retain_what_each_retains_alone():
     recipes = [with_policy(LaneConfig("greedy"), name, **knobs) for name, knobs in {**TIGHT, **ROW_WISE}.items()]
 
     def run(*together: LaneConfig) -> list:
@@ -280,7 +280,7 @@ def test_lanes_that_share_their_forwards_keep_what_each_keeps_alone():
 
 
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)
-def test_a_table_that_pays_no_attention_is_held_to_the_budget_all_the_same(name, knobs):
+def test_a_model_without_attention_weights_keeps_to_the_budget(name, knobs):
     lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 5, Limits(0, 6), Draws(0))
     assert len(live_positions(lane)[0][0]) <= make(name, **knobs).budget(6)
 

@@ -35,7 +35,7 @@ def caad(**knobs):
     return prepared([make("caad", **GROUNDED, **knobs)], {"target": pair().target}, PROMPT)[0]
 
 
-def test_a_place_is_known_again_by_its_own_state_and_gives_the_logits_the_model_had_there():
+def test_a_stored_position_is_retrieved_by_its_own_state_with_the_models_logits():
     sampler, model = caad(), pair().target
     ids = [*model.tokens.encode("The green bird"), *model.tokens.encode(" sings")]
     states = [library_states(ids[:end])[-1] for end in range(len(model.tokens.encode("The green bird")), len(ids))]
@@ -73,26 +73,26 @@ def near_and_far(**knobs):
     return float((mixed - z - 0.5 * sampler.grounding.logits[0]).abs().max())
 
 
-def test_only_what_is_similar_counts():
+def test_only_similar_entries_count():
     assert near_and_far() < 1e-12
 
 
 @pytest.mark.parametrize("broken", ["_weights", "_shaped"])
-def test_a_wrong_grounding_is_found_out(broken, monkeypatch):
+def test_a_wrong_grounding_is_detected(broken, monkeypatch):
     wrong = {"_weights": lambda self, similarities: torch.full_like(similarities, 1 / similarities.shape[-1]),
              "_shaped": lambda self, logits, mean: logits + self.alpha * mean.softmax(-1)}
     monkeypatch.setattr(find("caad"), broken, wrong[broken])
     assert near_and_far() > 0.1
 
 
-def test_where_nothing_is_similar_every_mode_leaves_the_model_alone():
+def test_without_similar_entries_no_mode_changes_the_model():
     rows = {"target": random_rows(2, 5), "hidden": random_rows(3, 5, 8)}
     for mode in ("linear", "delta", "probabilities"):
         assert torch.equal(single(random_rows(1, 4), tau=1.0, mode=mode).mix(rows), rows["target"])
 
 
 @pytest.mark.parametrize("knobs", [{}, {"weighted": False}, {"most": 2}], ids=str)
-def test_weights_are_positive_and_sum_to_one_and_only_the_best_count(knobs):
+def test_only_the_best_entries_have_weights_which_are_positive_and_sum_to_one(knobs):
     sampler = single(random_rows(1, 9), tau=-1.0, **knobs)
     similarities = sampler.grounding.similarities(random_rows(3, 20, 8))
     weights = sampler._weights(similarities)
@@ -114,7 +114,7 @@ def test_a_constant_added_to_stored_logits_changes_nothing_and_mixed_probabiliti
     )
 
 
-def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
+def test_at_a_stored_position_nothing_changes_since_the_logits_are_the_models_own():
     knobs = {"pairs": "The green bird => sings", "tau": 0.95, "weighted": False, "alpha": 2.0}
     text, events = recorded(alone("caad", **knobs), SAID, length=1)
     assert figures(events, "entries averaged")[0]["series"]["entries"] == 1
@@ -123,7 +123,7 @@ def test_at_a_stored_place_the_model_meets_its_own_logits_so_nothing_turns():
     ]
 
 
-def test_settings_that_mean_nothing_are_refused():
+def test_invalid_settings_are_refused():
     for knobs, said in [
         ({"pairs": "no arrow"}, "question => answer"),
         ({"pairs": " "}, "at least one"),

@@ -37,17 +37,17 @@ COLLAPSES = {
 
 # --- CAD and AdaCAD: rows by hand ---
 
-def test_the_contrast_of_a_conflict_by_hand():
+def test_worked_example_of_the_contrast():
     assert contrast(rows(2, 1, 0), rows(0, 2.4, 0), 1.0)[0].tolist() == pytest.approx([4, -0.4, 0])
     assert torch.equal(contrast(random_rows(0), random_rows(1), -1.0), random_rows(1))
 
 
-def test_a_huge_alpha_ranks_by_what_the_context_adds_alone():
+def test_a_huge_alpha_ranks_by_the_difference_alone():
     z1, z2 = random_rows(0), random_rows(1)
     assert torch.equal(contrast(z1, z2, 1e6).argmax(-1), (z1 - z2).argmax(-1))
 
 
-def test_the_divergence_is_that_of_its_definition():
+def test_the_divergence_equals_its_definition():
     z1, z2 = random_rows(2), random_rows(3)
     expected = [divergence(p, q) for p, q in zip(z1.softmax(-1).tolist(), z2.softmax(-1).tolist())]
     assert same(jensen_shannon(z1, z2).tolist(), expected, 1e-12)
@@ -55,7 +55,7 @@ def test_the_divergence_is_that_of_its_definition():
     assert float(jensen_shannon(rows(0, -math.inf), rows(0, 0))) == pytest.approx(closed)
 
 
-def test_the_divergence_is_symmetric_between_zero_and_ln_2_and_blind_to_shifts():
+def test_the_divergence_is_symmetric_within_zero_and_ln_2_and_invariant_to_shifts():
     z1, z2 = random_rows(4), random_rows(5)
     found = jensen_shannon(z1, z2)
     assert torch.allclose(found, jensen_shannon(z2, z1)) and torch.allclose(found, jensen_shannon(z1 + 7, z2 - 3))
@@ -64,7 +64,7 @@ def test_the_divergence_is_symmetric_between_zero_and_ln_2_and_blind_to_shifts()
     assert float(jensen_shannon(rows(200, 0, 0), rows(0, 200, 0))) == pytest.approx(LN2)
 
 
-def test_adacads_strength_is_the_divergence_of_each_row_in_the_chosen_base_and_never_below_the_floor():
+def test_adacads_alpha_is_the_divergence_of_each_row_in_the_chosen_base_with_a_floor():
     z = {"target": random_rows(6), "without_context": random_rows(7)}
     nats = jensen_shannon(*z.values())
     for knobs, alpha in [({}, nats), ({"base": "2"}, nats / LN2), ({"floor": 0.5}, nats.clamp(min=0.5))]:
@@ -79,7 +79,7 @@ ARCHITECTURES = ("llama", "gemma2", "gpt_neox", "qwen3")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_at_alpha_minus_one_the_text_is_greedys_without_the_context_and_at_zero_greedys_with_it(architecture):
+def test_alpha_minus_one_is_greedy_without_the_context_and_zero_is_greedy_with_it(architecture):
     given = Prompt(QUESTION, context=CONTEXT)
     without, with_context = (recorded(GREEDY, prompt, architecture)[0] for prompt in (Prompt(QUESTION), given))
     assert without != with_context
@@ -99,7 +99,7 @@ def mixed_text(reads: Reads, prompts: tuple[list[int], list[int]], length: int, 
 @pytest.mark.oracle("cad", "adacad")
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @pytest.mark.parametrize("name", CONTEXTUAL)
-def test_both_streams_of_a_network_are_what_the_library_reads_from_the_beginning(name, architecture):
+def test_both_streams_equal_the_librarys_forwards_over_the_whole_text(name, architecture):
     library, model = network(architecture), pair(architecture).target
     prompts = [54, 71, 9, 9, 80, 71], [80, 71]
     strength = {
@@ -141,7 +141,7 @@ FAULTS: dict[str, Callable[[Reads, list[int], list[int]], list[int]]] = {
 
 @pytest.mark.refuses("adacad")
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_faulty_contrast_writes_another_text(fault):
+def test_a_faulty_contrast_changes_the_text(fault):
     differ = []
     for seed in range(6):
         model = TableModel("abcde", seed=seed)
@@ -151,7 +151,7 @@ def test_a_faulty_contrast_writes_another_text(fault):
     assert sum(differ) >= 3
 
 
-def test_a_text_that_is_the_same_in_both_streams_is_greedys_and_diverges_nowhere():
+def test_identical_streams_give_the_greedy_text_and_zero_divergence():
     for name in CONTEXTUAL:
         model = TableModel("abcde", seed=1)
         lane, events = run(alone(name, **CONTEXTUAL[name]), {"target": model}, [0, 1], 12, other=[0, 1])
@@ -160,7 +160,7 @@ def test_a_text_that_is_the_same_in_both_streams_is_greedys_and_diverges_nowhere
         assert not [event for event in events if isinstance(event, Note)]
 
 
-def test_a_context_that_memory_drowns_out_is_heard_and_the_learner_is_informed():
+def test_a_context_overrides_memory_and_the_reader_is_informed():
     def rule(context):  # memory says b; the context, an a at the beginning, makes c nearly as likely
         return torch.tensor([-9.0, 2.0, 1.6] if context[0] == 0 else [-9.0, 3.0, -4.0], dtype=torch.float64)
 
@@ -177,7 +177,7 @@ def test_a_context_that_memory_drowns_out_is_heard_and_the_learner_is_informed()
     assert not figures(events, "where context and memory disagree")  # both streams put b first
 
 
-def test_where_the_streams_put_another_token_first_is_marked():
+def test_positions_with_different_argmaxes_are_marked():
     model = TableModel("abcde", seed=3)
     lane, events = run(alone("cad", alpha=0.0), {"target": model}, [0, 1, 2], 12, other=[2])
     marked = [data["spans"][0][0] for data in figures(events, "where context and memory disagree")]
@@ -188,7 +188,7 @@ def test_where_the_streams_put_another_token_first_is_marked():
     assert marked == [place for place, (one, two) in enumerate(first) if one != two] and 0 < len(marked) < 12
 
 
-def test_a_lane_that_needs_a_context_says_so_where_there_is_none():
+def test_a_lane_that_needs_a_context_is_refused_without_one():
     for name in CONTEXTUAL:
         (event,) = recorded(alone(name), Prompt(QUESTION))[1]
         assert "enter a passage as context" in event.message

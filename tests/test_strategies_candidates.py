@@ -52,7 +52,7 @@ def first_finish_law(p: Law, n: int, ends: frozenset[int]) -> Law:
 
 @pytest.mark.oracle("first_finish")
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_law_of_first_finish_tilts_the_length_and_nothing_else(n):
+def test_first_finish_changes_the_distribution_of_lengths_only(n):
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
     p = product_law(model, prompt, 2)
     expected, ours = (
@@ -65,7 +65,7 @@ def test_the_law_of_first_finish_tilts_the_length_and_nothing_else(n):
 
 
 @pytest.mark.refuses("first_finish")
-def test_a_search_that_took_the_last_to_finish_would_be_found_out():
+def test_choosing_the_last_to_finish_is_detected():
     model, prompt = TableModel("ab.", ".", seed=3, spread=0.7), [0, 1]
     p = product_law(model, prompt, 2)
     ours = law(of("first_finish", n=2, wait=2, answer="text", temperature=1.0), {"target": model}, prompt, 2)
@@ -75,7 +75,7 @@ def test_a_search_that_took_the_last_to_finish_would_be_found_out():
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_waiting_for_all_is_the_vote_of_all(n):
+def test_waiting_for_all_texts_is_a_vote_among_all(n):
     model, prompt = TableModel("ab.", ".", seed=3), [0, 1]
 
     def choose(texts: list[Text]) -> Text:
@@ -89,7 +89,7 @@ def test_waiting_for_all_is_the_vote_of_all(n):
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < EXACT
 
 
-def test_the_winner_is_the_shortest_of_the_texts_and_no_one_writes_on_after_it():
+def test_the_winner_is_the_shortest_text_and_decoding_stops_there():
     model, lengths = TableModel("abcde", "e", spread=0.5), []
     for n in (1, 2, 4, 8):
         recorded, all_of_them = (
@@ -104,7 +104,7 @@ def test_the_winner_is_the_shortest_of_the_texts_and_no_one_writes_on_after_it()
     assert lengths == sorted(lengths, reverse=True) and lengths[-1] < lengths[0]
 
 
-def test_where_none_ends_the_note_says_so_and_the_likeliest_per_token_is_taken():
+def test_if_no_text_ends_the_likeliest_per_token_wins_and_a_note_says_so():
     model = TableModel("abc", seed=1)
     recorded = run(of("first_finish", n=4, temperature=1.0), model, [0], 6)
     texts = [text for number, text in recorded.texts().items() if number]
@@ -114,7 +114,7 @@ def test_where_none_ends_the_note_says_so_and_the_likeliest_per_token_is_taken()
     )
 
 
-def test_more_texts_cannot_be_awaited_than_are_drawn():
+def test_waiting_for_more_texts_than_are_sampled_is_refused():
     with pytest.raises(Refusal, match="3 of 2 texts cannot end"):
         make("first_finish", n=2, wait=3)
 
@@ -129,7 +129,7 @@ def risk(texts: list[str], like) -> int:
 @pytest.mark.oracle("mbr")
 @pytest.mark.parametrize("likeness", MEASURES)
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likeness, n):
+def test_minimum_bayes_risk_has_the_distribution_of_the_text_most_similar_to_all(likeness, n):
     model, prompt = TableModel(["a1 ", "b", "."], ".", seed=3), [0, 1]
 
     def choose(texts: list[Text]) -> Text:
@@ -143,7 +143,7 @@ def test_the_law_of_minimum_bayes_risk_is_that_of_the_text_most_like_all(likenes
 
 
 @pytest.mark.refuses("mbr")
-def test_taking_the_most_probable_text_instead_is_found_out():
+def test_choosing_the_most_probable_text_instead_is_detected():
     model, prompt = TableModel(["a1 ", "b", "."], ".", seed=3), [0, 1]
     likeliest = chosen_by_brute_force(
         model, prompt, 2, 3, lambda texts: max(entire(texts, model), key=lambda text: logp(model, prompt, text))
@@ -155,14 +155,14 @@ WORDS = ["the red fox", "the  red fox", "a fox", "12 foxes", "", "the fox, red!"
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
-def test_likeness_is_symmetric_one_for_a_text_itself_and_between_nothing_and_one(measure):
+def test_similarity_is_symmetric_within_zero_and_one_and_one_for_equal_texts(measure):
     for left, right in product(WORDS, repeat=2):
         assert measure(left, right) == measure(right, left) and 0 <= measure(left, right) <= 1
         assert measure(left, left) == 1
     assert measure("the red fox", "pqw") == 0
 
 
-def test_likeness_by_hand():
+def test_worked_examples_of_similarity():
     assert MEASURES["words"]("the red fox", "a red fox") == pytest.approx(2 / 3)
     assert MEASURES["edits"]("the red fox", "the old red fox") == pytest.approx(3 / 4)
     assert MEASURES["letters"]("abc", "abd") == pytest.approx((2 / 3 + 1 / 2 + 0) / 3)

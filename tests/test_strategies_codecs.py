@@ -91,13 +91,13 @@ def left_after(error: Tensor, rank: int, rounds: int = 3) -> float:
 
 
 @pytest.mark.parametrize("rank", range(1, 9))
-def test_what_a_low_rank_leaves_is_hardly_more_than_no_matrix_of_that_rank_can_help(rank):
+def test_the_low_rank_residual_is_close_to_the_optimum(rank):
     error = decaying()
     least = norm(torch.linalg.svdvals(error)[:, rank:])
     assert least <= left_after(error, rank) * (1 + 1e-9) and left_after(error, rank) < 1.06 * least + 2e-3 * norm(error)
 
 
-def test_more_columns_and_more_rounds_leave_less_and_as_many_as_there_are_channels_leave_nothing():
+def test_more_columns_or_iterations_reduce_the_residual_and_full_rank_removes_it():
     error = decaying(5)
     by_rank = [left_after(error, rank) for rank in (0, 1, 2, 4, 8)]
     assert by_rank == sorted(by_rank, reverse=True) and by_rank[0] == pytest.approx(norm(error))
@@ -105,7 +105,7 @@ def test_more_columns_and_more_rounds_leave_less_and_as_many_as_there_are_channe
     assert left_after(error, 16) < 2e-3 * norm(error)
 
 
-def test_tiny_errors_are_repaired_as_well_as_large_ones_and_the_same_way_each_time():
+def test_tiny_errors_are_corrected_as_well_as_large_ones_deterministically():
     error = decaying() * 1e-3
     assert left_after(error, 4, rounds=8) < 0.3 * norm(error)
     first, again = low_rank(error, 4, 3), low_rank(error, 4, 3)
@@ -117,7 +117,7 @@ def test_tiny_errors_are_repaired_as_well_as_large_ones_and_the_same_way_each_ti
 
 @pytest.mark.parametrize("part", ["keys", "values"])
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.25, 1.0])
-def test_the_ends_of_every_vector_are_held_bit_for_bit(part, share):
+def test_the_extremes_of_every_vector_are_stored_exactly(part, share):
     written = rows(2, 24, 8)
     outliers = find_outliers(part, written, share)
     length = 24 if part == "keys" else 16
@@ -137,7 +137,7 @@ def by_vector(part: str, written: Tensor) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
-def test_a_mean_in_place_of_an_outlier_stretches_no_scale(part):
+def test_replacing_an_outlier_by_the_mean_does_not_widen_the_scale(part):
     written = rows(2, 24, 8)
     written[0, 3, 2], axis = 50.0, 1 if part == "keys" else 2
     shares = (0.0, 0.2, 0.3)
@@ -154,7 +154,7 @@ def packed(part: str, written: Tensor, **knobs) -> Blocks:
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
-def test_blocks_come_back_one_behind_the_other_with_room_behind_the_last(part):
+def test_blocks_are_decoded_consecutively_with_capacity_after_the_last(part):
     gear, written = make("gear", buffer=8), torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(3))
     blocks = gear.quantise(part, written[:, 24:], gear.quantise(part, written[:, :24], None))
     assert len(blocks.blocks) == 3
@@ -165,7 +165,7 @@ def test_blocks_come_back_one_behind_the_other_with_room_behind_the_last(part):
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
-def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_cache(part):
+def test_outliers_and_low_rank_each_lower_the_error_and_without_both_it_is_the_quantised_cache(part):
     written = rows(2, 64, 8)
     written[:, :, 3] += 5 * rows(2, 64, 1, seed=1)[..., 0] ** 3  # a channel of keys with outliers
     plain = packed(part, written, outliers=0.0, rank=0)
@@ -179,7 +179,7 @@ def test_outliers_and_columns_each_lower_the_error_and_neither_is_the_quantised_
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
-def test_what_is_shown_as_bytes_is_what_is_stored_and_what_the_formula_says(part):
+def test_reported_bytes_equal_stored_bytes_and_the_formula(part):
     heads, n, d = 2, 64, 16
     block = packed(part, rows(heads, n, d), bits="2", group=16, outliers=0.1, rank=3)
     outliers = heads * d * 2 * int(0.05 * n) if part == "keys" else n * 2 * int(0.05 * heads * d)
@@ -187,7 +187,7 @@ def test_what_is_shown_as_bytes_is_what_is_stored_and_what_the_formula_says(part
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_blocks_are_sealed_at_the_buffer_and_never_touched_again(decoder):
+def test_blocks_are_compressed_at_the_buffer_size_and_never_changed_again(decoder):
     settled = course(make("gear", buffer=8), decoder)
     for held in settled:
         whole = held.length - held.length % 8
@@ -201,7 +201,7 @@ def test_blocks_are_sealed_at_the_buffer_and_never_touched_again(decoder):
     assert ranks == [4, 2] and settled[0].keys.count < settled[-1].keys.count
 
 
-def test_what_is_in_the_buffer_is_as_it_was_written():
+def test_the_buffer_holds_exact_states():
     exact, ours = course(make("gear", buffer=1024))[0], course(make("gear", buffer=16))[0]
     for whole, held in zip(exact.rows, ours.rows):
         assert torch.equal(whole[:, 16:], held[:, 16:]) and not torch.equal(whole[:, :16], held[:, :16])
@@ -255,19 +255,19 @@ def check_gear(policy: type[Gear]) -> None:
 
 
 @pytest.mark.oracle("gear")
-def test_the_error_of_a_repaired_block_is_that_of_the_definition():
+def test_the_error_of_a_corrected_block_equals_its_definition():
     check_gear(Gear)
 
 
 @pytest.mark.refuses("gear")
 @pytest.mark.parametrize("wrong", variants_of(Gear, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_repair_has_another_error(wrong):
+def test_a_wrong_correction_has_another_error(wrong):
     with pytest.raises(AssertionError):
         check_gear(wrong)
 
 
 @pytest.mark.parametrize("wrong", variants_of(Gear, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_recipe_repairs_worse(wrong):
+def test_a_wrong_recipe_corrects_less(wrong):
     written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
     written[:, 5, 3] += 30
     right, ours = (
@@ -277,7 +277,7 @@ def test_a_wrong_recipe_repairs_worse(wrong):
     assert ours > 1.2 * right
 
 
-def test_a_lane_shows_how_well_each_block_was_repaired():
+def test_a_lane_reports_the_error_of_each_block():
     session = prepare(
         pair(),
         [LaneConfig("greedy", {}, [("gear", {"buffer": 16, "outliers": 0.1})])],
@@ -304,7 +304,7 @@ def test_a_lane_shows_how_well_each_block_was_repaired():
     ids=["quantised", "repaired", "sparse", "two blocks"],
 )
 @pytest.mark.parametrize("part", ["keys", "values"])
-def test_rows_are_read_the_same_with_room_for_others_behind_them(part, make_form):
+def test_spare_capacity_does_not_change_decoded_rows(part, make_form):
     held = make_form(part, rows(2, 16, 8))
     alone, roomy = held.unpack(), held.unpack(3)
     assert alone.shape == (2, 16, 8) and roomy.shape == (2, 19, 8)
@@ -314,7 +314,7 @@ def test_rows_are_read_the_same_with_room_for_others_behind_them(part, make_form
 # --- most numbers become zero ---
 
 @pytest.mark.parametrize("zeros", [0, 1, 4, 7])
-def test_no_row_with_as_many_zeros_is_nearer(zeros):
+def test_no_row_with_as_many_zeros_has_a_smaller_error(zeros):
     written = rows(1, 5, 8)
     read = sparse(written, zeros).unpack()
     for row, kept in zip(written[0], read[0]):
@@ -330,24 +330,24 @@ def test_no_row_with_as_many_zeros_is_nearer(zeros):
     (8, 0.5, "exact", 4), (8, 0.7, "exact", 5), (10, 0.7, "exact", 7), (64, 0.95, "exact", 60), (8, 0.0, "exact", 0),
     (8, 0.5, "released", 3), (8, 0.0, "released", 0),
 ])
-def test_the_share_says_how_many_numbers_go_and_as_released_one_fewer(d, share, counting, zeros):
+def test_the_share_gives_the_number_of_pruned_values_and_one_fewer_as_released(d, share, counting, zeros):
     policy = make("mustafar", key_zeros=share, value_zeros=0.3, counting=counting)
     assert policy.zeros("keys", d) == zeros
     assert policy.zeros("values", 10) == {"exact": 3, "released": 2}[counting]
 
 
-def test_of_equal_numbers_those_of_the_lower_channels_go():
+def test_of_equal_values_those_of_lower_channels_are_pruned():
     assert sparse(torch.tensor([[[2.0, -2.0, 2.0, -2.0]]]), 2).unpack().tolist() == [[[0, 0, 2, -2]]]
 
 
-def test_a_score_moves_by_no_more_than_the_query_times_what_was_removed():
+def test_an_attention_score_changes_by_at_most_the_query_times_the_pruned_values():
     written, query = rows(2, 24, 8), rows(2, 1, 8, seed=1)
     removed = written - sparse(written, 5).unpack()
     assert ((query * removed).sum(-1).abs() <= query.norm(dim=-1) * removed.norm(dim=-1) + 1e-12).all()
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_the_newest_rows_are_whole_and_an_old_one_is_pruned_once(decoder):
+def test_the_newest_rows_are_exact_and_older_ones_are_pruned_once(decoder):
     settled = course(make("mustafar", window=6, key_zeros=0.5, value_zeros=0.75), decoder)
     for held in settled:
         for part, zeros in zip(held.rows, (4, 6)):
@@ -361,13 +361,13 @@ def test_the_newest_rows_are_whole_and_an_old_one_is_pruned_once(decoder):
             )
 
 
-def test_the_prompt_is_read_before_anything_is_pruned():
+def test_nothing_is_pruned_during_the_prefill():
     ours, plain = text(make("mustafar", window=0)), text(None)
     assert ours[len(PROMPT)] == plain[len(PROMPT)] and ours != plain
 
 
 @pytest.mark.parametrize("share, d", [(0.7, 8), (0.0, 8), (0.95, 8)])
-def test_bytes_are_bits_for_all_places_and_the_numbers_that_are_left(share, d):
+def test_bytes_are_one_bit_per_channel_plus_the_remaining_values(share, d):
     knobs = {"window": 5, "key_zeros": share, "value_zeros": share}
     session = prepare(pair(), [LaneConfig("greedy", {}, [("mustafar", knobs)])], Prompt(TEXT), Limits(max_new_tokens=6))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
@@ -378,7 +378,7 @@ def test_bytes_are_bits_for_all_places_and_the_numbers_that_are_left(share, d):
     assert (caches[-1].bytes < 2 * caches[-1].layers * caches[-1].heads * caches[-1].length * d * 8) == (share > 0)
 
 
-def test_places_are_bits_and_widths_that_fill_no_byte_are_read_back():
+def test_bitmaps_of_any_width_are_decoded_exactly():
     pruned = sparse(rows(2, 4, 11), 3)
     assert pruned.places.shape == (2, 4, 2) and unpack_bits(pruned.places, 1, 11).sum(-1).tolist() == [[8] * 4] * 2
     assert isinstance(pruned.concat(pruned), Sparse) and torch.equal(
@@ -427,20 +427,20 @@ def check_mustafar(policy: type[Mustafar]) -> None:
 
 
 @pytest.mark.oracle("mustafar")
-def test_old_rows_lose_their_smallest_numbers_and_recent_ones_lose_none():
+def test_old_rows_lose_their_smallest_values_and_recent_ones_none():
     check_mustafar(Mustafar)
 
 
 @pytest.mark.refuses("mustafar")
 @pytest.mark.parametrize("wrong", variants_of(Mustafar, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_way_to_prune_is_found_out(wrong):
+def test_a_wrong_pruning_rule_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_mustafar(wrong)
 
 
 @pytest.mark.parametrize("name, knobs", [("gear", {"buffer": 8}), ("mustafar", {"window": 4})])
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_lanes_with_these_caches_have_no_contradictions(name, knobs, recipe):
+def test_traces_of_lanes_with_these_caches_are_consistent(name, knobs, recipe):
     lane = LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
     session = prepare(pair(), [lane], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
@@ -476,14 +476,14 @@ STREAMS = [
 
 
 @pytest.mark.parametrize("written", STREAMS, ids=lambda written: str(written.shape))
-def test_every_symbol_is_read_as_it_was_written(written):
+def test_every_symbol_is_decoded_exactly(written):
     starts = tables(written, 64)
     assert (numpy.diff(starts) > 0).all() and (starts[:, -1] == TOTAL).all()
     assert (decode(*encode(written, starts), starts, len(written)) == written).all()
 
 
 @pytest.mark.parametrize("kinds, n", [(15, 2000), (31, 2000), (3, 500)])
-def test_a_stream_takes_what_its_entropy_says_give_or_take_its_last_number(kinds, n):
+def test_the_stream_length_equals_its_entropy_up_to_the_final_state(kinds, n):
     """32 bits of state, of which 16 are there from the start, and words of 16 bits."""
     written = symbols(kinds, n, 12, seed=kinds)
     _, counts, words = encode(written, tables(written, kinds))
@@ -492,7 +492,7 @@ def test_a_stream_takes_what_its_entropy_says_give_or_take_its_last_number(kinds
         assert entropy_of(stream) - 16 <= 16 * count + 16 <= entropy_of(stream) * 1.02 + 32
 
 
-def test_a_table_made_for_another_stream_takes_more():
+def test_another_streams_frequency_table_takes_more_bits():
     written = symbols(15, 1000, 10)
     ours, others = tables(written, 15), tables(written[:, ::-1], 15)
     assert (decode(*encode(written, others), others, 1000) == written).all()
@@ -509,7 +509,7 @@ def of_tokens(n: int, channels: int = 12, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize("group", [1, 4, 10])
 @pytest.mark.parametrize("n", [1, 3, 4, 41])
-def test_no_number_is_off_by_more_than_half_a_bin_of_what_was_rounded(group, n):
+def test_no_value_is_off_by_more_than_half_a_bin(group, n):
     written, bins = of_tokens(n), 16
     read = unpack(pack(written, bins, group))
     assert read.shape == written.shape and read.dtype == torch.float64
@@ -526,7 +526,7 @@ def test_no_number_is_off_by_more_than_half_a_bin_of_what_was_rounded(group, n):
 
 
 @pytest.mark.parametrize("bins", [12, 16, 32, 64, 2 ** 12])
-def test_more_bins_are_nearer_and_zeros_stay_zeros(bins):
+def test_more_bins_reduce_the_error_and_zeros_stay_zeros(bins):
     written = of_tokens(30)
     written[4] = 0
     ours, finer = (unpack(pack(written, count, 1)) for count in (bins, 2 * bins))
@@ -534,7 +534,7 @@ def test_more_bins_are_nearer_and_zeros_stay_zeros(bins):
     assert (ours[4] == 0).all()
 
 
-def test_a_constant_text_takes_hardly_any_words():
+def test_a_constant_text_takes_almost_no_words():
     once, again = (of_tokens(1).expand(count, -1) for count in (400, 800))
     read, anchors = unpack(pack(once, 16, 40)), torch.arange(400) % 40 == 0
     assert (read[~anchors] == read[1]).all() and (read[anchors] == read[0]).all()
@@ -543,7 +543,7 @@ def test_a_constant_text_takes_hardly_any_words():
         assert len(pack(again, 16, group)) - len(pack(once, 16, group)) <= 400 * 4 + others + 12 * 4
 
 
-def test_differences_to_an_anchor_are_smaller_numbers_and_so_nearer():
+def test_differences_to_an_anchor_are_smaller_and_therefore_more_exact():
     written = of_tokens(300)
     plain, apart = (unpack(pack(written, 16, group)) for group in (1, 10))
     assert (apart - written).abs().mean() < (plain - written).abs().mean() / 3
@@ -552,7 +552,7 @@ def test_differences_to_an_anchor_are_smaller_numbers_and_so_nearer():
 @pytest.mark.parametrize("layers, keys, values", [
     (32, [16] * 20 + [12] * 12, [16, 16] + [12] * 30), (8, [16] * 5 + [12] * 3, [16] + [12] * 7),
 ])
-def test_early_layers_have_more_bins_and_borders_move_with_the_depth(layers, keys, values):
+def test_early_layers_have_more_bins_and_boundaries_scale_with_the_depth(layers, keys, values):
     policy = make("cachegen", level="1")
     assert [policy.bins("keys", layer, layers) for layer in range(layers)] == keys
     assert [policy.bins("values", layer, layers) for layer in range(layers)] == values
@@ -578,12 +578,12 @@ def sent(knobs: dict, length: int = 6) -> tuple[int, float]:
     return bars.data["values"][-1], sum(off) / len(off)
 
 
-def test_a_higher_level_sends_more_bytes_and_a_nearer_cache():
+def test_a_higher_level_sends_more_bytes_with_less_error():
     (small, far), (middle, nearer), (large, near) = (sent({"level": level}) for level in "123")
     assert small < middle < large and far > nearer > near > 0
 
 
-def test_what_is_reported_is_the_length_of_what_was_sent_and_the_last_token_was_not(monkeypatch):
+def test_the_reported_size_is_that_of_the_stream_without_the_last_token(monkeypatch):
     streams = []
 
     def listening(*about):
@@ -598,7 +598,7 @@ def test_what_is_reported_is_the_length_of_what_was_sent_and_the_last_token_was_
         assert torch.equal(part[:, -1], exact[:, -1]) and not torch.equal(part[:, :-1], exact[:, :-1])
 
 
-def test_memory_is_as_large_as_ever_and_the_first_token_is_that_of_the_full_cache():
+def test_memory_is_not_reduced_and_the_first_token_is_that_of_the_full_cache():
     session = prepare(
         pair(),
         [LaneConfig("greedy", {}, [("cachegen", {"level": "1"})]), LaneConfig("greedy")],
@@ -647,7 +647,7 @@ def by_hand(exact: Tensor, bins: int) -> Tensor:
 @pytest.mark.oracle("cachegen")
 @pytest.mark.refuses("cachegen")
 @pytest.mark.parametrize("wrong", variants_of(CacheGen, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_stream_is_found_out(wrong):
+def test_a_wrong_stream_is_detected(wrong):
     exact, length = course(make("mustafar", window=1024))[0].rows, len(PROMPT)
     expected = [by_hand(exact[0], 32), by_hand(exact[1], 32)]  # level 2, first layer
     right, ours = (course(cls())[-1].rows for cls in (CacheGen, wrong))

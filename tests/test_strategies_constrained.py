@@ -78,7 +78,7 @@ every_choosing_lane = pytest.mark.parametrize("recipe", lanes(added=(choosing(CO
 
 
 @pytest.mark.parametrize("recipe", filter(shows_masks, lanes(added=(choosing(COLOURS),))), ids=title)
-def test_every_thought_comes_with_the_mask_it_was_thought_under(recipe):
+def test_every_distribution_is_reported_with_its_token_mask(recipe):
     session, recorded = run(recipe)
     masks = {event.position: event for event in recorded if isinstance(event, Mask)}
     steps = {event.position: event for event in recorded if isinstance(event, Step)}
@@ -101,7 +101,7 @@ def masked(recipe: LaneConfig) -> bool:
 
 
 @pytest.mark.parametrize("recipe", filter(masked, lanes(added=(choosing("The only answer there is"),))), ids=title)
-def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
+def test_forced_tokens_are_written_without_a_forward(recipe):
     _, recorded = run(recipe)
     assert not [event for event in recorded if isinstance(event, Forward)]
     commit = next(event for event in recorded if isinstance(event, Commit))
@@ -112,7 +112,7 @@ def test_what_has_no_alternative_is_written_without_asking_the_model(recipe):
 @pytest.mark.parametrize(
     "recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
 )
-def test_speculation_changes_nothing_under_a_grammar(recipe):
+def test_speculation_writes_the_same_text_under_a_grammar(recipe):
     tokenizer = byte_tokenizer()
     for seed in range(6):
         models = {
@@ -127,7 +127,7 @@ def test_speculation_changes_nothing_under_a_grammar(recipe):
 
 
 @every_choosing_lane
-def test_a_fork_may_not_leave_the_grammar(recipe):
+def test_a_fork_cannot_leave_the_grammar(recipe):
     tokens = pair().target.tokens
     _, recorded = run(replace(recipe, forced=tokens.encode("blue")))
     assert isinstance(recorded[-1], Failed) and recorded[-1].message.startswith("The grammar does not allow 'b' here")
@@ -135,7 +135,7 @@ def test_a_fork_may_not_leave_the_grammar(recipe):
     assert "".join(event.text for event in recorded if isinstance(event, Commit) and not event.sequence) == "Größe"
 
 
-def test_the_draft_model_drafts_only_what_is_legal():
+def test_the_draft_model_proposes_allowed_tokens_only():
     at_one = ("temperature", {"t": 1.0})
     _, recorded = run(
         LaneConfig("speculative", {}, [("sample_match", {}), ("draft_model", {"width": 2}), choosing(COLOURS), at_one])
@@ -144,13 +144,13 @@ def test_the_draft_model_drafts_only_what_is_legal():
     assert tests and all(test.p > 0 for test in tests)
 
 
-def test_a_grammar_no_token_can_follow_is_refused_before_anything_runs():
+def test_a_grammar_that_no_token_can_satisfy_is_refused_before_anything_runs():
     _, recorded = run(LaneConfig("greedy", {}, [("regex", {"pattern": "(("})]))
     assert [type(event) for event in recorded] == [Failed] and recorded[0].message.startswith(
         "The regex cannot be used"
     )
 
 
-def test_a_text_cut_by_its_length_is_not_called_finished():
+def test_a_text_truncated_by_its_length_is_not_reported_as_finished():
     _, recorded = run(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-z]{40}"})]), max_new_tokens=3)
     assert recorded[-1] == Done("length")

@@ -73,7 +73,7 @@ def chance(model: TableModel, option: str) -> float:
 
 @pytest.mark.oracle("beam_search")
 @pytest.mark.parametrize("width", [2, 3, 5])
-def test_beam_search_under_a_grammar_finds_what_the_librarys_own_finds(width):
+def test_beam_search_under_a_grammar_equals_the_librarys(width):
     prompt = TOKENIZER.encode("The green bird")
     expected = by_the_library(network("llama"), prompt, width)
     found = answer("beam_search", ("regex", {"pattern": PATTERN}), pair().target, prompt, beams=width)
@@ -83,7 +83,7 @@ def test_beam_search_under_a_grammar_finds_what_the_librarys_own_finds(width):
 @pytest.mark.oracle("beam_search", "diverse_beam_search")
 @pytest.mark.parametrize("name, knobs", [("beam_search", {}), ("diverse_beam_search", {"groups": 1})])
 @pytest.mark.parametrize("seed", range(4))
-def test_with_a_beam_for_every_option_the_most_probable_one_is_found_as_static_finds_it(name, knobs, seed):
+def test_with_a_beam_per_option_it_finds_the_most_probable_one_like_static(name, knobs, seed):
     model, options = lopsided(seed), "|".join(OPTIONS)
     best = max(OPTIONS, key=lambda option: chance(model, option))
     found = answer(name, ("choice", {"options": options}), model, [START], beams=8, length_exponent=0.0, **knobs)
@@ -92,7 +92,7 @@ def test_with_a_beam_for_every_option_the_most_probable_one_is_found_as_static_f
 
 
 @pytest.mark.refuses("beam_search")
-def test_probabilities_that_are_renormalised_over_the_legal_tokens_find_other_texts(monkeypatch):
+def test_renormalising_over_the_allowed_tokens_finds_other_texts(monkeypatch):
     monkeypatch.setattr(
         "strategies.search.beam_search.log_probabilities",
         lambda rows: torch.cat([row.scores for row in rows]).log_softmax(-1),

@@ -236,7 +236,7 @@ class CountsTheLowerLayerOnce(LOL):
 
 
 @pytest.mark.oracle("lol")
-def test_lol_adds_up_its_three_contrasts():
+def test_lol_is_the_sum_of_its_three_contrasts():
     check_lol(LOL)
 
 
@@ -369,7 +369,7 @@ class DistancesNotSquared(KNNLM):
 
 
 @pytest.mark.oracle("knn_lm")
-def test_knn_lm_mixes_in_the_votes_of_the_nearest_places():
+def test_knn_lm_mixes_in_the_votes_of_the_nearest_neighbours():
     check_knn_lm(KNNLM)
 
 
@@ -443,7 +443,7 @@ class StatesAsTheyAre(CAAD):
 
 
 @pytest.mark.oracle("caad")
-def test_caad_adds_the_mean_logits_of_similar_places():
+def test_caad_adds_the_mean_logits_of_similar_positions():
     check_caad(CAAD)
 
 

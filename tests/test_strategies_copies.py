@@ -57,7 +57,7 @@ some_texts = st.lists(st.lists(st.integers(0, 2), max_size=9), min_size=1, max_s
 
 @settings(deadline=None, max_examples=120)
 @given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=6), kept=st.integers(0, 4))
-def test_endings_and_what_followed_them_are_counted_as_by_hand_before_and_after_texts_were_forgotten(
+def test_suffix_counts_equal_those_by_hand_before_and_after_texts_are_dropped(
     texts, context, kept
 ):
     store, left = stored(*texts), texts[-kept:] if kept else []
@@ -80,7 +80,7 @@ def guess(texts: list[list[int]], context: list[int], budget: int = 64, **knobs)
 
 
 @pytest.mark.parametrize("text, expected, match", [("abcabcab", "cab", 5), ("xabyabxab", "yab", 3)])
-def test_suffix_decoding_drafts_what_was_worked_out_by_hand(text, expected, match):
+def test_suffix_decoding_proposes_the_draft_of_a_worked_example(text, expected, match):
     found = guess([letters(text)], letters(text))
     assert (found.tree.tokens, found.match, found.score) == (letters(expected), match, 1.5)
 
@@ -126,7 +126,7 @@ def last_read(texts: list[list[int]], words: list[int]) -> tuple[int, int]:
 @settings(deadline=None, max_examples=150)
 @given(texts=some_texts, context=st.lists(st.integers(0, 2), min_size=1, max_size=9), depth=st.sampled_from([4, 8]),
        alpha=st.sampled_from([0.5, 1.0, 2.5]), least=st.sampled_from([0.1, 0.3, 0.9]))
-def test_suffix_decoding_is_the_search_over_all_endings(texts, context, depth, alpha, least):
+def test_suffix_decoding_equals_a_search_over_all_suffixes(texts, context, depth, alpha, least):
     found = guess(texts, context, depth=depth, alpha=alpha, min_prob=least)
     score, length = by_the_paper(texts, context, depth, alpha, least)
     assert found.score == pytest.approx(score) and len(found.tree) == length
@@ -149,7 +149,7 @@ def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
 
 
 @pytest.mark.oracle("suffix_decoding")
-def test_of_all_endings_in_longer_texts_the_one_with_most_expected_tokens_is_followed():
+def test_in_longer_texts_the_suffix_with_most_expected_tokens_is_chosen():
     check_suffix_decoding(SuffixDecoding)
 
 
@@ -211,7 +211,7 @@ def check_trees(drafter: type[SuffixDecoding]) -> None:
 
 
 @pytest.mark.oracle("suffix_decoding")
-def test_a_tree_of_suffixes_is_bounded_in_its_depth_and_not_in_its_nodes_by_the_depth_of_the_index():
+def test_the_index_depth_bounds_the_depth_of_a_draft_tree_but_not_its_nodes():
     check_trees(SuffixDecoding)
 
 
@@ -222,7 +222,7 @@ class BoundsTheNodesByTheDepth(SuffixDecoding):
 
 
 @pytest.mark.refuses("suffix_decoding")
-def test_a_tree_with_no_more_nodes_than_a_path_is_found_out():
+def test_a_tree_limited_to_the_nodes_of_a_path_is_detected():
     with pytest.raises(AssertionError):
         check_trees(BoundsTheNodesByTheDepth)
 
@@ -230,24 +230,24 @@ def test_a_tree_with_no_more_nodes_than_a_path_is_found_out():
 @pytest.mark.refuses("suffix_decoding")
 @pytest.mark.parametrize("wrong", [TakesTheLongestEnding, CountsFollowersAlone, GuessesAlwaysAsFar],
                          ids=lambda cls: cls.__name__)
-def test_a_wrong_search_over_endings_is_found_out(wrong):
+def test_a_wrong_suffix_search_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_suffix_decoding(wrong)
 
 
-def test_a_draft_is_twice_as_long_after_an_ending_twice_as_long_until_both_fill_the_depth():
+def test_doubling_the_suffix_doubles_the_draft_up_to_the_depth():
     text = list(range(40))
     lengths = [len(guess([text], [99, *text[:match]], depth=16).tree) for match in (2, 4, 8, 12)]
     assert lengths == [2, 4, 8, 8], "of twelve known tokens the last eight may guess eight"
 
 
-def test_where_only_certain_draft_tokens_count_a_text_never_drafts_for_itself_and_earlier_ones_do():
+def test_if_only_certain_draft_tokens_count_drafts_come_from_earlier_texts_alone():
     text = letters("abcab")
     assert len(guess([text], text, min_prob=1.0).tree) == 0, "its own end has nothing after it"
     assert guess([letters("abcd")], letters("xxab"), min_prob=1.0).tree.tokens == letters("cd")
 
 
-def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_them():
+def test_a_suffix_tree_takes_the_most_frequent_paths_including_the_chain():
     texts = [letters(text) for text in ("abcd", "abcd", "abce", "abx")]
     tree = guess(texts, letters("zab"), alpha=2.0, branching=True).tree
     assert [tuple(tree.prefix(node)) for node in range(len(tree))] == [
@@ -256,7 +256,7 @@ def test_a_tree_of_suffixes_takes_the_likeliest_paths_and_the_chain_is_among_the
     assert guess(texts, letters("zab"), alpha=2.0).tree.tokens == letters("cd")
 
 
-def test_nothing_is_drafted_after_a_token_that_ends_the_text():
+def test_nothing_is_drafted_after_an_end_token():
     drafter = make("suffix_decoding", alpha=4.0)
     assert drafter.best_draft(
         stored(letters("abcde")), letters("xab"), 9, ends=lambda token: token == 3
@@ -267,7 +267,7 @@ def suffixes(**knobs) -> LaneConfig:
     return speculative_lane("suffix_decoding", "greedy_match", **knobs)
 
 
-def test_an_answer_that_was_written_before_costs_few_passes_and_only_the_same_visitor_has_that():
+def test_a_repeated_answer_takes_few_forwards_for_the_same_visitor_only():
     memory = Memory()
     (cold, first), (warm, second), (other, _) = (
         recorded(suffixes(), kept, length=60) for kept in (memory, memory, Memory())
@@ -292,7 +292,7 @@ class Poisoned(find("suffix_decoding")):
 @pytest.mark.parametrize(
     "cls, right", [(find("suffix_decoding"), True), (Poisoned, False)], ids=["kept", "refused too"]
 )
-def test_memory_holds_what_was_written_to_the_last_token_and_neither_prompts_nor_rejected_draft_tokens(cls, right):
+def test_memory_holds_complete_texts_without_prompts_and_rejected_draft_tokens(cls, right):
     assembly, memory = assemble(suffixes()), Memory()
     assembly.decoder.drafter = cls(alpha=4.0)
     model = TableModel("abcde", seed=2)
@@ -311,7 +311,7 @@ def write_with(assembly: Assembly, model: TableModel, prompt: list[int], memory:
     return lane
 
 
-def test_of_more_answers_than_are_to_be_remembered_the_oldest_are_forgotten_and_without_any_nothing_is_touched():
+def test_memory_drops_its_oldest_answers_and_a_limit_of_zero_leaves_it_unused():
     memory = Memory()
     for prompt in ("one", "two", "three"):
         _, events = recorded(suffixes(requests=2), memory, prompt, length=8)
@@ -336,7 +336,7 @@ class TakenForDrawn(find("suffix_decoding")):
 
 
 @pytest.mark.refuses("suffix_decoding")
-def test_frequencies_are_no_chances_a_draft_token_was_drawn_with():
+def test_frequencies_are_not_reported_as_draft_probabilities():
     assert off(TakenForDrawn(), Judged(reject)) > WRONG
     assert off(make("suffix_decoding", alpha=4.0), Judged(reject)) < EXACT
 
@@ -347,7 +347,7 @@ def looked_up(text: list[int], length: int, **knobs) -> list[int]:
     return make("prompt_lookup", **knobs).look_up(text, length, lambda token: token == 99)
 
 
-def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_to():
+def test_the_three_published_prompt_lookups_differ_as_documented():
     text, ending = [1, 2, 3, 4, 2, 3], [5, 6, 99, 7, 5, 6]
     assert [looked_up(text, 4, variant=v) for v in ("transformers", "vllm", "original")] == [[4, 2, 3], [4, 2, 3], []]
     assert looked_up(text, 3, variant="original") == [4, 2, 3]
@@ -356,7 +356,7 @@ def test_the_three_public_ways_to_look_a_prompt_up_differ_where_they_are_known_t
 
 @settings(deadline=None, max_examples=150)
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), length=st.integers(1, 5))
-def test_the_original_takes_the_longest_ending_that_a_whole_draft_follows(text, n_max, length):
+def test_the_original_takes_the_longest_suffix_followed_by_a_full_draft(text, n_max, length):
     whole = [
         (-n, i)
         for n in range(1, n_max + 1)
@@ -376,11 +376,11 @@ def joined(source: str, answer: str, **knobs) -> int | None:
 
 
 @pytest.mark.parametrize("answer, place", [("ba", 3), ("a", None), ("xa", None), ("c", 4), ("x", None), ("", None)])
-def test_an_answer_joins_its_input_after_the_shortest_ending_that_occurs_once(answer, place):
+def test_an_answer_realigns_with_its_input_at_the_shortest_unique_suffix(answer, place):
     assert joined("abac", answer) == place
 
 
-def test_what_is_ambiguous_at_its_longest_is_no_place():
+def test_an_ambiguous_longest_suffix_gives_no_position():
     assert joined("abcxabcy", "abc") is None
     assert joined("abcxabcy", "xabc", max_gram=4) == 7
 
@@ -431,14 +431,14 @@ class Stubborn(find("aggressive")):
 
 
 @pytest.mark.oracle("aggressive")
-def test_an_answer_follows_and_joins_its_input_as_a_scan_over_all_places_does():
+def test_realignment_equals_a_scan_over_all_positions():
     check_aggressive(Aggressive)
 
 
 @pytest.mark.refuses("aggressive")
 @pytest.mark.parametrize("wrong", [JoinsTheFirstOfSeveral, LooksAtTheLastTokenAlone, Stubborn],
                          ids=lambda cls: cls.__name__)
-def test_a_wrong_way_to_join_the_input_is_found_out(wrong):
+def test_a_wrong_realignment_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_aggressive(wrong)
 
@@ -464,18 +464,18 @@ def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
 
 @pytest.mark.oracle("aggressive")
 @pytest.mark.parametrize("answer, expected", EDITS.values(), ids=EDITS)
-def test_a_copy_costs_one_pass_and_every_edit_those_until_it_joins_again(answer, expected):
+def test_a_copy_takes_one_forward_and_an_edit_those_until_realignment(answer, expected):
     assert passes_of(make("aggressive"), answer) == expected
 
 
 @pytest.mark.refuses("aggressive")
-def test_one_that_keeps_its_place_after_a_mismatch_is_found_out():
+def test_keeping_the_position_after_a_mismatch_is_detected():
     for edit in ("one letter left out", "one letter put in"):
         answer, expected = EDITS[edit]
         assert passes_of(Stubborn(), answer) > expected + 2
 
 
-def test_a_block_ends_the_draft_and_the_next_goes_on_where_it_ended():
+def test_a_draft_ends_with_its_block_and_the_next_continues_there():
     assert passes_of(make("aggressive", block=4), SOURCE) == 3, "five tokens a pass"
 
 
@@ -484,7 +484,7 @@ def first_guess(recipe: LaneConfig, **prompt) -> str:
     return "".join(next(event for event in events if isinstance(event, Draft)).pieces)
 
 
-def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it():
+def test_the_input_is_the_passage_the_prompt_or_the_text_after_given_words():
     recipe = speculative_lane("aggressive", "greedy_match")
     assert first_guess(recipe, context="A red fox.", prompt="Copy it.") == "A red fox."
     assert first_guess(recipe, prompt="Copy me.") == "Copy me."
@@ -494,6 +494,6 @@ def test_the_input_is_the_passage_or_the_prompt_or_what_follows_some_words_of_it
     )
 
 
-def test_words_that_are_not_in_the_prompt_are_refused_in_one_sentence():
+def test_words_missing_from_the_prompt_are_refused_in_one_sentence():
     _, events = recorded(speculative_lane("aggressive", "greedy_match", after="that:"), prompt="Mend this: a rad fox.")
     assert isinstance(events[-1], Failed) and events[-1].message.startswith("The prompt does not contain 'that:'")

@@ -141,7 +141,7 @@ D2OS = [
 @pytest.mark.oracle("d2o")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", D2OS, ids=str)
-def test_d2o_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_d2o_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     found = room(alone(make("d2o", **{**D2O_TIGHT, **knobs})), architecture)
     assert the_same(found, room_by_hand(architecture, D2OByHand(**knobs)))
 
@@ -211,7 +211,7 @@ class NoSinks(D2O):
 
 @pytest.mark.refuses("d2o")
 @pytest.mark.parametrize("wrong", variants_of(D2O, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_compensation_is_found_out(wrong):
+def test_a_wrong_compensation_is_detected(wrong):
     """With four heads to a layer: how two compare in their variance is the same in every layer."""
     expected = room_by_hand("gpt_neox", D2OByHand())
     assert the_same(room(alone(D2O(**D2O_TIGHT)), "gpt_neox"), expected)
@@ -221,7 +221,7 @@ def test_a_wrong_compensation_is_found_out(wrong):
 
 # --- a judge of its own: how much room a layer gets, and what a threshold does ---
 
-def test_the_layer_whose_heads_differ_most_gets_the_least_room():
+def test_the_layer_with_the_largest_variance_gets_the_smallest_budget():
     spread = torch.tensor([[3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0], [0.0, 9.0, 9.0, 9.0]])
     assert unevenness(spread, "heads").tolist() == pytest.approx([0, 0.5, 0.75], abs=1e-4)
     assert unevenness(spread, "layers").tolist() == pytest.approx([(1 + 1 / 3 + 2 / 8 + 2 / 8) / 4, 0, 0.75], abs=1e-4)
@@ -244,7 +244,7 @@ def test_a_prompt_of_one_token_has_budgets_too():
     assert lane.generated == 4
 
 
-def test_a_threshold_that_hears_the_same_forever_stays_and_one_that_hears_nothing_too():
+def test_a_threshold_converges_on_constant_similarities_and_stays_without_any():
     policy = make("d2o")
     for _ in range(5):
         threshold = policy._update_thresholds(0, [[0.2, 0.4], []])
@@ -264,14 +264,14 @@ class EvenRooms(D2O):
 
 
 @pytest.mark.parametrize("architecture", BY_HAND)
-def test_d2o_that_merges_nothing_with_even_rooms_and_no_sinks_is_h2o(architecture):
+def test_d2o_without_merging_sinks_and_layer_budgets_is_h2o(architecture):
     expected = ByHand(architecture, delayed(heavy_hitters(5, 4))).write(PROMPT, LENGTH)
     assert course(alone(EvenRooms(weights="none", sinks=0, **ALL_LAYERS)), models(architecture)) == expected
     assert course(alone(EvenRooms(weights="paper", sinks=0, **ALL_LAYERS)), models(architecture)) != expected
 
 
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_once_the_prompt_is_read_no_layer_holds_more_than_its_room(recipe):
+def test_after_the_prefill_no_layer_exceeds_its_budget(recipe):
     session = prepare(pair(), [with_policy(recipe, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
     events = [stamped.event for stamped in session]
     (figure,) = [event for event in events if isinstance(event, Figure) and event.shape == "bars"]
@@ -283,7 +283,7 @@ def test_once_the_prompt_is_read_no_layer_holds_more_than_its_room(recipe):
         assert all(slots <= most for slots, most in zip(held, figure.data["values"]))
 
 
-def test_room_for_the_whole_prompt_is_not_the_full_cache():
+def test_a_budget_of_the_whole_prompt_is_not_the_full_cache():
     """Budgets are settled by the prompt, so what is generated pushes something out."""
     whole = room(alone(make("d2o", heavy=0.5, recent=0.5, **ALL_LAYERS)))
     assert any(len(head) < len(PROMPT) + LENGTH - 1 for layer in whole.course[-1] for head in layer)

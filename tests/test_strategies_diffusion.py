@@ -138,7 +138,7 @@ def conditional(table: Tensor, revealed: dict[int, int], position: int) -> list[
 
 # --- the oracle ---
 
-def test_the_oracle_s_marginals_are_those_of_the_strings_that_agree():
+def test_the_oracles_marginals_are_those_of_the_consistent_strings():
     table = random_table(3, 4)
     model = over(table)
     for revealed in ({}, {0: 1}, {1: 2, 3: 0}, {0: 0, 1: 1, 2: 2}):
@@ -149,7 +149,7 @@ def test_the_oracle_s_marginals_are_those_of_the_strings_that_agree():
             assert float(rows[position, token]) == pytest.approx(1.0)
 
 
-def test_where_no_string_agrees_with_all_tokens_those_that_agree_with_most_count():
+def test_without_a_consistent_string_those_with_most_agreeing_tokens_count():
     model = OracleDenoiser.from_texts(["red fox runs", "red fox hides", "green frog hides"], [1.0, 2.0, 3.0])
     red, fox, runs, green, frog, hides, end = model.tokens.encode("red fox runs green frog hides") + list(model.end_ids)
     rows = model.denoise([green, fox, None, None]).exp()  # each of the three agrees with one of the two
@@ -160,14 +160,14 @@ def test_where_no_string_agrees_with_all_tokens_those_that_agree_with_most_count
     assert float(rows[0, red]) == float(rows[1, fox]) == float(rows[2, runs]) == 1
 
 
-def test_sentences_become_strings_of_one_length_that_read_as_before():
+def test_sentences_are_padded_to_one_length_without_changing_their_text():
     for string in ORACLE.strings.tolist():
         assert ORACLE.tokens.decode(string).strip() in SENTENCES
         assert string[-1] in ORACLE.end_ids
     assert ORACLE.p.sum() == pytest.approx(1.0) and len(SENTENCES) == ORACLE.parameters == 60
 
 
-def test_no_two_sentences_say_the_same_and_their_words_depend_on_each_other():
+def test_sentences_are_distinct_and_their_words_are_dependent():
     """Drawn word by word from the marginals alone, hardly any would come out whole."""
     blind = ORACLE.denoise([None] * ORACLE.context)
     chance = sum(math.exp(float(blind[range(ORACLE.context), string].sum())) for string in ORACLE.strings)
@@ -177,12 +177,12 @@ def test_no_two_sentences_say_the_same_and_their_words_depend_on_each_other():
 @pytest.mark.parametrize(
     "prompt, advice", [("zebra", "try 'the' or 'one'"), ("The green dog", "try 'the green bird' or")]
 )
-def test_a_prompt_that_no_sentence_begins_with_is_refused_with_some_that_do(prompt, advice):
+def test_a_prompt_that_begins_no_sentence_is_refused_with_suggestions(prompt, advice):
     with pytest.raises(Refusal, match=f"No sentence of the oracle begins with .*: {advice}"):
         ORACLE.answer_length(ORACLE.tokens.encode(prompt))
 
 
-def test_a_prompt_may_have_capitals_and_spaces_to_spare():
+def test_a_prompt_may_have_capitals_and_extra_spaces():
     assert ORACLE.tokens.encode("  The   green BIRD ") == ORACLE.tokens.encode("the green bird")
 
 
@@ -199,12 +199,12 @@ def test_every_string_needs_a_weight(weights):
 @pytest.mark.oracle("masked_diffusion")
 @pytest.mark.parametrize("letters, length", [(3, 2), (2, 3)])
 @pytest.mark.parametrize("order", ["left_to_right", "entropy", "margin", "random"])
-def test_one_token_a_pass_at_temperature_one_follows_the_table(order, letters, length):
+def test_one_token_per_forward_at_temperature_one_follows_the_table(order, letters, length):
     table = random_table(letters, length)
     assert distance(law(table, decoder(order=order, temperature=1.0)), law_of(table)) < 1e-12
 
 
-def test_low_confidence_above_temperature_zero_is_biased_even_at_one_token_a_pass():
+def test_low_confidence_order_is_biased_above_temperature_zero_even_at_one_token_per_forward():
     table = random_table(2, 3)
     assert distance(law(table, decoder(order="low_confidence", temperature=1.0)), law_of(table)) > 0.01
 
@@ -219,12 +219,12 @@ class Stale(MaskedDiffusion):
 
 
 @pytest.mark.refuses("masked_diffusion")
-def test_proposals_that_are_not_read_again_break_the_law():
+def test_reusing_stale_proposals_changes_the_distribution():
     table = random_table(3, 3)
     assert distance(law(table, Stale(temperature=1.0)), law_of(table)) > 0.01
 
 
-def test_several_tokens_a_pass_cost_exactly_their_total_correlation():
+def test_several_tokens_per_forward_cost_exactly_their_total_correlation():
     """KL(table || written) is the sum over passes of what the tokens revealed together know of each other."""
     table = random_table(2, 4, seed=4)
     found = law(table, decoder(order="left_to_right", steps=2, temperature=1.0))
@@ -239,7 +239,7 @@ def test_several_tokens_a_pass_cost_exactly_their_total_correlation():
     assert kl == pytest.approx(first + second, abs=1e-12) and first > 0.01 and second > 0.01
 
 
-def test_all_tokens_in_one_pass_are_drawn_as_if_they_knew_nothing_of_each_other():
+def test_all_tokens_of_one_forward_are_sampled_independently():
     table = random_table(3, 3)
     alone = {
         text: math.prod(conditional(table, {}, i)[token] for i, token in enumerate(text)) for text in law_of(table)
@@ -248,7 +248,7 @@ def test_all_tokens_in_one_pass_are_drawn_as_if_they_knew_nothing_of_each_other(
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_blocks_of_one_position_are_plain_decoding_from_left_to_right(order):
+def test_blocks_of_one_position_are_left_to_right_decoding(order):
     table = random_table(3, 3, seed=1)
     assert distance(law(table, decoder(order=order, block_length=1, temperature=1.0)), law_of(table)) < 1e-12
     greedy = {}
@@ -288,7 +288,7 @@ def misplaced(table: Tensor, order: str, events: list[Event]) -> int:
 
 @pytest.mark.oracle("masked_diffusion")
 @pytest.mark.parametrize("order", ["low_confidence", "margin", "entropy", "left_to_right"])
-def test_the_position_the_order_asks_for_goes_first_with_the_confidence_of_the_model(order):
+def test_the_chosen_order_decides_which_position_is_filled_first(order):
     for seed in range(5):
         table = random_table(3, 4, seed)
         assert misplaced(table, order, recorded(over(table), order=order)) == 0
@@ -314,13 +314,13 @@ def test_an_order_by_tempered_scores_is_another_order():
     assert sum(misplaced(table, "entropy", drive(over(table), Tempered(temperature=0.3))) for table in tables) > 0
 
 
-def test_of_positions_that_tie_the_first_goes_first():
+def test_of_tied_positions_the_first_is_filled():
     even = over(torch.full([2] * 4, 1 / 16, dtype=torch.float64))
     for order in ("low_confidence", "margin", "entropy", "left_to_right"):
         assert [fill.positions for fill in fills(recorded(even, order=order))] == [[0], [1], [2], [3]]
 
 
-def test_a_random_order_takes_every_course():
+def test_every_random_order_occurs():
     model = over(random_table(2, 3))
     courses = {
         tuple(fill.positions[0] for fill in fills(recorded(model, seed=seed, order="random"))) for seed in range(60)
@@ -331,7 +331,7 @@ def test_a_random_order_takes_every_course():
 # --- how many, and when it is over ---
 
 @pytest.mark.parametrize("length, block", [(4, 4), (4, 2), (5, 5), (5, 2), (6, 4), (6, 1)])
-def test_every_position_is_filled_once_in_exactly_the_passes_asked_for(length, block):
+def test_every_position_is_filled_once_in_exactly_the_requested_forwards(length, block):
     model, blocks = over(random_table(2, length)), math.ceil(length / block)
     for steps in range(1, length + 2):
         events = recorded(model, steps=steps, block_length=block)
@@ -340,13 +340,13 @@ def test_every_position_is_filled_once_in_exactly_the_passes_asked_for(length, b
         assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)
 
 
-def test_shares_differ_by_one_at_most_and_the_larger_come_first():
+def test_positions_per_forward_differ_by_one_at_most_the_larger_first():
     shares = [len(fill.positions) for fill in fills(recorded(over(random_table(2, 5)), steps=3))]
     assert shares == [2, 2, 1]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
+def test_no_position_is_filled_before_its_block(order):
     events = recorded(over(random_table(2, 6)), order=order, block_length=2, temperature=1.0)
     assert [position // 2 for fill in fills(events) for position in fill.positions] == [0, 0, 1, 1, 2, 2]
     assert [event.text for event in events if isinstance(event, Note)] == [
@@ -356,18 +356,18 @@ def test_no_position_of_a_later_block_is_filled_before_its_turn(order):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_threshold_above_one_reveals_one_position_a_pass(temperature):
+def test_a_threshold_above_one_fills_one_position_per_forward(temperature):
     for seed in range(4):
         model = over(random_table(3, 4, seed))
         sure = recorded(model, seed=seed, rule="threshold", threshold=1.05, temperature=temperature)
         assert fills(sure) == fills(recorded(model, seed=seed, temperature=temperature))
 
 
-def test_a_threshold_of_zero_takes_one_pass_a_block():
+def test_a_threshold_of_zero_takes_one_forward_per_block():
     assert passes(recorded(over(random_table(2, 6)), rule="threshold", threshold=0.0, block_length=2)) == 3
 
 
-def test_a_threshold_reveals_all_that_reach_it_or_else_the_first_in_order():
+def test_a_threshold_fills_all_positions_that_reach_it_or_the_first_in_order():
     table = random_table(2, 5, seed=1)
     events, revealed, together = recorded(over(table), rule="threshold", threshold=0.65), {}, []
     for fill in fills(events):
@@ -379,7 +379,7 @@ def test_a_threshold_reveals_all_that_reach_it_or_else_the_first_in_order():
     assert 0 in together and max(together) > 1
 
 
-def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
+def test_an_end_token_in_a_full_block_ends_the_text_without_another_forward():
     model = OracleDenoiser.from_texts(["go on", "go on and on and on"], [3.0, 1.0])
     events = recorded(model, model.tokens.encode("go"), block_length=2)
     assert passes(events) == 2 and answer(events) == " on"
@@ -388,7 +388,7 @@ def test_an_end_token_in_a_full_block_ends_the_answer_without_another_pass():
 
 # --- the events of the lane ---
 
-def test_the_same_seed_gives_the_same_events_and_lanes_do_not_disturb_each_other():
+def test_events_are_reproducible_and_independent_of_other_lanes():
     recipes = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
     prompt = ORACLE.tokens.encode("the")
     together = session(ORACLE, *recipes, prompt=prompt, seed=3).trace
@@ -400,7 +400,7 @@ def test_the_same_seed_gives_the_same_events_and_lanes_do_not_disturb_each_other
 @pytest.mark.parametrize(
     "knobs", [{}, {"steps": 3, "temperature": 1.0}, {"rule": "threshold"}, {"block_length": 4, "order": "random"}]
 )
-def test_a_run_is_a_sound_trace_that_survives_json(knobs):
+def test_a_run_is_a_valid_trace_that_survives_json(knobs):
     trace = session(ORACLE, LaneConfig("masked_diffusion", knobs), prompt=ORACLE.tokens.encode("my")).trace
     assert check(trace) == []
     again = Trace.from_json(json.loads(json.dumps(trace.to_json(), allow_nan=False)))
@@ -419,7 +419,7 @@ def test_the_text_is_one_commit_whose_log_probabilities_are_the_confidences():
     assert commit.ids[-1] in ORACLE.end_ids and not set(commit.ids[:-1]) & ORACLE.end_ids
 
 
-def test_a_step_shows_the_row_of_the_pass_that_filled_its_position():
+def test_a_step_shows_the_row_of_the_forward_that_filled_its_position():
     trace = session(
         ORACLE, LaneConfig("masked_diffusion", {"temperature": 1.0}), prompt=ORACLE.tokens.encode("the")
     ).trace
@@ -430,7 +430,7 @@ def test_a_step_shows_the_row_of_the_pass_that_filled_its_position():
         assert next(c.raw for c in step.top if c.id == step.chosen) == pytest.approx(filled[step.position], abs=1e-6)
 
 
-def test_tokens_a_forward_count_the_text_over_the_passes():
+def test_tokens_per_forward_are_the_text_length_over_the_forwards():
     found = metrics(
         session(ORACLE, LaneConfig("masked_diffusion", {"steps": 3}), prompt=ORACLE.tokens.encode("the")).trace
     )
@@ -456,16 +456,16 @@ def sentence(prompt: str, seed: int, **knobs) -> str:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_one_at_a_time_every_text_is_a_sentence_of_the_list(order):
+def test_filled_one_by_one_every_text_is_a_listed_sentence(order):
     assert {sentence("the", seed, order=order, temperature=1.0) for seed in range(6)} <= SENTENCES
 
 
-def test_all_at_once_the_words_of_several_sentences_mix():
+def test_filled_at_once_words_of_several_sentences_mix():
     mixed = {sentence("the", seed, steps=1, temperature=1.0) for seed in range(6)} - SENTENCES
     assert mixed == {sentence("the", seed, steps=1, temperature=1.0) for seed in range(6)}
 
 
-def test_revealing_all_that_is_certain_saves_passes_and_costs_nothing():
+def test_filling_all_certain_positions_saves_forwards_without_changing_the_distribution():
     for seed in range(6):
         events = recorded(ORACLE, ORACLE.tokens.encode("the"), seed, rule="threshold", threshold=1.0, temperature=1.0)
         assert "the" + answer(events) in SENTENCES and passes(events) <= 8 < ORACLE.context - 1
@@ -481,7 +481,7 @@ def refused(extras=(), **limits) -> str:
     return str(refusal.value)
 
 
-def test_what_has_no_meaning_on_a_canvas_is_refused():
+def test_strategies_without_meaning_on_a_canvas_are_refused():
     assert "allow at least 12" in refused(max_new_tokens=5)
     assert "cannot begin with other tokens" in refused(forced=(3,))
     assert "does not work with a sampler" in refused(extras=[("top_p", {})])
@@ -490,7 +490,7 @@ def test_what_has_no_meaning_on_a_canvas_is_refused():
     assert "no slot for a drafter" in refused(extras=[("prompt_lookup", {})])
 
 
-def test_a_model_that_continues_text_is_refused_for_a_canvas_and_the_oracle_for_text():
+def test_an_autoregressive_model_is_refused_for_a_canvas_and_the_oracle_for_plain_decoding():
     with pytest.raises(Refusal, match="table continues text .*: choose the oracle"):
         check_fit(decoder(), TableModel("abc"))
     with pytest.raises(Refusal, match="oracle fills masked positions .*: choose masked_diffusion or another model"):

@@ -34,13 +34,13 @@ COLLAPSES = {
 
 # --- what competes ---
 
-def test_tokens_compete_that_have_a_share_of_the_best_ones_probability():
+def test_plausible_tokens_have_a_share_of_the_best_ones_probability():
     logits = torch.tensor([[0.5, 0.3, 0.05, 0.15]], dtype=torch.float64).log()
     for share, competing in [(0.0, [0, 1, 2, 3]), (0.1, [0, 1, 2, 3]), (0.2, [0, 1, 3]), (0.5, [0, 1]), (1.0, [0])]:
         assert contrastive.plausible(logits, share)[0].nonzero().flatten().tolist() == competing
 
 
-def test_where_nothing_differs_the_likeliest_comes_first_and_not_the_lowest_id():
+def test_without_divergence_the_likeliest_token_comes_first_not_the_lowest_id():
     logits = random_rows(1)
     assert torch.equal(contrastive.restricted(torch.zeros_like(logits), logits, 0.1).argmax(-1), logits.argmax(-1))
     assert not torch.equal(
@@ -48,7 +48,7 @@ def test_where_nothing_differs_the_likeliest_comes_first_and_not_the_lowest_id()
     )
 
 
-def test_implausible_tokens_are_never_drawn_but_keep_the_models_order_for_a_grammar_that_leaves_no_other():
+def test_implausible_tokens_are_never_sampled_but_keep_their_order_if_a_grammar_allows_no_others():
     logits = random_rows(2)
     kept, scores = contrastive.plausible(logits, 0.1), contrastive.restricted(random_rows(3), logits, 0.1)
     assert bool(((scores / 2).softmax(-1)[~kept] == 0).all())
@@ -75,7 +75,7 @@ def test_the_candidates_are_those_of_the_library(depth, tied, low, high):
 
 
 @pytest.mark.strategy("dola")
-def test_the_last_layer_is_read_as_the_model_reads_it_and_writes_greedily():
+def test_the_last_layer_gives_the_models_logits_and_the_greedy_text():
     knobs = {"layers": "one", "at": 1.0}
     last, middle = (make("dola", layers="one", at=at).inner(8, False)[0] for at in (1.0, 0.5))
     assert last.norm and not middle.norm
@@ -92,7 +92,7 @@ def as_released(q: list[float], e: list[float]) -> float:
     return sum(0.5 * m * (math.log(m / a) + math.log(m / b)) for a, b in zip(q, e) for m in [(a + b) / 2])
 
 
-def test_the_divergence_has_the_mixture_first_and_is_no_jensen_shannon_divergence():
+def test_the_divergence_takes_the_mixture_first_unlike_jensen_shannon():
     z1, z2 = random_rows(2), random_rows(3)
     pairs_ = list(zip(z1.softmax(-1).tolist(), z2.softmax(-1).tolist()))
     assert mixture_first(z1, z2).tolist() == pytest.approx([as_released(p, q) for p, q in pairs_])
@@ -137,20 +137,20 @@ def dola_text(length: int, layer: int, norm: bool, share: float = 0.1, flipped: 
         ({"layers": "one", "at": 0.67, "norm": True}, 2, True),
     ],
 )
-def test_the_inner_layers_of_a_network_are_what_the_library_reads_from_the_beginning(knobs, layer, norm):
+def test_early_exits_equal_the_librarys_forwards_over_the_whole_text(knobs, layer, norm):
     found = written(alone("dola", **knobs), {"target": pair().target}, PROMPT, 8)
     assert found == dola_text(len(found), layer, norm)
 
 
 @pytest.mark.refuses("dola")
-def test_a_faulty_contrast_of_layers_writes_another_text():
+def test_a_faulty_layer_contrast_changes_the_text():
     found = written(alone("dola"), {"target": pair().target}, PROMPT, 8)
     for fault in ({"layer": 2, "norm": False}, {"layer": 1, "norm": True}, {"layer": 1, "norm": False, "share": 0.0},
                   {"layer": 1, "norm": False, "flipped": True}):
         assert dola_text(8, **fault) != found, fault
 
 
-def test_dola_shows_every_candidate_and_costs_no_forward():
+def test_dola_reports_every_candidate_and_takes_no_extra_forward():
     model = TableModel("abcde")
     _, events = run(alone("dola"), {"target": model}, [0, 1], 6)
     assert model.forwards == 6

@@ -31,7 +31,7 @@ COLLAPSES = {
 
 
 @pytest.mark.parametrize("most", [1, 3, 5, 9])
-def test_without_chance_the_likeliest_are_taken_in_turn_and_what_is_left_is_what_was_not_taken(most):
+def test_greedily_the_most_probable_tokens_are_taken_in_order_and_the_residual_is_the_rest(most):
     chances = torch.tensor([0.1, 0.4, 0.05, 0.25, 0.2], dtype=torch.float64)
     ranking, taken = Ranking(chances, most), 0.0
     for token in [1, 3, 4, 0, 2][:most]:
@@ -54,7 +54,7 @@ class Summed(torch.Tensor):
             return function(*args, **(kwargs or {}))
 
 
-def test_sixty_four_draws_without_replacement_pass_over_the_vocabulary_once():
+def test_sixty_four_samples_without_replacement_take_one_pass_over_the_vocabulary():
     remaining, draws = RemainingTokens(torch.ones(5000).softmax(-1).as_subclass(Summed)), Draws(0)
     Summed.passes = 0
     assert len({draws.take(remaining, "draft", 0) for _ in range(64)}) == 64
@@ -63,7 +63,7 @@ def test_sixty_four_draws_without_replacement_pass_over_the_vocabulary_once():
 
 
 @pytest.mark.oracle("dyspec")
-def test_draws_over_one_cumulative_sum_choose_the_tokens_of_draws_from_renormalised_rows():
+def test_sampling_over_one_cumulative_sum_equals_sampling_from_renormalised_rows():
     """Until none remains, with tokens of probability 0 and some so improbable that differences would be rounding."""
     chances = torch.tensor([0.0, 0.3, 1e-9, 0.0, 0.5, 0.2 - 1e-9, 1e-12, 0.0], dtype=torch.float64)
     for seed in range(200):
@@ -101,12 +101,12 @@ BY_HAND = {"": [0.6, 0.3, 0.1], "a": [0.9, 0.05, 0.05], "aa": [0.5, 0.3, 0.2], "
 
 
 @pytest.mark.oracle("dyspec")
-def test_the_tree_of_dyspec_grows_in_the_order_worked_out_by_hand():
+def test_dyspecs_tree_grows_in_the_order_of_a_worked_example():
     models = {"target": TableModel("abc"), "draft": drawn_from(BY_HAND)}
     assert paths(tree_of(speculative_lane("dyspec", "greedy_match", nodes=5), models)) == ["a", "aa", "aaa", "b", "bb"]
 
 
-def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
+def test_a_certain_draft_makes_a_chain_and_an_uncertain_one_siblings():
     sure = TableModel("abc", rule=lambda context: torch.tensor([50.0, 0.0, 0.0], dtype=torch.float64))
     # so that there is an order
     even = TableModel("abcdefghij", rule=lambda context: -1e-9 * torch.arange(10, dtype=torch.float64))
@@ -123,7 +123,7 @@ def test_a_sure_draft_makes_a_chain_and_an_unsure_one_makes_siblings():
 
 
 @pytest.mark.parametrize("nodes", [3, 7, 12])
-def test_level_by_level_the_tree_is_the_same_where_the_threshold_is_the_last_chance(nodes):
+def test_the_threshold_variant_equals_the_heap_variant_at_the_last_probability(nodes):
     models = {"target": TableModel("abcd"), "draft": TableModel("abcd", seed=6)}
     one_by_one = tree_of(speculative_lane("dyspec", "greedy_match", nodes=nodes), models)
     least = min(needed(one_by_one.tokens, one_by_one.parents, one_by_one.confidence))
@@ -163,7 +163,7 @@ def needed(tokens: list[int], parents: list[int], q: list[float]) -> list[float]
     return chances
 
 
-def test_every_draft_token_shows_the_chance_it_was_needed_with_and_none_is_likelier_than_one_before_it():
+def test_draft_tokens_report_their_estimated_acceptance_in_descending_order():
     _, events = recorded(speculative_lane("dyspec", "rejection", AT_ONE, nodes=20))
     drafts = [event for event in events if isinstance(event, Draft)]
     figures = [event.data["values"] for event in events if isinstance(event, Figure)]
@@ -185,7 +185,7 @@ def test_a_tree_by_probability_has_more_tokens_accepted_than_one_of_fixed_shape(
     assert spent[0] > spent[1]
 
 
-def test_level_by_level_the_draft_is_asked_once_a_level():
+def test_the_threshold_variant_takes_one_draft_forward_per_level():
     _, events = recorded(speculative_lane("dyspec", "greedy_match", mode="threshold", threshold=0.05))
     asked, drafts = 0, []
     for event in events:
@@ -226,7 +226,7 @@ class JudgesAtAnotherTemperature(find("dyspec")):
 
 @pytest.mark.oracle("dyspec")
 @pytest.mark.refuses("dyspec")
-def test_a_tree_by_probability_has_the_targets_law_and_the_wrong_ones_have_not():
+def test_a_tree_by_probability_keeps_the_targets_distribution_and_wrong_ones_do_not():
     for right in (
         make("dyspec", nodes=4),
         make("dyspec", nodes=4, temperature=0.3),

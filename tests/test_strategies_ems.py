@@ -104,7 +104,7 @@ EMSS = [
 @pytest.mark.oracle("ems")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", EMSS, ids=str)
-def test_ems_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_ems_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     found = room(alone(make("ems", **{**EMS_TIGHT, **knobs})), architecture)
     assert the_same(found, room_by_hand(architecture, EMSByHand(**knobs)))
     assert all(len(head) == {**EMS_TIGHT, **knobs}["size"] for held in found.course for layer in held for head in layer)
@@ -160,7 +160,7 @@ class LayersAreAskedOneByOne(EMS):
         return [self.retain(layer) for layer in held]
 
 
-def test_a_look_at_all_layers_finds_what_a_look_at_each_does():
+def test_selection_over_all_layers_at_once_equals_selection_layer_by_layer():
     one_by_one = room(alone(LayersAreAskedOneByOne(**EMS_TIGHT)))
     assert (
         the_same(room(alone(EMS(**EMS_TIGHT))), one_by_one)
@@ -173,7 +173,7 @@ WRONG = [cls for cls in variants_of(EMS, __name__) if cls is not LayersAreAskedO
 
 @pytest.mark.refuses("ems")
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
-def test_a_wrong_mix_is_found_out(wrong):
+def test_a_wrong_mix_is_detected(wrong):
     knobs = {**EMS_TIGHT, "likeness": 0.5}
     expected = room_by_hand("llama", EMSByHand(likeness=0.5))
     assert the_same(room(alone(EMS(**knobs))), expected)
@@ -181,7 +181,7 @@ def test_a_wrong_mix_is_found_out(wrong):
     assert found.course != expected.course or found.off(expected) > 1e-3
 
 
-def test_attention_that_falls_anywhere_favours_no_age():
+def test_uniform_attention_favours_no_position():
     """Mean over the rows that could see a token is flat for random rows, a sum over all rows is not; 4000 rows, 5
     standard errors of a mean.
     """

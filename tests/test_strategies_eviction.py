@@ -69,7 +69,7 @@ def snapshot(prompt: int, window: int, capacity: int, kernel: int, pool: Callabl
 @pytest.mark.oracle("h2o")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("heavy, recent", [(5, 4), (8, 0), (3, 9), (0, 6)])
-def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, recent):
+def test_h2o_text_and_cache_equal_decoding_by_hand(architecture, heavy, recent):
     expected = ByHand(architecture, heavy_hitters(heavy, recent)).write(PROMPT, LENGTH)
     assert course(alone(make("h2o", heavy=heavy, recent=recent)), models(architecture)) == expected
     assert all(len(head) == heavy + recent for held in expected[1] for layer in held for head in layer)
@@ -86,7 +86,7 @@ def test_h2o_writes_and_holds_what_decoding_by_hand_does(architecture, heavy, re
     ],
     ids=str,
 )
-def test_snapkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_snapkv_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     pool = max if knobs.get("pooling") else sum
     rule = snapshot(len(PROMPT), knobs["window"], knobs["capacity"], knobs["kernel"], pool)
     expected = ByHand(architecture, rule, knobs["window"]).write(PROMPT, LENGTH)
@@ -148,7 +148,7 @@ class PositionsAreSlots(H2O):
 
 @pytest.mark.refuses("h2o")
 @pytest.mark.parametrize("wrong", variants_of(H2O, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_way_to_count_votes_is_found_out(wrong):
+def test_a_wrong_attention_score_is_detected(wrong):
     _, expected = ByHand("llama", heavy_hitters(12, 7)).write(PROMPT, LENGTH)
     assert course(alone(H2O(heavy=12, recent=7)), models())[1] == expected
     assert course(alone(wrong(heavy=12, recent=7)), models())[1] != expected
@@ -173,7 +173,7 @@ class NothingIsPooled(SnapKV):
 
 @pytest.mark.refuses("snapkv")
 @pytest.mark.parametrize("wrong", variants_of(SnapKV, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_snapshot_is_found_out(wrong):
+def test_a_wrong_prompt_compression_is_detected(wrong):
     _, expected = ByHand("llama", snapshot(len(PROMPT), 3, 9, 5, sum), 3).write(PROMPT, LENGTH)
     assert course(alone(wrong(window=3, capacity=9, kernel=5)), models())[1] != expected
 
@@ -181,7 +181,7 @@ def test_a_wrong_snapshot_is_found_out(wrong):
 # --- votes, with numbers small enough to check on paper ---
 
 
-def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
+def test_attention_scores_accumulate_over_rows_and_follow_their_positions():
     votes = AttentionScores()
     votes.add(0, torch.tensor([[[0.5, 0.5, 0.0], [0.25, 0.25, 0.5]]]), torch.tensor([[0, 1, 2]]))
     votes.add(0, torch.tensor([[[0.5, 0.25, 0.25]]]), torch.tensor([[0, 2, 3]]))
@@ -189,7 +189,7 @@ def test_votes_add_up_over_rows_and_follow_positions_through_the_cache():
     assert votes.of(1, torch.tensor([[0, 1]])).tolist() == [[0.0, 0.0]]
 
 
-def test_an_empty_slot_casts_no_vote_for_the_first_token():
+def test_an_empty_slot_adds_no_attention_to_the_first_token():
     votes = AttentionScores()
     votes.add(0, torch.tensor([[[1, 1, 0]], [[1, 1, 1]]]), torch.tensor([[0, 4, -1], [1, 2, 4]]))
     assert votes.of(0, torch.arange(5)[None]).tolist() == [[1, 0, 0, 0, 1], [0, 1, 1, 0, 1]]
@@ -230,7 +230,7 @@ def keeps_the_best(choose: Callable[[torch.Tensor, int, torch.Tensor], torch.Ten
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_however_many_are_too_many_the_best_and_latest_stay(seed):
+def test_however_many_slots_exceed_the_budget_the_best_and_latest_stay(seed):
     assert keeps_the_best(top_slots, seed)
 
 
@@ -247,11 +247,11 @@ def every_row_loses_one(scores: torch.Tensor, count: int, among: torch.Tensor) -
 
 
 @pytest.mark.parametrize("wrong", [the_latest_of_equals_goes, those_outside_are_weighed_too, every_row_loses_one])
-def test_a_wrong_choice_of_the_best_is_found_out(wrong):
+def test_a_wrong_top_k_selection_is_detected(wrong):
     assert not any(keeps_the_best(wrong, seed) for seed in range(5))
 
 
-def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
+def test_heads_with_separate_budgets_retain_what_each_would_alone():
     scores = torch.randint(0, 4, (5, 9), generator=torch.Generator().manual_seed(0)).float()  # many are equal
     counts, among = torch.tensor([0, 2, 5, 9, 12]), scores < 3
     found = top_slots(scores, counts, among)
@@ -261,7 +261,7 @@ def test_heads_with_rooms_of_their_own_keep_what_each_would_alone():
     assert found.sum(1).tolist() == [min(int(count), int(there)) for count, there in zip(counts, among.sum(1))]
 
 
-def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
+def test_h2o_retains_heavy_hitters_of_each_head_and_recent_tokens():
     policy = make("h2o", heavy=2, recent=2)
     policy.observe_attention(
         0, torch.tensor([[[4, 1, 2, 3, 9, 9]], [[1, 2, 2, 2, 9, 9]]]).float(), torch.tensor([5]), torch.arange(6)[None]
@@ -273,7 +273,7 @@ def test_h2o_keeps_heavy_tokens_of_each_head_and_the_recent_ones():
 @pytest.mark.parametrize("knobs, kept", [
     (dict(kernel=1), [1, 6, 8, 9]), (dict(kernel=3), [5, 6, 8, 9]), (dict(kernel=3, pooling="max"), [1, 2, 8, 9]),
 ])
-def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
+def test_snapkv_pools_the_scores_of_neighbours(knobs, kept):
     policy = make("snapkv", window=2, capacity=4, **knobs)
     policy.observe_attention(
         0, torch.tensor([[[0, 7, 0, 0, 0, 4, 5, 1, 99, 99]]]).float(), torch.tensor([8, 9]), torch.arange(10)[None]
@@ -281,7 +281,7 @@ def test_snapkv_pools_the_votes_of_neighbours(knobs, kept):
     assert stays(policy, [list(range(10))], 10, prompt=10) == [kept]
 
 
-def test_snapkv_listens_to_the_last_rows_of_the_prompt_alone():
+def test_snapkv_scores_by_the_last_prompt_rows_alone():
     policy = make("snapkv", window=3)
     assert [position for position in range(12) if policy.wants_attention(position, 9)] == [6, 7, 8]
 
@@ -294,7 +294,7 @@ def test_snapkv_listens_to_the_last_rows_of_the_prompt_alone():
     [models(), {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}],
     ids=["network", "table"],
 )
-def test_h2o_without_heavy_tokens_is_a_window_that_counts_the_row_being_written(recent, speakers):
+def test_h2o_without_heavy_hitters_is_a_window_that_includes_the_current_row(recent, speakers):
     prompt = [i * i % 5 for i in range(20)]
     ours = course(alone(make("h2o", heavy=0, recent=recent)), speakers, prompt=prompt)
     window = course(alone(make("sink_window", sinks=0, window=recent + 1)), speakers, prompt=prompt)
@@ -302,7 +302,7 @@ def test_h2o_without_heavy_tokens_is_a_window_that_counts_the_row_being_written(
     assert ours[1][-1][0][0] == set(range(20 + LENGTH - 1 - recent, 20 + LENGTH - 1))
 
 
-def test_snapkv_cuts_the_prompt_once_and_keeps_what_is_generated():
+def test_snapkv_compresses_the_prompt_once_and_retains_generated_tokens():
     for decoder in ("greedy", "speculative"):
         ids, found = course(alone(make("snapkv", window=3, capacity=9), decoder), models())
         first = [[{p for p in head if p < len(PROMPT)} for head in layer] for layer in found[0]]
@@ -312,7 +312,7 @@ def test_snapkv_cuts_the_prompt_once_and_keeps_what_is_generated():
         assert found[-1] == [[head | set(range(len(PROMPT), read)) for head in layer] for layer in first]
 
 
-def test_a_fork_finds_the_prompt_cut_as_without_it():
+def test_a_fork_does_not_change_what_is_evicted():
     ids, plain = course(alone(make("snapkv", window=3, capacity=9)), models())
     forked, found = course(alone(make("snapkv", window=3, capacity=9)), models(), forced=tuple(ids[:4]))
     assert forked[:4] == ids[:4] and len(found) == len(plain)
@@ -325,14 +325,14 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
 
 @pytest.mark.parametrize("name, knobs", [("h2o", dict(heavy=6, recent=4)), ("snapkv", dict(window=7, capacity=12)),
                                          ("d2o", dict(first=0, last=0, heavy=0.3, sinks=0))])
-def test_a_prompt_read_in_pieces_is_cut_as_one_read_at_once(name, knobs, monkeypatch):
+def test_chunked_prefill_evicts_what_a_single_prefill_evicts(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     assert course(alone(make(name, **knobs)), models()) == whole
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_events_report_freed_slots_and_memory_falls_with_them(decoder):
+def test_events_report_evicted_slots_and_memory_decreases(decoder):
     recipe = LaneConfig(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
     session = prepare(
         pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
@@ -348,7 +348,7 @@ def test_events_report_freed_slots_and_memory_falls_with_them(decoder):
     assert len(live[-1]) == store.depth and len(live[-1][0]) == store.heads
 
 
-def test_a_rejected_draft_token_has_no_vote():
+def test_a_rejected_draft_token_adds_no_attention_score():
     """Speculation that always errs keeps what plain decoding keeps, whatever the draft tokens looked at."""
     plain = course(alone(make("h2o", heavy=5, recent=4)), models())
     decoder = make("speculative", verifier="greedy_match")
@@ -370,7 +370,7 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(name, knob
     assert str(refusal.value).count(".") == 1
 
 
-def test_a_table_that_pays_no_attention_is_held_to_the_budget_all_the_same():
+def test_a_model_without_attention_weights_keeps_to_the_budget():
     for name, knobs in (("h2o", dict(heavy=3, recent=2)), ("snapkv", dict(window=2, capacity=5))):
         lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 5, Limits(0, 6), Draws(0))
         assert len(live_positions(lane)[0][0]) <= make(name, **knobs).budget(6)

@@ -52,7 +52,7 @@ def counted(hits: dict[int, tuple[float, float]], depth: int = 8, **knobs):
 
 
 @pytest.mark.parametrize("alpha, guesses, layer", product([0.0, 0.3, 0.9, 1.0], [0, 1, 5], [1, 4]))
-def test_expected_tokens_for_a_layer_are_those_of_every_course_a_round_can_take(alpha, guesses, layer):
+def test_expected_tokens_of_a_layer_equal_an_enumeration_of_rounds(alpha, guesses, layer):
     expected = sum(
         (alpha**stood * (1 - alpha) if stood < guesses else alpha**stood) * (stood + 1) for stood in range(guesses + 1)
     )
@@ -65,7 +65,7 @@ def test_expected_tokens_for_a_layer_are_those_of_every_course_a_round_can_take(
     ({layer: (0, 5) for layer in range(1, 8)}, (1, 0)),
     ({layer: (9, 1) if layer == 3 else (0, 9) for layer in range(1, 8)}, (3, 4)),
 ], ids=["nothing known", "all right", "all wrong", "one right"])
-def test_the_plan_is_the_best_of_all_plans_and_of_equals_the_lowest_layer(hits, plan):
+def test_the_plan_is_optimal_and_prefers_the_lowest_layer_on_ties(hits, plan):
     drafter = counted(hits)
     assert drafter.plan() == plan
     worth = {
@@ -76,11 +76,11 @@ def test_the_plan_is_the_best_of_all_plans_and_of_equals_the_lowest_layer(hits, 
     assert not hits or worth[plan] == pytest.approx(max(worth.values()))
 
 
-def test_a_layer_nothing_is_known_of_is_not_chosen():
+def test_a_layer_without_statistics_is_not_chosen():
     assert counted({5: (9, 1)}).plan()[0] == 5
 
 
-def test_what_was_counted_fades_round_by_round():
+def test_counts_decay_from_round_to_round():
     tally = counted({}).statistics[1]
     for right in (True, False, True):
         tally.add([right], [0.5], 0.5)
@@ -104,7 +104,7 @@ START = [5, 9, 2, 7, 7, 1]
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2"])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_every_layers_rows_are_those_of_a_fresh_reading_and_the_chosen_layers_are_the_draft_tokens(
+def test_early_exit_rows_equal_a_fresh_forward_and_the_chosen_layer_gives_the_draft_tokens(
     architecture, samplers
 ):
     model, compared = layered(architecture), set()
@@ -136,7 +136,7 @@ class CountsRefused(DEL):
 @pytest.mark.refuses("del_exit")
 @pytest.mark.parametrize("cls, right", [(DEL, True), (CountsRefused, False)], ids=["standing", "refused too"])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right, samplers):
+def test_counts_equal_those_of_one_forward_over_the_finished_text(cls, right, samplers):
     model = layered("llama")
     lane = write(with_drafter(cls(decay=1.0), *samplers), {"target": model}, START, Limits(0, 30), Draws(1))
     fresh = {layer: rows[len(START) - 1:].argmax(-1) for layer, rows in read_by_layers(model, lane.tokens[:-1]).items()}
@@ -148,7 +148,7 @@ def test_counts_are_what_one_reading_of_the_finished_text_would_give(cls, right,
     ) == right
 
 
-def test_a_chain_ends_with_its_first_unsure_draft_token_and_that_draft_token_is_sent():
+def test_a_chain_ends_with_its_first_uncertain_draft_token_which_is_verified_too():
     chains = []
 
     class Watched(DEL):
@@ -185,15 +185,15 @@ class DropsUnsure(DEL):
     [({}, "rejection"), ({}, "k_seq"), ({"dynamic": False}, "rejection"), ({"decay": 0.0}, "rejection")],
     ids=str,
 )
-def test_the_law_is_the_whole_models_whatever_its_layers_think(knobs, verifier):
+def test_the_output_distribution_is_the_full_models_whatever_early_layers_predict(knobs, verifier):
     assert law_distance(with_drafter(DEL(**knobs), AT_ONE, verifier=verifier), {"target": TwoLayers("ab")}, 4) < EXACT
 
 
-def test_an_unsure_draft_token_that_is_withdrawn_bends_the_law():
+def test_withdrawing_an_uncertain_draft_token_changes_the_distribution():
     assert law_distance(with_drafter(DropsUnsure(), AT_ONE), {"target": TwoLayers("ab")}, 4) > WRONG
 
 
-def test_del_goes_beside_a_sampler_that_reads_inner_layers_itself():
+def test_del_combines_with_a_sampler_that_reads_early_exits():
     plain, guessed = (
         recorded(recipe, length=12)[0]
         for recipe in (
@@ -204,7 +204,7 @@ def test_del_goes_beside_a_sampler_that_reads_inner_layers_itself():
     assert guessed._runners[0].lane.tokens == plain._runners[0].lane.tokens
 
 
-def test_a_model_of_one_layer_has_none_to_leave_early_and_is_decoded_plainly():
+def test_a_model_of_one_layer_is_decoded_without_drafts():
     lane = write(assemble(speculative_lane("del_exit")), tables("abc"), [0], Limits(0, 8), Draws(0))
     assert not lane.target._left_early and set(lane.main.origins) == {"sampled"}
 
@@ -216,14 +216,14 @@ def packed() -> Models:
     return load(draft="nf4")
 
 
-def test_a_model_in_nf4_drafts_for_itself_in_full_and_is_named_as_what_it_is(packed):
+def test_an_nf4_copy_drafts_for_its_full_precision_model_and_is_named_as_such(packed):
     session, events = recorded(LaneConfig("speculative"), packed, 30, "Once upon a time")
     assert (packed.target.quantization, packed.draft.quantization) == ("none", "nf4")
     assert (session.headers[0].draft, session.headers[0].quantization) == ("pocket in nf4", "none")
     assert metrics(session.trace)["acceptance_rate"] > 0.8, "what four bits lose changes few first choices"
 
 
-def test_the_text_is_that_of_the_full_weights_and_their_rows_are_not_those_of_the_packed_ones(packed):
+def test_the_text_is_that_of_the_full_weights_whose_rows_differ_from_the_quantised_ones(packed):
     texts = [
         recorded(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
         for recipe in (GREEDY, LaneConfig("speculative"), pearl())

@@ -55,7 +55,7 @@ def extracted(model: TableModel, passage: str, prompt: list[int], **knobs):
 @pytest.mark.parametrize("mean", [False, True])
 @pytest.mark.parametrize("longest", [1, 3, 9])
 @pytest.mark.parametrize("ends", ["e", "ef"])
-def test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one(ends, longest, mean):
+def test_the_span_is_the_cheapest_of_all_spans_scored_one_by_one(ends, longest, mean):
     beaten = 0
     for seed, (ids, text) in enumerate(passages()):
         model, prompt = TableModel("abcdef", ends, seed), [0, 1]
@@ -87,7 +87,7 @@ def looks_at_the_first_token_only(model, prompt, span):
 
 @pytest.mark.refuses("exact_extract")
 @pytest.mark.parametrize("wrong", [forgets_the_end, reads_the_end_too_early, looks_at_the_first_token_only])
-def test_a_span_that_is_priced_otherwise_is_another_one(wrong):
+def test_another_span_cost_gives_another_span(wrong):
     differ = 0
     for seed, (ids, text) in enumerate(passages()):
         model = TableModel("abcdef", "e", seed)
@@ -112,10 +112,10 @@ RACES = {
 def test_a_wrong_extraction_is_refused(part, wrong, monkeypatch):
     monkeypatch.setattr(SpanSearch, part, wrong)
     with pytest.raises(AssertionError):
-        test_the_span_is_the_one_that_costs_least_of_all_read_one_by_one("e", 9, False)
+        test_the_span_is_the_cheapest_of_all_spans_scored_one_by_one("e", 9, False)
 
 
-def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
+def test_pruning_scores_fewer_spans_with_unchanged_scores():
     for seed, (_, text) in enumerate(passages(6)):
         model = TableModel("abcdef", "e", seed)
         pruned, full = (extracted(model, text, [0, 1], longest=6, prune=prune) for prune in (True, False))
@@ -128,14 +128,14 @@ def test_pruning_reads_fewer_spans_and_scores_those_it_reads_the_same():
         assert known and all(cell == pytest.approx(other) for cell, other in known)
 
 
-def test_every_forward_reads_each_different_span_once_and_none_is_read_again_to_be_written():
+def test_each_distinct_span_is_read_once_and_not_again_when_committed():
     recorded = extracted(TableModel("abcd"), "abcabcab", [0, 1], longest=3, prune=False)
     assert [event.tokens for event in recorded.of(Forward)] == [2, 3, 3, 3], (
         "the prompt, then a b c, ab bc ca, abc bca cab"
     )
 
 
-def test_a_span_that_occurs_twice_is_one_span_with_two_places():
+def test_a_span_that_occurs_twice_is_one_span_with_two_positions():
     recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
@@ -159,7 +159,7 @@ def bundled():
     return playground.load()
 
 
-def test_the_bundled_models_answer_is_in_the_passage_and_is_at_least_as_probable_as_greedys_where_that_does_too(
+def test_the_answer_is_in_the_passage_and_at_least_as_probable_as_a_greedy_answer_in_it(
     bundled,
 ):
     for question in [question for question in gallery() if question.task == "context_qa"]:
@@ -178,7 +178,7 @@ def chance(result) -> float:
     return sum(value for commit in commits if commit.sequence == 0 for value in commit.logprobs)
 
 
-def test_without_a_passage_to_take_it_from_the_prompt_is_the_passage():
+def test_without_a_passage_spans_come_from_the_prompt():
     assert set(run(of("exact_extract"), TableModel("abcd", "d"), [0, 1, 1, 0, 2], 5).texts()[0][:-1]) <= {0, 1, 2}
 
 
@@ -205,7 +205,7 @@ LABELS = ["a", "ab", "abba", "bcd", "dd"]
 @pytest.mark.oracle("gencls_ppl")
 @pytest.mark.parametrize("end", [True, False])
 @pytest.mark.parametrize("prompt", [[0], [0, 1], [3, 1, 2, 2, 0, 1, 3]], ids=len)
-def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):
+def test_each_mode_chooses_the_label_of_lowest_perplexity(prompt, end):
     winners = defaultdict(set)
     for seed in range(6):
         model = TableModel("abcde", "e", seed)
@@ -223,7 +223,7 @@ def test_each_reading_chooses_the_label_it_makes_least_surprising(prompt, end):
     assert any(len(found) > 1 for found in winners.values()), "where readings never differ, they are not recorded apart"
 
 
-def test_labels_are_read_in_one_forward_and_the_prompt_twice():
+def test_labels_take_one_forward_and_the_prompt_two():
     recorded = run(of("gencls_ppl", labels="ab|ac|b"), TableModel("abcde", "e"), [0, 1, 2, 3], 6)
     assert [(event.stream, event.tokens) for event in recorded.of(Forward)] == [
         ("reading", 3),
@@ -232,7 +232,7 @@ def test_labels_are_read_in_one_forward_and_the_prompt_twice():
     ], "a, ab, ac and b"
 
 
-def test_the_order_of_labels_does_not_matter_and_labels_of_one_token_and_length_are_judged_alike_by_all_readings():
+def test_label_order_is_irrelevant_and_modes_agree_on_single_token_labels():
     for seed in range(5):
         model = TableModel("abcd", "d", seed)
         found = {run(of("gencls_ppl", labels=labels, reading=reading), model, [0, 1], 5).lane.text
@@ -240,7 +240,7 @@ def test_the_order_of_labels_does_not_matter_and_labels_of_one_token_and_length_
         assert len(found) == 1
 
 
-def test_the_best_whole_label_is_found_where_the_best_first_token_leads_nowhere():
+def test_the_best_label_is_found_even_if_its_first_token_is_not_the_best():
     rows = {1: [0.6, 0.4, 0, 0, 0], 2: [0, 0, 0.3, 0.3, 0.4], 3: [0, 0, 0, 0, 1.0]}
 
     def scores(context):
@@ -253,12 +253,12 @@ def test_the_best_whole_label_is_found_where_the_best_first_token_leads_nowhere(
 
 
 @pytest.mark.parametrize("labels, says", [("yes", "nothing to choose"), (" | a | a", "nothing to choose")])
-def test_one_label_is_no_choice(labels, says):
+def test_a_single_label_is_refused(labels, says):
     with pytest.raises(Refusal, match=says):
         make("gencls_ppl", labels=labels)
 
 
-def test_the_bundled_model_chooses_among_towns_it_may_name_and_only_among_them(bundled):
+def test_the_bundled_model_chooses_among_the_given_towns_only(bundled):
     question = next(question for question in gallery() if question.task == "context_qa" and question.answer == "Braval")
     recorded = playground.run("gencls_ppl", question.prompt, models=bundled, chat=True, context=question.context,
                           knobs={"labels": "Braval|Kapak|summer|pears"})

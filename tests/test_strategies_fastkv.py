@@ -116,7 +116,7 @@ SOME = [0, 3, 4, 9, 13, 14, 20, 21]
 @pytest.mark.parametrize(
     "architecture, whole", [(name, 1) for name in (*BY_HAND, "mistral", "phi3", "qwen2")] + [("llama", 2), ("gpt2", 2)]
 )
-def test_tokens_that_go_on_see_each_other_at_their_true_places_and_nothing_else(architecture, whole, pieces):
+def test_selected_tokens_attend_to_each_other_at_their_true_positions_only(architecture, whole, pieces):
     twin = network(architecture)
     everything, _ = read_by_the_library(twin, PROMPT, list(range(len(PROMPT))))
     entering = everything.hidden_states[whole][:, SOME]
@@ -130,7 +130,7 @@ def test_tokens_that_go_on_see_each_other_at_their_true_places_and_nothing_else(
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox", "mistral"])
-def test_renumbered_tokens_would_say_something_else(architecture):
+def test_renumbered_positions_give_other_rows(architecture):
     """Positions enter gpt2 with the embedding alone, so there they are true in any case."""
     right, _ = chosen_rows(pair(architecture).target, 1, SOME)
     wrong, _ = chosen_rows(pair(architecture).target, 1, SOME, places=list(range(len(SOME))))
@@ -140,7 +140,7 @@ def test_renumbered_tokens_would_say_something_else(architecture):
 @pytest.mark.parametrize(
     "architecture", ["gemma2", "gemma3_text", "olmo2", "cohere", "qwen3_moe", "gpt_neox", "smollm3"]
 )
-def test_where_all_go_on_a_prompt_is_read_as_it_always_is(architecture):
+def test_if_all_tokens_are_selected_the_prefill_is_unchanged(architecture):
     model = pair(architecture).target
     (rows,), _ = model.forward([ForwardInput(model.new_store(), PROMPT, list(range(-1, len(PROMPT) - 1)))])
     row, store = chosen_rows(model, 2, list(range(len(PROMPT))), pieces=2)
@@ -148,7 +148,7 @@ def test_where_all_go_on_a_prompt_is_read_as_it_always_is(architecture):
     assert len(store.slots) == 1
 
 
-def test_layers_hold_the_tokens_they_have_read_and_a_later_token_sees_those():
+def test_layers_cache_the_tokens_they_read_and_later_tokens_attend_to_those():
     model, whole = pair("llama").target, 2
     _, store = chosen_rows(model, whole, SOME)
     assert store.runs() == [[[(0, 22)]]] * whole + [[[(0, 1), (3, 5), (9, 10), (13, 15), (20, 22)]]] * (
@@ -224,12 +224,12 @@ def by_hand(architecture: str, whole: int, pool: Callable) -> tuple:
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("depth, whole", [(0.35, 1), (0.7, 2)])
 @pytest.mark.parametrize("pooling, pool", [("max", max), ("avg", sum)])
-def test_it_writes_and_holds_what_decoding_by_hand_does(architecture, depth, whole, pooling, pool):
+def test_text_and_cache_equal_decoding_by_hand(architecture, depth, whole, pooling, pool):
     ours = course(alone(make("fastkv", **KNOBS | {"depth": depth, "pooling": pooling})), models(architecture))
     assert ours == by_hand(architecture, whole, pool)
 
 
-def test_later_layers_keep_the_best_of_what_went_on_to_them():
+def test_later_layers_retain_the_best_of_the_selected_tokens():
     oracle = FastByHand("llama", cut(max), WINDOW)
     oracle.write(PROMPT, 1)
     _, found = course(alone(make("fastkv", **KNOBS)), models())
@@ -279,7 +279,7 @@ class LaterLayersGoByTheVotesOfTheMiddle(FastKV):
 
 @pytest.mark.refuses("fastkv")
 @pytest.mark.parametrize("wrong", variants_of(FastKV, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
+def test_a_wrong_token_selection_is_detected(wrong):
     knobs = KNOBS | {"depth": 0.7}
     expected = by_hand("llama", 2, max)
     assert course(alone(FastKV(**knobs)), models()) == expected
@@ -293,7 +293,7 @@ def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
 @pytest.mark.parametrize(
     "rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)]
 )
-def test_forwards_show_what_was_computed_and_no_more(rate, depth, whole, chunk, monkeypatch):
+def test_forwards_report_exactly_the_computed_rows(rate, depth, whole, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
@@ -309,7 +309,7 @@ def test_forwards_show_what_was_computed_and_no_more(rate, depth, whole, chunk, 
         assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in recorded(recipe, Note))
 
 
-def test_reading_and_holding_are_settled_apart():
+def test_computed_tokens_and_retained_slots_have_separate_knobs():
     """The rate changes what reading costs and not what is held; the capacity the other way round."""
     def costs(**knobs) -> tuple[int, int]:
         recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
@@ -321,7 +321,7 @@ def test_reading_and_holding_are_settled_apart():
 
 
 @pytest.mark.parametrize("rate, room", [(0.5, 8), (0.5, 11), (0.5, 15), (0.25, 15), (1.0, 22), (0.05, 8)])
-def test_each_layer_holds_as_many_as_it_may_of_what_it_has_read(rate, room):
+def test_each_layer_retains_up_to_its_budget_of_what_it_read(rate, room):
     policy = make("fastkv", **KNOBS | {"rate": rate, "capacity": room})
     _, found = course(alone(policy), models())
     read = max(WINDOW, int(22 * rate))
@@ -334,14 +334,14 @@ def test_each_layer_holds_as_many_as_it_may_of_what_it_has_read(rate, room):
 
 
 @pytest.mark.parametrize("tokens, prompt", [(48, 240), (100, 240), (7, 9), (512, 20), (33, 100)])
-def test_asked_to_hold_so_many_tokens_enough_of_them_go_on(tokens, prompt):
+def test_a_token_budget_selects_at_least_that_many_tokens(tokens, prompt):
     policy = make("fastkv", **find("fastkv").knobs_for_budget(tokens, prompt))
     assert policy.expected_share(Full(prompt, 0, 6, 2, 8, 32)) * prompt == pytest.approx(min(tokens, prompt))
 
 
 # --- combinations with other parts of a lane ---
 
-def test_a_prompt_read_in_pieces_is_read_as_at_once(monkeypatch):
+def test_chunked_prefill_equals_a_single_prefill(monkeypatch):
     whole = course(alone(make("fastkv", **KNOBS)), models())
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
@@ -360,7 +360,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize("lane", BESIDE, ids=title)
-def test_what_reads_early_exits_hidden_states_or_other_prompts_is_served_as_without_it(lane, monkeypatch):
+def test_early_exits_hidden_states_and_second_streams_are_unaffected(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards; a grammar forces
     its first words.
     """
@@ -376,7 +376,7 @@ def test_what_reads_early_exits_hidden_states_or_other_prompts_is_served_as_with
 
 @pytest.mark.parametrize("knobs", [{"rate": 1.0}, {"depth": 1.0}], ids=str)
 @pytest.mark.parametrize("pooling", ["avg", "max"])
-def test_where_all_layers_read_everything_it_is_snapkv(knobs, pooling):
+def test_if_all_layers_read_everything_it_is_snapkv(knobs, pooling):
     shared = {"window": WINDOW, "capacity": CAPACITY, "kernel": KERNEL, "pooling": pooling}
     expected = course(alone(make("snapkv", **shared)), models())
     assert course(alone(make("fastkv", **shared, **knobs)), models()) == expected
@@ -390,7 +390,7 @@ def test_a_rejected_draft_token_leaves_no_trace():
     assert course(Assembly(decoder, cache_policy=make("fastkv", **KNOBS)), models()) == plain
 
 
-def test_a_fork_finds_the_prompt_cut_as_without_it():
+def test_a_fork_does_not_change_what_is_evicted():
     ids, plain = course(alone(make("fastkv", **KNOBS)), models())
     forked, found = course(alone(make("fastkv", **KNOBS)), models(), forced=tuple(ids[:4]))
     assert forked[:4] == ids[:4]
@@ -400,7 +400,7 @@ def test_a_fork_finds_the_prompt_cut_as_without_it():
     assert early[0] == early[1]
 
 
-def test_lanes_beside_it_are_not_touched():
+def test_other_lanes_are_unaffected():
     def texts(*recipes: LaneConfig) -> list[tuple]:
         session = prepare(pair(), list(recipes), Prompt(TEXT), Limits(max_new_tokens=8))
         assert all(stamped.event.reason == "length" for stamped in session if isinstance(stamped.event, Done))
@@ -415,7 +415,7 @@ def test_lanes_beside_it_are_not_touched():
     assert texts(*recipes) == [texts(recipe)[0] for recipe in recipes]
 
 
-def test_a_prompt_shorter_than_the_window_goes_on_whole():
+def test_a_prompt_shorter_than_the_window_is_read_by_all_layers():
     both = [
         write(alone(policy), models(), PROMPT[:2], Limits(0, 6), Draws(0)).tokens
         for policy in (make("fastkv", **KNOBS), make("snapkv"))
@@ -431,7 +431,7 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, say
         make("fastkv", **knobs)
 
 
-def test_a_model_whose_layers_cannot_read_apart_is_refused_unless_all_of_them_read_everything():
+def test_a_model_without_split_layers_is_refused_unless_all_layers_read_everything():
     leaning = Models(Model(leaning_on_earlier_layers(), TOKENIZER, "leaning"))
     refused, served = (
         [
@@ -447,5 +447,5 @@ def test_a_model_whose_layers_cannot_read_apart_is_refused_unless_all_of_them_re
 
 
 @pytest.mark.parametrize("architecture", [*BY_HAND, "gemma2", "mistral", "qwen3_moe"])
-def test_a_model_whose_layers_read_apart_is_not_refused(architecture):
+def test_a_model_with_split_layers_is_accepted(architecture):
     assert pair(architecture).target.splits

@@ -50,7 +50,7 @@ COLLAPSES = {
         ("end。", True),
     ],
 )
-def test_where_a_sentence_ends(text, over):
+def test_sentence_ends_are_recognised(text, over):
     assert find("foreal").decode.__globals__["is_sentence"](text) is over
 
 
@@ -92,7 +92,7 @@ def sentences_of(lane: Lane, writers: list[str]) -> list[list[str]]:
 
 @pytest.mark.oracle("foreal")
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
+def test_a_guided_sentence_begins_with_at_most_n_tokens_of_the_leader(n):
     for seed in range(8):
         _, lane, writers = led(n, 1.0, seed)
         for sentence in sentences_of(lane, writers):
@@ -105,7 +105,7 @@ def test_a_led_sentence_begins_with_the_leader_for_at_most_n_tokens(n):
     [lambda text: False, lambda text: text.endswith("."), lambda text: "b" in text],
     ids=["never", "a stop alone", "at a letter"],
 )
-def test_taking_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, monkeypatch):
+def test_other_sentence_ends_change_the_text(wrong, monkeypatch):
     monkeypatch.setitem(find("foreal").decode.__globals__, "is_sentence", wrong)
     recorded = [(sentence, (["leader"] * 3 + ["draft"] * len(sentence))[:len(sentence)]) for seed in range(8)
             for sentence in sentences_of(*led(3, 1.0, seed)[1:])]
@@ -113,7 +113,7 @@ def test_taking_other_places_for_the_end_of_a_sentence_leads_elsewhere(wrong, mo
 
 
 @pytest.mark.oracle("foreal")
-def test_every_token_is_the_choice_of_the_model_that_wrote_it_and_of_the_whole_text_before_it():
+def test_every_token_is_its_models_argmax_after_the_whole_text():
     for seed in range(6):
         models, lane, writers = led(2, 0.5, seed, cap=4)
         assert len(set(writers)) == 2
@@ -123,13 +123,13 @@ def test_every_token_is_the_choice_of_the_model_that_wrote_it_and_of_the_whole_t
             assert lane.tokens[2 + i] == Draws(seed).pick(p, "token", 2 + i)
 
 
-def test_the_coin_leads_as_many_sentences_as_it_should():
+def test_the_share_of_guided_sentences_is_the_given_probability():
     """About 240 sentences: two and a half standard errors of a share of 0.3 are 0.075."""
     leads = [sentence[0] == "leader" for seed in range(30) for sentence in sentences_of(*led(2, 0.3, seed)[1:])]
     assert len(leads) > 200 and abs(sum(leads) / len(leads) - 0.3) < 0.08
 
 
-def test_the_model_that_takes_over_reads_in_one_forward_what_the_other_wrote():
+def test_on_a_switch_the_other_models_tokens_are_read_in_one_forward():
     recorded = playground.run(
         "foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4}
     )

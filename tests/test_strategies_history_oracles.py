@@ -224,7 +224,7 @@ class PunishesBreakers(DRY):
 
 
 @pytest.mark.oracle("dry")
-def test_dry_punishes_a_repeat_by_its_length():
+def test_dry_penalises_a_repeat_by_its_length():
     check_dry(DRY)
 
 
@@ -279,7 +279,7 @@ class OneCandidateMore(Momentum):
 
 
 @pytest.mark.oracle("momentum")
-def test_momentum_weighs_each_candidate_by_the_repeat_it_would_make():
+def test_momentum_penalises_each_candidate_by_the_repeat_it_would_complete():
     check_momentum(Momentum)
 
 
@@ -361,7 +361,7 @@ class ForgetsTheFullRow(Mirostat):
 
 
 @pytest.mark.oracle("mirostat")
-def test_mirostat_follows_its_formulas_token_by_token():
+def test_mirostat_equals_its_formulas_token_by_token():
     check_mirostat(Mirostat)
 
 

@@ -30,7 +30,7 @@ COLLAPSES = {
 
 
 @pytest.mark.oracle("icd")
-def test_both_streams_are_read_from_the_beginning_and_the_first_is_compared_with_the_second():
+def test_the_contrast_equals_full_forwards_of_both_streams():
     for seed in range(5):
         model, text = TableModel("abcde", seed=seed), []
         for _ in range(10):
@@ -48,14 +48,14 @@ SAID = Prompt("The green bird")
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_the_second_stream_reads_the_instruction_before_the_question(chat):
+def test_the_second_stream_has_the_instruction_before_the_question(chat):
     prompt = Prompt("The green bird", chat=chat, context="A bird.")
     whole = prompt.instructed("Sing.").whole()
     assert whole.endswith("Sing. The green bird" if chat else "Sing.\nThe green bird") and "A bird." in whole
     assert prompt.instructed("  ") == prompt
 
 
-def test_an_instruction_matters_and_without_one_the_text_is_greedys():
+def test_the_instruction_changes_the_text_and_without_one_it_is_greedy():
     greedy = recorded(GREEDY, SAID)[0]
     assert recorded(alone("icd", instruction=""), SAID)[0] == greedy != recorded(alone("icd"), SAID)[0]
     for gamma in (-1.0, 0.0, 2.0):  # an empty call for truth changes nothing, however it is amplified
@@ -63,7 +63,7 @@ def test_an_instruction_matters_and_without_one_the_text_is_greedys():
 
 
 @pytest.mark.oracle("lol")
-def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
+def test_lol_sums_the_last_layer_the_lower_layer_and_the_truthfulness_contrast():
     lol = make("lol", omega=0.5, gamma=0.5, layer=0.75)
     own, induced = lol.inner(8, True)
     assert (own, induced) == (EarlyExit("target", 6), EarlyExit("induced", 6))
@@ -75,7 +75,7 @@ def test_lol_adds_up_the_last_layer_the_lower_layer_and_the_call_for_truth():
         assert (lol.mix(rows) - wrong)[kept].abs().max() > 0.1
 
 
-def test_samplers_that_read_different_layers_do_not_mix_them_up():
+def test_samplers_that_read_different_layers_do_not_interfere():
     both = LaneConfig("greedy", {}, [("dola", {"layers": "low"}), ("lol", {"rho": 1.0})])
     _, events = recorded(both, SAID)
     assert isinstance(events[-1], Done)

@@ -70,14 +70,14 @@ CASES = [held(random_keys(seed)) for seed in range(5)] + [with_gaps(random_keys(
 
 @pytest.mark.oracle("key_diff")
 @pytest.mark.parametrize("size, recent", [(1, 0), (5, 0), (6, 3), (4, 4), (11, 1), (12, 0)])
-def test_the_slots_that_stay_are_those_chosen_by_hand(size, recent):
+def test_live_slots_equal_those_chosen_by_hand(size, recent):
     for what in CASES:
         assert stays(make("key_diff", size=size, recent=recent), what) == by_hand(what, size, recent)
 
 
 @pytest.mark.oracle("key_diff")
 @pytest.mark.parametrize("architecture, size, recent", [("llama", 9, 4), ("qwen3", 5, 0)])
-def test_a_whole_run_writes_and_holds_what_decoding_by_hand_does(architecture, size, recent):
+def test_text_and_cache_of_a_run_equal_decoding_by_hand(architecture, size, recent):
     def rule(seen):
         heads = [dict(zip(live, keys.tolist())) for live, keys in zip(seen.live, seen.keys)]
         return [staying(head, size, {p for p in head if p >= seen.read - recent}) for head in heads]
@@ -128,6 +128,6 @@ def test_a_wrong_choice_is_refused(wrong):
     assert any(stays(wrong(size=5), what) != by_hand(what, 5, 0) for what in CASES)
 
 
-def test_of_tokens_that_agree_and_one_that_does_not_the_odd_one_stays():
+def test_a_dissimilar_key_is_retained_among_similar_ones():
     keys = torch.tensor([[[1.0, 0.1], [5.0, 0.0], [0.0, 1.0], [2.0, 0.2]]])
     assert stays(make("key_diff", size=1), held(keys)) == [{2}]

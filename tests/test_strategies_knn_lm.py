@@ -49,7 +49,7 @@ def ids_of(text: str) -> list[int]:
     return pair().target.tokens.encode(text)
 
 
-def test_every_place_is_its_own_nearest_neighbour_and_holds_the_token_that_comes_next():
+def test_every_stored_position_is_its_own_nearest_neighbour_with_the_next_token():
     store, ids = knn().store, ids_of(TEXT)
     distances, at = store.nearest(store.keys, 1)
     assert at[:, 0].tolist() == list(range(len(ids) - 1)) and float(distances.max()) == 0
@@ -58,7 +58,7 @@ def test_every_place_is_its_own_nearest_neighbour_and_holds_the_token_that_comes
         assert (store.keys[4] - library_states(ids[:5])[-1]).abs().max() < 1e-5
 
 
-def test_a_text_that_begins_like_the_stored_one_goes_on_like_it():
+def test_a_text_that_begins_like_the_stored_one_continues_like_it():
     ids = ids_of(TEXT)
     for lam, follows in [(0.99, True), (0.0, False)]:
         found = written(alone("knn_lm", text=TEXT, lam=lam, t=0.05), {"target": pair().target}, ids[:6], 10)
@@ -100,7 +100,7 @@ def test_the_votes_are_a_softmax_of_squared_distances_by_brute_force():
         assert max(abs(w / sum(weights) - r / sum(roots)) for w, r in zip(weights, roots)) > 1e-3
 
 
-def test_one_neighbour_is_certain_and_at_a_high_temperature_all_vote_alike():
+def test_a_single_neighbour_has_weight_one_and_high_temperature_equalises_weights():
     states = knn().store.keys[:4]
     assert knn(k=1).neighbours(states, 320).p.max(-1).values.tolist() == [1.0] * 4
     near = knn(k=8, t=20.0)
@@ -109,7 +109,7 @@ def test_one_neighbour_is_certain_and_at_a_high_temperature_all_vote_alike():
 
 
 @pytest.mark.parametrize("lam", [0.25, 0.9])
-def test_no_token_loses_more_than_the_share_of_the_neighbours(lam):
+def test_no_token_loses_more_than_the_interpolation_weight(lam):
     sampler, logits = knn(lam=lam), random_rows(3, 20, 320)
     states = torch.randn(20, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     mixed = sampler.mix({"target": logits, "hidden": states})
@@ -136,12 +136,12 @@ def test_the_order_of_the_store_does_not_matter():
     )
 
 
-def test_windows_know_nothing_of_each_other_and_none_says_what_follows_its_last_token():
+def test_windows_are_independent_and_their_last_positions_have_no_next_token():
     sampler = prepared([make("knn_lm", tokens=176, text="ab" * 88)], {"target": TableModel("ab")}, [0])[0]
     assert sampler.store.places.tolist() == [*range(127), *range(128, 175)]
 
 
-def test_sequences_that_fork_share_what_was_read():
+def test_forked_sequences_share_the_stored_states():
     assert copy.deepcopy(knn()).store is not None and copy.deepcopy(sampler := knn()).store is sampler.store
 
 
@@ -163,12 +163,12 @@ def worst(sampler, mix) -> float:
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_the_promise_holds_for_a_mixture_of_probabilities_and_not_for_one_of_their_logarithms(adaptive):
+def test_the_guarantee_holds_for_mixed_probabilities_not_for_mixed_log_probabilities(adaptive):
     sampler = knn(lam=0.4, adaptive=adaptive)
     assert worst(sampler, sampler.mix) < 1e-9 < 1 < worst(sampler, lambda rows: geometric(sampler, rows))
 
 
-def test_neighbours_that_disagree_are_trusted_less_and_those_of_one_mind_fully():
+def test_the_weight_falls_with_disagreement_of_the_neighbours():
     states, logits = random_rows(4, 6, 32), random_rows(3, 6, 320)
     adaptive, plain = knn(lam=0.5, k=8, adaptive=True), knn(lam=0.5, k=8)
     near, rows = plain.neighbours(states, 320), {"target": logits, "hidden": states}
@@ -184,7 +184,7 @@ def test_neighbours_that_disagree_are_trusted_less_and_those_of_one_mind_fully()
 LONGER = TEXT + " The old bird listens to the green fox, and the red bird sings to the old fox."
 
 
-def test_the_text_it_is_compared_with_is_the_one_that_follows_and_its_gains_are_those_of_the_tokens_that_come_next():
+def test_gains_are_measured_on_the_tokens_of_the_held_out_continuation():
     ids, model = ids_of(LONGER), pair().target
     sampler = prepared([make("knn_lm", text=LONGER, tokens=16, held=16)], {"target": model}, PROMPT)[0]
     assert sampler.store.ids == ids[:16]
@@ -210,11 +210,11 @@ def true_text(text: str, held: int) -> list[dict]:
     return figures(events, "true text: entropy, nats")
 
 
-def test_nothing_is_compared_with_a_text_that_is_stored_whole():
+def test_without_a_held_out_continuation_no_gains_are_reported():
     assert not true_text(TEXT, 0) and not true_text("The green bird", 64)
 
 
-def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_wall():
+def test_gains_split_into_helped_and_hurt_tokens_within_the_bound():
     sampler, states = knn(lam=0.25), knn().store.keys
     effects = sampler.effects(random_rows(7, len(states), 320), states, sampler.store.values.tolist())
     split, bars = effects.split().data, effects.histogram(math.log(0.75)).data
@@ -230,7 +230,7 @@ def test_gains_split_into_those_helped_and_those_hurt_and_none_lies_beyond_the_w
     assert bool((effects.gains >= math.log(0.75) - 1e-9).all())
 
 
-def test_growth_is_the_least_squares_slope_of_the_current_text_without_what_was_rolled_back():
+def test_growth_is_the_least_squares_slope_without_rolled_back_tokens():
     sampler = knn()
     for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
         list(sampler._entropies(position, value, 2 * value))

@@ -37,7 +37,7 @@ def seen(policy, query: int) -> list[int]:
         (0, 3, 9, [7, 8, 9]),
     ],
 )
-def test_a_row_sees_the_first_tokens_and_the_last_ones_itself_included(sinks, window, query, positions):
+def test_a_row_sees_the_sinks_and_a_window_that_includes_itself(sinks, window, query, positions):
     assert seen(make("sink_window", sinks=sinks, window=window), query) == positions
 
 
@@ -88,18 +88,18 @@ class SinksCountFromOne(SinkWindow):
 
 @pytest.mark.oracle("sink_window")
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_every_row_sees_the_sinks_and_the_window_and_nothing_else_is_held(decoder):
+def test_every_row_sees_sinks_and_window_and_nothing_else_is_cached(decoder):
     check_sink_window(SinkWindow, decoder)
 
 
 @pytest.mark.refuses("sink_window")
 @pytest.mark.parametrize("wrong", [OneTooMany, SinksLeaveToo, SinksCountFromOne], ids=lambda cls: cls.__name__)
-def test_a_wrong_window_is_found_out(wrong):
+def test_a_wrong_window_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_sink_window(wrong, "greedy")
 
 
-def test_evicted_slots_are_gone_from_the_events_and_from_memory():
+def test_evicted_slots_are_reported_and_their_memory_is_freed():
     recipe = LaneConfig("greedy", {}, [("sink_window", {"sinks": 2, "window": 4})])
     session = prepare(
         pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
@@ -120,7 +120,7 @@ def test_evicted_slots_are_gone_from_the_events_and_from_memory():
 
 
 @pytest.mark.parametrize("recipe", lanes(added=(("sink_window", {"sinks": 1, "window": 3}),)), ids=title)
-def test_what_stays_in_the_cache_is_the_text_at_those_positions(recipe):
+def test_live_slots_hold_the_text_at_their_positions(recipe):
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     for lane in watch(assemble(recipe), models, [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
         store = lane.target.store

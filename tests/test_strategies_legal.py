@@ -70,13 +70,13 @@ READERS = {
 }
 
 
-def test_every_ready_grammar_has_a_reader_of_its_own():
+def test_every_bundled_grammar_has_an_independent_parser():
     assert READERS.keys() == set(NAMES) and make("lark").grammar()[1] != make("lark", ready="json").grammar()[1]
 
 
 @pytest.mark.oracle("lark")
 @pytest.mark.parametrize("name", READERS)
-def test_what_is_written_under_a_ready_grammar_is_read_by_the_real_thing(engine, name):
+def test_text_under_a_bundled_grammar_is_accepted_by_the_real_parser(engine, name):
     grammar, scribbler = engine.compile(*make("lark", ready=name).grammar()), RandomWriter(TOKENS, len(TOKENIZER))
     written = [scribbler.write(grammar.matcher(), seed, 120) for seed in range(30)]
     texts = {TOKENS.decode(ids) for ids in written if ids is not None}
@@ -121,13 +121,13 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("name", SENTENCES)
-def test_a_ready_grammar_has_the_sentences_one_expects_and_no_others(engine, name):
+def test_a_bundled_grammar_accepts_the_expected_sentences_only(engine, name):
     legal, illegal = SENTENCES[name]
     assert [text for text in legal if not accepts(engine, make("lark", ready=name), text)] == []
     assert [text for text in illegal if accepts(engine, make("lark", ready=name), text)] == []
 
 
-def test_no_keyword_is_taken_for_a_name(engine):
+def test_keywords_are_not_accepted_as_names(engine):
     python, sql = make("lark", ready="python"), make("lark", ready="sql")
     assert [word for word in keyword.kwlist if accepts(engine, python, f"{word} = 1\n")] == []
     for word in ("select", "from", "order", "index", "like", "returning", "window", "replace", "key"):
@@ -173,7 +173,7 @@ GBNF = {
 
 @pytest.mark.oracle("gbnf")
 @pytest.mark.parametrize("source, legal, illegal", GBNF.values(), ids=GBNF)
-def test_gbnf_has_the_sentences_llama_cpp_gives_it(engine, source, legal, illegal):
+def test_gbnf_accepts_what_llama_cpp_accepts(engine, source, legal, illegal):
     constraint = make("gbnf", source=source)
     assert [text for text in legal if not accepts(engine, constraint, text)] == []
     assert [text for text in illegal if accepts(engine, constraint, text)] == []
@@ -188,7 +188,7 @@ def test_gbnf_has_the_sentences_llama_cpp_gives_it(engine, source, legal, illega
         ("nothing special in a class", "&~,!"),
     ],
 )
-def test_the_converter_alone_would_refuse_or_misread_it(engine, name, text):
+def test_the_converter_alone_would_reject_or_misread_it(engine, name, text):
     try:
         assert not accepts(engine, make("lark", source=gbnf_to_lark(GBNF[name][0])), text)
     except (Refusal, GbnfToLarkError):
@@ -205,7 +205,7 @@ ws    ::= [ \t\n]*'''
 
 
 @pytest.mark.oracle("gbnf")
-def test_a_terminal_does_not_take_in_what_has_to_follow_it(engine):
+def test_a_terminal_does_not_consume_what_must_follow_it(engine):
     """Greedily, `ws` would read the line break that ends a line, and `name` the word "end"."""
     arithmetic, name = make("gbnf", source=ARITHMETIC), make("gbnf", source='root ::= n "end" n?\nn ::= [a-z] n?')
     for text, legal in (("x=1\n", True), ("(a+b_2 )*3 = 14 \n\n", True), ("x=1", False), ("x=\n", False)):
@@ -262,7 +262,7 @@ def ends(rules: list[Rule], rule: Rule, text: str, at: int) -> set[int]:
 
 
 @pytest.mark.oracle("gbnf")
-def test_random_grammars_have_the_texts_they_have_without_a_lexer():
+def test_random_grammars_accept_the_same_texts_with_and_without_a_lexer():
     tokenizer = byte_tokenizer(merges=0)
     engine, tokens = GrammarEngine(tokenizer, len(tokenizer), [0]), Tokens(tokenizer, len(tokenizer))
     texts, compared = ["".join(letters) for size in range(6) for letters in product("ab", repeat=size)], 0
@@ -305,7 +305,7 @@ def test_a_lark_grammar_whose_terminals_never_stop_is_refused_before_anything_ru
     ('start: A B\nA: /a*/\nB: /b+/', "b"),
     ('start: W\nW: /[a-z]+/ & /.{3}/', "abc"),
 ])
-def test_a_lark_grammar_with_a_text_that_can_be_read_is_not_refused(engine, source, text):
+def test_a_lark_grammar_with_a_parsable_text_is_accepted(engine, source, text):
     assert accepts(engine, make("lark", source=source), text)
 
 
@@ -372,7 +372,7 @@ def test_the_recursive_estimate_is_exact_on_average_for_every_token(legal):
     )
 
 
-def test_where_everything_is_legal_the_weight_is_one_after_two_tries():
+def test_if_all_tokens_are_allowed_the_weight_is_one_after_two_trials():
     tries = Tries(P, lambda token: True, lambda q: Draws(1).pick(q, "try", 0))
     assert recursive(tries)[1] == 1.0 and len(tries.asked) == 2
 
@@ -391,7 +391,7 @@ def forgets_what_is_gone(tries: Tries):
 
 @pytest.mark.refuses("awrs")
 @pytest.mark.parametrize("wrong", [first_legal, one_over_the_tries, forgets_what_is_gone])
-def test_weights_that_are_wrong_are_found_out(wrong):
+def test_wrong_weights_are_detected(wrong):
     mass, _ = weighed(wrong, P, LEGAL["some"])
     assert distance({v: m for v, m in mass.items() if m}, {1: 0.05, 4: 0.2}) > WRONG
 
@@ -421,7 +421,7 @@ def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
 
 @pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("accepts, most", [(2, 10**6), (4, 10**6), (2, 3), (3, 1)])
-def test_counting_is_right_on_average_within_four_standard_errors(accepts, most):
+def test_counts_are_unbiased_within_four_standard_errors(accepts, most):
     """12,000 draws: a bias of 4 % of the mass would be found."""
     legal = LEGAL["some"]
     assert off_by(drawn(counts(accepts, most), P, legal, 12_000, seed=accepts), P, legal) < 4
@@ -429,7 +429,7 @@ def test_counting_is_right_on_average_within_four_standard_errors(accepts, most)
 
 @pytest.mark.refuses("awrs")
 @pytest.mark.parametrize("wrong", ["counts no refused token twice", "counts the last that passed"])
-def test_counting_wrongly_is_found_out_by_the_same_test(wrong, monkeypatch):
+def test_the_same_test_detects_wrong_counts(wrong, monkeypatch):
     if wrong == "counts no refused token twice":
         monkeypatch.setattr(rejections, "_again", lambda share, uniform: 0)
         way = counts(2)
@@ -440,7 +440,7 @@ def test_counting_wrongly_is_found_out_by_the_same_test(wrong, monkeypatch):
     assert off_by(drawn(way, P, LEGAL["some"], 12_000, seed=2), P, LEGAL["some"]) > 6
 
 
-def test_more_that_pass_vary_less_and_cost_more_tries():
+def test_requiring_more_accepted_tokens_lowers_variance_and_costs_trials():
     """Of a flat row, of which a sixth is legal."""
     flat = torch.full((12,), 1 / 12, dtype=torch.float64)
     found = [
@@ -455,7 +455,7 @@ def test_more_that_pass_vary_less_and_cost_more_tries():
 @pytest.mark.parametrize(
     "way", [counts(2), counts(8), lambda tries, uniform: recursive(tries), lambda tries, uniform: first_legal(tries)]
 )
-def test_where_nothing_is_legal_every_token_is_tried_once_and_the_weight_is_zero(way):
+def test_without_allowed_tokens_each_is_tried_once_and_the_weight_is_zero(way):
     assert drawn(way, P, set(), 3, seed=0) == [(None, 0.0, 5)] * 3
 
 
@@ -464,7 +464,7 @@ def test_where_nothing_is_legal_every_token_is_tried_once_and_the_weight_is_zero
 @pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("threshold", [0.0, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
-def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
+def test_weighted_answers_are_unbiased_estimates_of_the_models_probabilities(particles, threshold):
     found = weighed_law(
         LaneConfig("awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive"}, [SKEWED]),
         coins(2, 0.3),
@@ -473,13 +473,13 @@ def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of
 
 
 @pytest.mark.refuses("awrs")
-def test_a_population_that_forgets_its_weights_is_found_out(monkeypatch):
+def test_dropping_the_weights_of_a_population_is_detected(monkeypatch):
     monkeypatch.setattr(find("awrs"), "_tried", lambda self, tries, uniform: first_legal(tries))
     found = weighed_law(LaneConfig("awrs", {"particles": 2, "threshold": 1.0}, [SKEWED]), coins(2, 0.3))
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
-def test_one_text_without_weights_is_drawn_as_under_a_plain_mask_and_more_with_weights_come_nearer_to_the_model():
+def test_one_particle_equals_a_plain_mask_and_more_weighted_ones_approach_the_model():
     """A mask says 1/2, the model's own law 1/3."""
     assert zeros_of(1, 0.0, weights=False) == pytest.approx(1 / 2) == zeros(1, 0.0)
     assert 1 / 3 < zeros_of(2, 0.0) < 0.49
@@ -510,7 +510,7 @@ def test_with_many_texts_the_answer_follows_the_model_given_the_grammar():
     assert all(lane.text == "00000" or lane.text[0] == "1" and len(lane.text) == 5 for lane in lanes)
 
 
-def test_where_everything_is_legal_all_texts_count_and_nothing_is_refused():
+def test_if_all_tokens_are_allowed_all_texts_count_and_nothing_is_rejected():
     lane = steered(
         LaneConfig("awrs", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
     )
@@ -580,7 +580,7 @@ def tried(lane) -> float:
                if isinstance(event, Figure) and event.name.startswith("tries"))
 
 
-def test_awrs_computes_no_mask_and_checks_as_many_tokens_as_it_says(monkeypatch):
+def test_awrs_computes_no_mask_and_reports_its_checks(monkeypatch):
     checked, inner = [], Matcher.allows
     monkeypatch.setattr(Matcher, "allows", lambda self, token: checked.append(token) or inner(self, token))
     monkeypatch.setattr(Matcher, "bitmask", lambda self: pytest.fail("a mask was computed"))
@@ -589,7 +589,7 @@ def test_awrs_computes_no_mask_and_checks_as_many_tokens_as_it_says(monkeypatch)
     assert len(checked) < 30 < lane.vocabulary
 
 
-def test_awrs_asks_a_black_box_about_a_few_tokens_where_a_mask_asks_about_all():
+def test_awrs_checks_few_tokens_of_a_black_box_where_a_mask_checks_all():
     lane, box = boxed("awrs", particles=1)
     assert Balanced().complete(lane.text.encode()) and Balanced().viable(lane.text.encode()) and lane.reason == "end"
     assert box.asked < 6 * len(lane.main.written)
@@ -598,13 +598,13 @@ def test_awrs_asks_a_black_box_about_a_few_tokens_where_a_mask_asks_about_all():
 
 
 @pytest.mark.parametrize("name, knobs", [("greedy", {}), ("smc", {"particles": 3}), ("beam_search", {"beams": 2})])
-def test_every_decoder_can_follow_a_black_box(name, knobs):
+def test_every_decoder_supports_a_black_box_constraint(name, knobs):
     lane, _ = boxed(name, **knobs)
     assert Balanced().viable(lane.text.encode())
     assert lane.reason == "length" or Balanced().complete(lane.text.encode())
 
 
-def test_single_tokens_of_syncode_pass_as_in_its_mask():
+def test_syncode_permits_single_tokens_as_in_its_mask():
     strategy = make("syncode", ready="arithmetic", undecided="banned")
     strategy.begin(0, TOKENS.bytes)
     history = TOKENS.encode("(1")
@@ -614,7 +614,7 @@ def test_single_tokens_of_syncode_pass_as_in_its_mask():
     assert any(wanted) and not all(wanted)
 
 
-def test_a_refusal_is_reported_with_what_was_refused_and_what_passed():
+def test_rejected_and_accepted_tokens_are_reported():
     lane = steered(LaneConfig("awrs", {"particles": 6}, [("regex", {"pattern": "1[01]"})]), coins(2), Draws(0))
     notes = [event.text for event in lane.recorded if isinstance(event, Note) and "tries of" in event.text]
     assert notes and all("refused '0'" in note and "passed '1'" in note for note in notes)
@@ -654,7 +654,7 @@ def walk(trie: CsrTrie, prefix: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize("ragged", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_row_of_the_matrix_holds_what_the_trie_holds(seed, ragged):
+def test_rows_of_the_transition_matrix_equal_the_trie(seed, ragged):
     items = random_items(seed, ragged=ragged)
     trie = CsrTrie(items, 40)
     for prefix in prefixes(items):
@@ -669,7 +669,7 @@ def test_a_row_of_the_matrix_holds_what_the_trie_holds(seed, ragged):
 
 
 @pytest.mark.parametrize("items", [[], [[]], [[1, 2], [1, 2, 3]]])
-def test_items_that_cannot_be_distinguished_make_no_trie(items):
+def test_indistinguishable_items_are_refused(items):
     with pytest.raises(ValueError):
         CsrTrie(items, 9)
 
@@ -747,7 +747,7 @@ def chance_of_beginning(model: TableModel, text: str) -> float:
 @pytest.mark.oracle("static")
 @pytest.mark.parametrize("beams", [1, 2, 4])
 @pytest.mark.parametrize("seed", range(6))
-def test_the_search_finds_what_a_search_over_dictionaries_finds(seed, beams):
+def test_the_search_equals_a_search_over_dictionaries(seed, beams):
     model, items = table(seed), words(seed)
     lane = search(model, items, beams)
     assert lane.text in items and lane.reason == "end"
@@ -760,12 +760,12 @@ def test_with_as_many_beams_as_items_the_most_probable_item_is_found(seed):
     assert search(model, items, 64).text == max(items, key=lambda item: chance_of(model, item))
 
 
-def test_a_single_item_is_written_whatever_the_model_thinks():
+def test_a_single_item_is_always_written():
     assert search(table(1), ["gfedc"], 4).text == "gfedc"
 
 
 @pytest.mark.refuses("static")
-def test_slots_past_a_row_that_are_not_masked_would_be_found_out(monkeypatch):
+def test_unmasked_padding_of_a_row_is_detected(monkeypatch):
     """The search would leave the items, for other rows of the matrix follow."""
     following = CsrTrie.following
 

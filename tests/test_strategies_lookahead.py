@@ -74,7 +74,7 @@ def test_the_number_of_trials_grows_with_the_entropy(formula, breaks):
     assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 10
 
 
-def test_bounds_that_leave_nothing_between_them_are_refused():
+def test_empty_bounds_are_refused():
     with pytest.raises(Refusal, match="choose a low below high"):
         make("cntp", low=1.0, high=0.5)
 
@@ -154,7 +154,7 @@ def law_of_two(seed: int, t: float) -> Law:
 @pytest.mark.oracle("cntp")
 @pytest.mark.parametrize("t", [1.0, 1.7])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_law_of_a_cautious_text_is_that_of_the_surer_of_two_trials(seed, t):
+def test_cntp_has_the_distribution_of_the_more_certain_of_two_trials(seed, t):
     assert sum(law_of_two(seed, t).values()) == pytest.approx(1)
     assert distance(law_of_two(seed, t), Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
 
@@ -174,7 +174,7 @@ WRONG = {
 
 @pytest.mark.refuses("cntp")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_caution_has_another_law(wrong):
+def test_a_wrong_selection_of_trials_has_another_distribution(wrong):
     setting = {"terminators": {1}, "t": 1.7} | wrong
     assert (
         max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
@@ -206,7 +206,7 @@ def is_refused(seeds=SEEDS) -> None:
 
 @pytest.mark.refuses("cntp")
 @pytest.mark.parametrize("wrong", [SumOfTheTrial, LeastSureTrial])
-def test_a_cntp_that_judges_trials_otherwise_is_refused(wrong, monkeypatch):
+def test_a_cntp_that_scores_trials_otherwise_is_refused(wrong, monkeypatch):
     monkeypatch.setattr("strategies.sampling.cntp.Continuation", wrong)
     is_refused()
 
@@ -244,13 +244,13 @@ PIECES = {
 }
 
 
-def test_a_trial_ends_with_a_token_that_ends_in_a_mark():
+def test_a_trial_ends_with_a_token_that_ends_in_punctuation():
     decoder = make("cntp")
     assert {piece: decoder.terminates(piece) for piece in PIECES} == PIECES
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architecture):
+def test_the_winner_has_the_lowest_perplexity_by_the_librarys_forward(architecture):
     library, recipe = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
     lane, events = run(recipe, {"target": pair(architecture).target}, [54, 71, 9], 20)
     bars, kept = (
@@ -267,7 +267,7 @@ def test_the_winner_has_the_lowest_perplexity_as_the_library_reads_it(architectu
         assert math.exp(-mean) == pytest.approx(perplexity, rel=1e-6) and label in ("best of 2", "best of 3")
 
 
-def test_all_trials_end_in_a_terminator_and_hold_none_before_it():
+def test_all_trials_end_at_their_first_terminator():
     _, events = run(
         cntp(trials=6, low=0.0, high=0.1, terminators="b d"),
         {"target": TableModel("abcde", spread=0.3)},
@@ -279,7 +279,7 @@ def test_all_trials_end_in_a_terminator_and_hold_none_before_it():
     assert len(texts) > 60 and all(text[-1] in "bd" and not set(text[:-1]) & set("bd") for text in texts)
 
 
-def test_a_model_that_knows_no_marks_does_not_hang():
+def test_a_model_without_punctuation_does_not_hang():
     _, events = run(
         cntp(trials=3, low=0.0, high=0.1, longest=8, terminators="z"),
         {"target": TableModel("abc", spread=0.2)},
@@ -289,7 +289,7 @@ def test_a_model_that_knows_no_marks_does_not_hang():
     assert {len(text) for data in figures(events, "perplexity of the trials") for text in data["labels"]} == {8}
 
 
-def test_eight_trials_cost_as_many_forwards_as_their_longest():
+def test_eight_trials_take_as_many_forwards_as_the_longest():
     model = TableModel("abcde", spread=0.3)
     _, events = run(cntp(trials=8, low=0.0, high=0.1, terminators="b"), {"target": model}, [0], 60, seed=1)
     branchings = figures(events, "perplexity of the trials")
@@ -300,7 +300,7 @@ def test_eight_trials_cost_as_many_forwards_as_their_longest():
     assert model.forwards == sum(1 for event in events if isinstance(event, Forward)) == sum(longest)
 
 
-def test_what_was_drawn_for_nothing_is_counted():
+def test_tokens_of_discarded_trials_are_counted():
     _, events = run(
         cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10
     )
@@ -353,7 +353,7 @@ PROMPT = [54, 71, 71, 9]
 @pytest.mark.oracle("contrastive_search")
 @pytest.mark.parametrize("k, alpha", [(4, 0.6), (3, 0.9), (5, 1.0)])
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
-def test_contrastive_search_takes_what_the_librarys_states_say(architecture, k, alpha):
+def test_contrastive_search_chooses_by_the_librarys_hidden_states(architecture, k, alpha):
     lane, events = run(contrastive(k=k, alpha=alpha), {"target": pair(architecture).target}, PROMPT, 10)
     assert lane.main.written == searched(library_sees(architecture), PROMPT, 10, k, alpha)
     forwards = [event for event in events if isinstance(event, Forward)]
@@ -376,7 +376,7 @@ WRONG_SEARCHES = {
 
 @pytest.mark.refuses("contrastive_search")
 @pytest.mark.parametrize("wrong", WRONG_SEARCHES.values(), ids=WRONG_SEARCHES)
-def test_a_wrong_search_writes_another_text(wrong):
+def test_a_wrong_search_changes_the_text(wrong):
     sees = library_sees("llama")
     prompts = [PROMPT, [9, 80, 71, 33, 71], [100, 101, 102], [60, 61, 60, 61, 60]]
     found = [
@@ -403,10 +403,10 @@ CONTRASTIVE = {
 def test_a_wrong_contrastive_search_is_refused(part, wrong, monkeypatch):
     monkeypatch.setattr(f"strategies.sampling.contrastive_search.{part}", wrong)
     with pytest.raises(AssertionError):
-        test_contrastive_search_takes_what_the_librarys_states_say("llama", 4, 0.6)
+        test_contrastive_search_chooses_by_the_librarys_hidden_states("llama", 4, 0.6)
 
 
-def test_an_overruled_first_choice_is_reported_with_both_likenesses():
+def test_a_rejected_first_choice_is_reported_with_both_similarities():
     _, events = run(contrastive(k=4, alpha=0.9), {"target": pair().target}, PROMPT, 8)
     tables, notes = figures(events, "candidates"), [event.text for event in events if isinstance(event, Note)]
     overruled = [data for data in tables if max(data["values"], key=lambda row: row[2]) != data["values"][0]]
@@ -415,7 +415,7 @@ def test_an_overruled_first_choice_is_reported_with_both_likenesses():
     assert all(row[2] == pytest.approx(0.1 * row[0] - 0.9 * row[1]) for data in tables for row in data["values"])
 
 
-def test_where_a_grammar_writes_on_by_itself_its_tokens_are_looked_back_at_too():
+def test_tokens_forced_by_a_grammar_count_in_the_similarity_too():
     recipe = LaneConfig("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
     session = prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 40))
     events = [stamped.event for stamped in session]

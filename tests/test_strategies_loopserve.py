@@ -83,7 +83,7 @@ def causal_rows(heads: int, n: int, power: float = 6.0, seed: int = 0) -> Tensor
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95])
 @pytest.mark.parametrize("most", [1, 4, 99])
-def test_lines_are_those_that_carry_most_and_no_more_than_it_takes(seed, coverage, most):
+def test_the_fewest_lines_with_most_attention_are_selected(seed, coverage, most):
     weights, rows = causal_rows(3, 12, seed=seed), sampled(12, most)
     cover = covering(weights, torch.arange(12), rows, coverage)
     for head in range(3):
@@ -94,14 +94,14 @@ def test_lines_are_those_that_carry_most_and_no_more_than_it_takes(seed, coverag
     assert cover.mask.diagonal(dim1=1, dim2=2).all() and cover.mask[:, :, 0].all()
 
 
-def test_a_later_stretch_is_covered_over_all_that_came_before():
+def test_a_later_segment_is_covered_over_the_whole_text_before_it():
     weights = causal_rows(2, 15, seed=5)
     whole = covering(weights, torch.arange(15), list(range(9, 15)), 0.8)
     part = covering(weights[:, 9:], torch.arange(9, 15), list(range(6)), 0.8)
     assert torch.equal(part.mask, whole.mask[:, 9:])
 
 
-def test_a_token_that_all_look_at_is_a_column_and_a_distance_that_all_look_back_a_diagonal():
+def test_a_token_that_all_rows_attend_to_is_a_column_and_a_common_distance_a_diagonal():
     n = torch.arange(10)
     column = torch.where(n[None] == 3, 0.9, 0.02).expand(10, 10).tril()[None]
     diagonal = torch.where(n[:, None] - n[None] == 2, 0.9, 0.02).tril()[None]
@@ -112,7 +112,7 @@ def test_a_token_that_all_look_at_is_a_column_and_a_distance_that_all_look_back_
 
 
 @pytest.mark.parametrize("count, most", [(1, 1), (7, 7), (7, 99), (10, 3), (128, 32)])
-def test_the_sample_is_spread_over_the_stretch_and_ends_with_its_last_row(count, most):
+def test_sampled_rows_are_spread_over_the_segment_and_include_its_last_row(count, most):
     rows = sampled(count, most)
     assert rows == sorted(set(rows)) and len(rows) == min(count, most) and rows[-1] == count - 1 and rows[0] >= 0
     gaps = [after - before for before, after in zip(rows, rows[1:])]
@@ -176,7 +176,7 @@ LOOPS = [
 @pytest.mark.oracle("loopserve")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", LOOPS, ids=str)
-def test_loopserve_reads_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_loopserve_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     policy = make("loopserve", **{**LOOP_TIGHT, **knobs})
     found = course(alone(policy), models(architecture))
     assert found == WholeText(architecture, LoopByHand(**knobs)).write(PROMPT, LENGTH)
@@ -185,7 +185,7 @@ def test_loopserve_reads_writes_and_holds_what_decoding_by_hand_does(architectur
 
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", [{}, {"coverage": 1.0, "period": 2}], ids=str)
-def test_under_a_view_what_was_let_go_comes_back_when_later_rows_want_it(architecture, knobs):
+def test_a_masked_slot_returns_when_later_rows_attend_to_it(architecture, knobs):
     found = views(alone(make("loopserve", dropped="view", **{**LOOP_TIGHT, **knobs})), models(architecture))
     assert found == WholeText(architecture, LoopByHand(one_way=False, **knobs)).write(PROMPT, LENGTH)
     assert any(now - before - {max(now)} for earlier, later in zip(found[1], found[1][1:])
@@ -233,13 +233,13 @@ class ChosenEveryTime(LoopServe):
 
 @pytest.mark.refuses("loopserve")
 @pytest.mark.parametrize("wrong", variants_of(LoopServe, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_loop_is_found_out(wrong):
+def test_a_wrong_loop_is_detected(wrong):
     expected = WholeText("llama", LoopByHand()).write(PROMPT, LENGTH)
     assert course(alone(LoopServe(**LOOP_TIGHT)), models()) == expected
     assert course(alone(wrong(**LOOP_TIGHT)), models())[1] != expected[1]
 
 
-def test_a_crossing_that_is_counted_twice_covers_too_little():
+def test_counting_intersections_twice_covers_too_little():
     """Where columns and diagonals are summed, lines have less weight than claimed; in 20 matrices some fall short."""
     short = 0
     for seed in range(20):
@@ -273,7 +273,7 @@ def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
 
 @each
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_a_lane_shows_what_was_decided(name, knobs, recipe):
+def test_a_lane_reports_its_selections(name, knobs, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=10))
     figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
     assert check(session.trace) == []
@@ -297,7 +297,7 @@ def test_a_lane_shows_what_was_decided(name, knobs, recipe):
         )
 
 
-def test_the_figure_counts_what_left_and_what_came_back():
+def test_the_figure_counts_removed_and_returned_slots():
     def turnover(dropped: str) -> list[dict]:
         session = prepare(
             pair(),
@@ -324,7 +324,7 @@ def test_the_figure_counts_what_left_and_what_came_back():
 
 
 @each
-def test_a_table_that_pays_no_attention_goes_on(name, knobs):
+def test_a_model_without_attention_weights_decodes(name, knobs):
     lane = write(alone(make(name, **knobs)), {"target": TableModel("abc")}, [0, 1, 2] * 8, Limits(0, 6), Draws(0))
     assert lane.generated == 6
 
@@ -345,7 +345,7 @@ def test_knobs_that_contradict_each_other_are_refused_in_one_sentence(knobs, say
 
 # --- a prompt that several sequences share ---
 
-def test_sequences_that_grow_side_by_side_hold_and_read_one_copy_of_their_prompt():
+def test_parallel_sequences_share_one_copy_of_their_prompt():
     """As in Hydragen, Juravsky et al. 2024, arXiv 2402.05099: bytes for the prompt and what each sequence added, not
     for a prompt each.
     """
@@ -367,7 +367,7 @@ def test_sequences_that_grow_side_by_side_hold_and_read_one_copy_of_their_prompt
     assert max(seen) > 20, "the sequences did not part"
 
 
-def test_a_forks_row_is_that_of_a_run_of_its_own():
+def test_a_forks_row_equals_that_of_a_separate_run():
     """In float64, with every sequence's own tokens behind one prompt."""
     model = models()["target"]
     store, tails = model.new_store(), [[5, 6], [5, 9], [80, 7]]

@@ -23,7 +23,7 @@ def everyone(keys: Tensor) -> Tensor:
     return torch.ones(keys.shape[:2], dtype=torch.bool)
 
 
-def test_the_most_similar_key_points_the_same_way_however_long_it_is():
+def test_similarity_of_keys_ignores_their_norms():
     keys = torch.tensor([[[1.0, 0.0], [9.0, 9.0], [0.1, 0.01], [-5.0, 0.0]]])
     alike = nearest([keys], slots([0, 1, 1, 0]).bool(), everyone(keys))
     assert alike.targets.tolist() == [[2, 1, 2, 1]]
@@ -32,12 +32,12 @@ def test_the_most_similar_key_points_the_same_way_however_long_it_is():
     )
 
 
-def test_a_key_of_length_zero_is_like_nothing_and_no_number_is_lost():
+def test_a_zero_key_has_no_similarity_and_gives_no_nan():
     keys = torch.zeros(1, 3, 2)
     assert nearest([keys], slots([1, 1, 0]).bool(), everyone(keys)).cosine.tolist() == [[0.0, 0.0, 0.0]]
 
 
-def test_nothing_is_like_a_head_that_keeps_nothing():
+def test_a_head_without_retained_slots_has_no_similarities():
     keys = torch.ones(2, 2, 3)
     likeness = nearest([keys], slots([1, 0], [0, 0]).bool(), everyone(keys)).cosine
     assert likeness[1].tolist() == [-math.inf, -math.inf] and likeness[0, 0] == pytest.approx(1)
@@ -95,11 +95,11 @@ def a_head_in_each_layer(keys: Tensor, among: Tensor, seekers: Tensor) -> Neares
 @pytest.mark.parametrize("each", [None, 0, 1, 3])
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("find", [heads_of_one_layer, a_head_in_each_layer])
-def test_each_that_seeks_finds_the_one_most_like_it_and_the_others_nothing(find, seed, each):
+def test_each_source_finds_its_most_similar_target(find, seed, each):
     assert seeks(find, seed, each)
 
 
-def test_those_that_seek_may_be_looked_at_a_few_at_a_time(monkeypatch):
+def test_sources_may_be_processed_in_chunks(monkeypatch):
     monkeypatch.setattr("playground.algorithms.kv_cache.slot_merging.AT_ONCE", 2)
     assert all(seeks(heads_of_one_layer, seed) for seed in range(4))
 
@@ -127,11 +127,11 @@ def long_keys_count_more(keys: Tensor, among: Tensor, seekers: Tensor) -> Neares
 @pytest.mark.parametrize(
     "wrong", [all_are_told, they_look_among_themselves, places_are_taken_for_slots, long_keys_count_more]
 )
-def test_a_wrong_search_for_the_most_similar_is_found_out(wrong, each):
+def test_a_wrong_similarity_search_is_detected(wrong, each):
     assert not all(seeks(wrong, seed, each) for seed in range(4))
 
 
-def test_slots_of_a_mask_come_in_front_in_their_order():
+def test_masked_slots_come_first_in_their_order():
     assert selected_indices(slots([0, 1, 0, 1], [1, 1, 0, 0]).bool()).tolist() == [[1, 3], [0, 1]]
     assert selected_indices(slots([0, 1, 0, 1], [0, 0, 1, 0]).bool()).tolist() == [[1, 3], [2, 0]]
     assert selected_indices(torch.zeros(2, 3).bool()).shape == (2, 0)
@@ -146,7 +146,7 @@ def meeting(*heads: dict[int, int], count: int = 4) -> MergeMap:
     return MergeMap.of((which, sources), targets, count)
 
 
-def test_those_that_join_theirs_meet_there():
+def test_sources_merge_into_their_targets():
     alike = NearestSlots(slots([1, 2], [0, 0]), slots([3, 3], [2, 2]), torch.zeros(2, 2))
     found = alike.merge_map(slots([1, 1], [1, 0]).bool(), 4)
     assert [part.tolist() for part in (*found.sources, found.into, *found.targets)] == [
@@ -159,7 +159,7 @@ def test_those_that_join_theirs_meet_there():
     assert alike.merge_map(torch.zeros(2, 2).bool(), 4) is None
 
 
-def test_shares_of_what_meets_add_up_to_one():
+def test_weights_of_merged_slots_sum_to_one():
     met = meeting({1: 3, 2: 3}, {0: 2})
     merge = merge_by_mean(met, torch.tensor([2.0, 4.0, 0.0]), torch.tensor([6.0, 0.0]))
     assert merge.source_weights.tolist() == [
@@ -195,7 +195,7 @@ def adds_up(wrong: Callable[[Merge], Merge], seed: int) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rows_are_added_by_their_shares_and_all_others_stay_bit_for_bit(seed):
+def test_merged_rows_are_weighted_sums_and_others_stay_exact(seed):
     assert adds_up(lambda merge: merge, seed)
 
 
@@ -219,11 +219,11 @@ def all_go_into_the_first(merge: Merge) -> Merge:
 @pytest.mark.parametrize(
     "wrong", [who_takes_them_in_is_forgotten, shares_are_forgotten, sums_go_to_another_head, all_go_into_the_first]
 )
-def test_a_wrong_sum_of_what_meets_is_found_out(wrong):
+def test_a_wrong_weighted_sum_is_detected(wrong):
     assert not any(adds_up(wrong, seed) for seed in range(4))
 
 
-def test_short_numbers_are_added_in_longer_ones():
+def test_half_precision_is_accumulated_in_float32():
     pool = KVBuffer()
     pool.write(0, torch.tensor([[[2048.0]] + [[1.0]] * 8]).half())
     pool.merge(meeting(dict.fromkeys(range(1, 9), 0), count=9), torch.ones(8), torch.ones(1))
@@ -232,13 +232,13 @@ def test_short_numbers_are_added_in_longer_ones():
 
 # --- votes that move on ---
 
-def test_votes_of_a_merged_token_count_for_the_one_it_is_merged_into():
+def test_attention_scores_of_a_merged_token_go_to_its_target():
     votes = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
     found = move_scores(votes, MergedTokens(*slots([0, 1], [0, 1], [3, 2])))
     assert found.tolist() == [[0, 2, 4, 9], [1, 0, 6, 8]]
 
 
-def test_votes_of_several_rows_move_as_those_of_each_do():
+def test_attention_scores_of_several_rows_move_like_those_of_each():
     votes, chance = torch.rand(2, 3, 6, generator=torch.Generator().manual_seed(0)), torch.Generator().manual_seed(1)
     moving = MergedTokens(
         slots([0, 0, 0, 1, 1])[0], slots([0, 2, 5, 1, 4])[0], torch.randint(0, 6, (5,), generator=chance)
@@ -248,7 +248,7 @@ def test_votes_of_several_rows_move_as_those_of_each_do():
     assert not torch.equal(together, votes) and torch.allclose(together.sum(-1), votes.sum(-1))
 
 
-def test_the_latest_rows_are_remembered_and_no_more():
+def test_only_the_latest_rows_are_stored():
     lately = RecentAttention(2)
     lately.add(0, torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.2, 0.2, 0.6]]]), torch.tensor([[0, 1, 2]]))
     assert lately.of(0, torch.tensor([[0, 1, 2, 3]])).tolist() == [pytest.approx([0.35, 0.35, 0.3, 0.0])]
@@ -259,7 +259,7 @@ def test_the_latest_rows_are_remembered_and_no_more():
     assert lately.of(1, torch.tensor([[0]])).tolist() == [[0.0]]
 
 
-def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
+def test_attention_of_the_latest_rows_equals_a_table_of_all_positions():
     """Heads that lose unlike tokens, one after the other, and votes that move on; compared with one table for all
     positions.
     """
@@ -291,7 +291,7 @@ def test_what_the_latest_rows_saw_is_what_a_table_of_all_positions_would_say():
         assert lately._layers[0].weights.shape[2] <= slots.shape[1] + 2 * CHUNK
 
 
-def test_once_a_cache_is_cut_what_was_heard_takes_no_more_memory_than_what_is_left():
+def test_recorded_attention_shrinks_with_the_cache():
     lately, slots = RecentAttention(4), torch.arange(1000).expand(3, -1)
     lately.add(0, torch.ones(3, 4, 1000), slots)
     left = torch.cat([slots[:, 5:900:100], torch.full((3, 1), 1000 + 2 * CHUNK)], 1)

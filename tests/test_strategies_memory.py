@@ -34,7 +34,7 @@ def row(*p: float) -> torch.Tensor:
     return torch.tensor(p, dtype=torch.float64)
 
 
-def test_what_is_remembered_is_the_mean_of_what_was_thought():
+def test_memory_holds_the_mean_of_the_rows():
     thoughts = stand.NGramDistributions()
     for p, mean in [(row(0.8, 0.2), (0.8, 0.2)), (row(0.2, 0.8), (0.5, 0.5)), (row(0.2, 0.8), (0.4, 0.6))]:
         thoughts.learn([7], p, 1, 10)
@@ -42,7 +42,7 @@ def test_what_is_remembered_is_the_mean_of_what_was_thought():
         assert [likely[token] for token in (0, 1)] == pytest.approx(mean)
 
 
-def test_the_longest_ending_that_is_known_is_asked_and_its_chances_sum_to_one():
+def test_the_longest_known_suffix_is_used_and_its_probabilities_sum_to_one():
     thoughts = stand.NGramDistributions()
     thoughts.learn([1, 2, 3], row(0.5, 0.3, 0.2), 3, 2)
     thoughts.learn([9, 3], row(0.0, 0.0, 1.0), 1, 2)
@@ -66,7 +66,7 @@ class Primed(find("stand")):
 
 
 @pytest.mark.oracle("stand")
-def test_siblings_are_drawn_from_memory_without_replacement():
+def test_siblings_are_sampled_from_memory_without_replacement():
     found, draws = defaultdict(float), Enumerating()
     assembly = assemble(speculative_lane("stand", "rejection", AT_ONE))
     assembly.decoder.drafter = Primed(2)
@@ -104,7 +104,7 @@ class NotScaledUp(Primed):
 
 @pytest.mark.oracle("stand")
 @pytest.mark.refuses("stand")
-def test_whatever_memory_holds_the_law_is_the_targets_and_wrong_ways_to_use_it_are_found_out():
+def test_the_output_distribution_is_the_targets_whatever_memory_holds_and_mistakes_are_detected():
     for right in (Primed(3), Primed(3, stochastic=False)):
         assert off(right, Judged(reject)) < EXACT
     for wrong in (PassedForDrawn(2), NotScaledUp(2)):
@@ -121,7 +121,7 @@ def test_memory_that_agrees_with_the_model_has_its_first_draft_tokens_accepted()
 
 
 @pytest.mark.parametrize("name, knob", [("stand", "share"), ("aded", None), ("suffix_decoding", None)])
-def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
+def test_a_second_answer_to_a_prompt_takes_fewer_forwards(name, knob):
     memory = Memory()
     cold, warm = (
         passes(recorded(speculative_lane(name, "sample_match", AT_ONE), memory, length=40)[0]) for _ in range(2)
@@ -136,7 +136,7 @@ def test_a_second_answer_to_a_prompt_takes_fewer_passes(name, knob):
         assert len(memory) == 0
 
 
-def test_memory_of_one_prompt_says_nothing_about_another():
+def test_memory_of_one_prompt_does_not_affect_another():
     memory = Memory()
     recipe = speculative_lane("stand", "sample_match", AT_ONE)
     recorded(recipe, memory, "The green bird")
@@ -166,24 +166,24 @@ def test_a_tri_gram_gains_weight_with_every_use_up_to_the_cap():
     assert grams.known == {(1, 2): {3: 3.0}, (2, 3): {4: 3.0}}
 
 
-def test_a_prompt_is_read_as_shares_and_what_is_known_stays():
+def test_a_prompt_is_counted_as_shares_and_known_weights_stay():
     grams = table({(1, 2): {9: 0.5}})
     grams.read([1, 2, 3, 1, 2, 3, 1, 2, 4], 2)
     assert grams.known[1, 2] == pytest.approx({3: 2 / 3, 4: 1 / 3, 9: 0.5}) and grams.known[2, 3] == {1: 1.0}
 
 
-def test_a_search_visits_its_places_as_often_as_worked_out_by_hand():
+def test_visit_counts_of_a_search_equal_a_worked_example():
     root = searching({(1, 2): {3: 0.9, 4: 0.1}}).search((1, 2))
     assert (root.visits, [child.visits for child in root.children]) == (150, [139, 11])
 
 
-def test_a_way_goes_on_below_the_tree_as_it_does_on_average():
+def test_a_rollout_below_the_tree_has_the_expected_value():
     known = {(0, 1): {1: 0.5, 2: 1.5}, (1, 1): {0: 1.0}, (1, 2): {1: 0.2, 2: 0.6}}
     expected = 0.25 * (0.5 + 1.0) + 0.75 * (1.5 + 0.25 * 0.2 + 0.75 * 0.6)
     assert searching(known)._expected_weight((0, 1), 2, {}) == pytest.approx(expected)
 
 
-def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
+def test_scores_change_the_result_of_a_search():
     known = {(0, 1): {2: 1.0, 3: 1.0}, (1, 2): {4: 0.01}, (1, 3): {4: 3.0}}
     visits = [
         [child.visits for child in searching(known, score=score, c1=1.0).search((0, 1)).children]
@@ -192,18 +192,18 @@ def test_scores_change_a_search_that_weights_alone_would_lead_elsewhere():
     assert visits[0][1] > 1.5 * visits[0][0] and visits[1][0] == visits[1][1]
 
 
-def test_ways_become_draft_tokens_one_token_longer_than_they_were_searched():
+def test_drafted_paths_are_one_token_longer_than_searched():
     ring = {(a, (a + 1) % 9): {(a + 2) % 9: 1.0} for a in range(9)}
     drafter = searching(ring)
     assert max(drafter.most_visited(drafter.search((0, 1))), key=len) == [2, 3, 4, 5]
 
 
-def test_draft_tokens_fit_their_number_and_those_of_most_tokens_go_first():
+def test_drafts_fit_the_node_limit_with_the_longest_paths_first():
     drafter = make("aded", nodes=8)
     assert drafter._fitting([[1, 2, 3], [1], [1, 2, 3, 4], [4, 5], [1]]) == [[1, 2, 3], [1], [4, 5]]
 
 
-def test_a_ring_is_written_five_tokens_a_pass_once_its_table_knows_it():
+def test_a_cyclic_text_takes_one_forward_per_five_tokens_once_learnt():
     size = 9
     ring = TableModel(
         "abcdefghi", rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50

@@ -28,7 +28,7 @@ each = pytest.mark.parametrize("name", TIGHT)
 
 @each
 @pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE, LaneConfig("sample")], ids=["greedy", "tree", "sample"])
-def test_a_lane_shows_what_was_merged_into_what(name, recipe):
+def test_a_lane_reports_merged_tokens_and_their_targets(name, recipe):
     session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
@@ -48,7 +48,7 @@ def test_a_rejected_draft_token_is_merged_into_nothing(name):
 
 
 @each
-def test_merged_values_stay_between_those_they_are_made_of(name):
+def test_merged_values_lie_between_their_sources(name):
     plain = room(alone(make("h2o", heavy=1024)))
     bounds = [(rows.amin(1), rows.amax(1)) for rows in plain.rows[3:]]
     for (low, high), rows in zip(bounds, before_generating(make(name, **{**TIGHT[name]}))):
@@ -66,7 +66,7 @@ def before_generating(policy: CachePolicy) -> list[Tensor]:
 
 @each
 @pytest.mark.parametrize("weights", ["paper", "released"])
-def test_a_duplicate_that_goes_leaves_the_one_that_stays_as_it_was(name, weights):
+def test_merging_a_duplicate_leaves_its_target_unchanged(name, weights):
     keys = torch.tensor([[[1.0, 2.0], [1.0, 2.0], [5.0, -1.0], [0.0, 3.0]]])
     policy = make("d2o", weights=weights) if name == "d2o" else make("ems", size=19, likeness=0.9)
     held = of_keys(keys)
@@ -83,14 +83,14 @@ def of_keys(keys: Tensor):
 
 
 @each
-def test_a_prompt_read_in_pieces_is_merged_as_one_read_at_once(name, monkeypatch):
+def test_chunked_prefill_merges_what_a_single_prefill_merges(name, monkeypatch):
     whole = room(alone(make(name, **TIGHT[name])))
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     assert the_same(room(alone(make(name, **TIGHT[name]))), whole)
 
 
 @each
-def test_a_table_that_pays_no_attention_goes_on(name):
+def test_a_model_without_attention_weights_decodes(name):
     lane = write(alone(make(name, **TIGHT[name])), {"target": TableModel("abc")}, [0, 1, 2] * 8, Limits(0, 6), Draws(0))
     assert lane.generated == 6 and len(live_positions(lane)[0][0]) < 24
 

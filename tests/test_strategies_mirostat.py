@@ -42,13 +42,13 @@ def left(sampler, scores: Tensor) -> list[int]:
     return (sampler.apply(scores, [[]])[0] > -math.inf).nonzero().flatten().tolist()
 
 
-def test_the_cut_is_in_bits():
+def test_the_threshold_is_in_bits():
     scores = rows(0.8, 0.2).log()
     assert left(mirostat(2.0), scores) == [0]  # ln 5 = 1.61 would stay, log2 5 = 2.32 does not
     assert left(mirostat(2.33), scores) == [0, 1]
 
 
-def test_where_all_are_too_surprising_the_most_probable_stays():
+def test_if_all_tokens_exceed_the_threshold_the_most_probable_stays():
     for version in "12":
         assert left(mirostat(-3.0, version=version), rows(1.0, 1.1, 1.0)) == [1]
 
@@ -72,14 +72,14 @@ def test_the_exponent_of_a_zipf_law_is_found(s):
 
 
 @pytest.mark.parametrize("s, mu, size, cut", [(1.1, 8, 27.8, 25), (1.5, 10, 64.2, 53), (0.8, 10, 60.4, 59)])
-def test_version_ones_k_is_close_to_and_above_what_the_cut_of_version_two_keeps(s, mu, size, cut):
+def test_version_ones_k_is_slightly_above_the_number_version_two_retains(s, mu, size, cut):
     scores = zipf(s, 50_000)
     assert float(zipf_size(scores, mu, 100)) == round(size)
     assert len(left(mirostat(mu), scores)) == cut
     assert len(left(mirostat(mu, version="1"), scores)) == round(size)
 
 
-def test_the_size_has_no_gap_where_the_exponent_is_one():
+def test_k_is_continuous_at_exponent_one():
     sizes = [float(zipf_size(zipf(1 + off, 2000), 9.0, 100)) for off in (-1e-4, -1e-9, 0.0, 1e-9, 1e-4)]
     by_hand = 2 ** 9 / math.log(2000)
     assert sizes == [round(by_hand)] * 5
@@ -89,13 +89,13 @@ def test_the_size_has_no_gap_where_the_exponent_is_one():
     "scores", [rows(0, 0, 0, 0), rows(5, -math.inf, -math.inf), rows(1, 0.5, -math.inf), rows(900, 0, -900)], ids=str
 )
 @pytest.mark.parametrize("mu", [-5.0, 0.0, 3.0, 1e4, math.inf])
-def test_version_one_survives_any_row_and_never_brings_back_what_was_removed(scores, mu):
+def test_version_one_accepts_any_row_and_never_restores_removed_tokens(scores, mu):
     kept = left(mirostat(mu, version="1"), scores)
     assert int(scores.argmax()) in kept and set(kept) <= set((scores[0] > -math.inf).nonzero().flatten().tolist())
     assert mu < 1e3 or kept == (scores[0] > -math.inf).nonzero().flatten().tolist()
 
 
-def test_by_hand_a_token_moves_mu_by_eta_times_its_error():
+def test_worked_example_a_token_changes_mu_by_eta_times_its_error():
     scores, sampler = rows(0.5, 0.25, 0.25).log()[0], mirostat(1.5, tau=3.0, eta=0.1)
     list(sampler.observe({"target": scores}, 1, 0))
     assert sampler.mu == pytest.approx(1.5 - 0.1 * (2 - 3))
@@ -120,7 +120,7 @@ def drift(lane: Lane, knobs: dict) -> float:
 @pytest.mark.oracle("mirostat")
 @pytest.mark.parametrize("version", "12")
 @pytest.mark.parametrize("eta", [0.1, 1.0])
-def test_all_errors_add_up_to_the_way_mu_went(version, eta):
+def test_errors_sum_to_the_change_of_mu(version, eta):
     knobs, model = {"tau": 1.5, "eta": eta, "version": version}, TableModel("abcdefgh")
     for extra, t in ([], 1.0), ([("temperature", {"t": 2.0})], 2.0):
         lane, events = run(LaneConfig("greedy", {}, [("mirostat", knobs), *extra]), {"target": model}, [0, 1], 40)
@@ -131,7 +131,7 @@ def test_all_errors_add_up_to_the_way_mu_went(version, eta):
 
 
 @pytest.mark.refuses("mirostat")
-def test_they_add_up_for_no_wrong_notion_of_surprise():
+def test_errors_do_not_sum_for_other_definitions_of_surprise():
     knobs, model = {"tau": 1.5, "eta": 0.5}, TableModel("abcdefgh")
     lane, _ = run(alone("mirostat", **knobs, surprise="renormalised"), {"target": model}, [0, 1], 40)
     bits = surprises(model, [0, 1], lane.main.written)
@@ -141,7 +141,7 @@ def test_they_add_up_for_no_wrong_notion_of_surprise():
     assert abs(sum(bits) * LN2 - 60 - drift(lane, knobs)) > 1  # nats
 
 
-def test_with_the_cut_wide_open_and_no_correction_it_draws_from_the_model_itself():
+def test_without_truncation_and_correction_it_samples_from_the_model():
     model = TableModel("abcdefgh")
     for seed in range(3):
         assembly = assemble(alone("mirostat", eta=0.0))
@@ -165,14 +165,14 @@ def course(sampler, spread: float, count: int, size: int = 256) -> list[tuple[fl
 
 
 @pytest.mark.parametrize("eta", [0.1, 1.0])
-def test_the_mean_surprise_comes_to_the_target_and_no_token_surprises_more_than_mu(eta):
+def test_mean_surprise_converges_to_the_target_and_none_exceeds_mu(eta):
     found = course(mirostat(6.0, tau=3.0, eta=eta), spread=2.0, count=1500)
     assert sum(bits for _, bits, _ in found) / len(found) == pytest.approx(3.0, abs=0.1)
     assert all(bits <= mu or best for mu, bits, best in found)
     assert len({best for _, _, best in found}) == 2
 
 
-def test_the_renormalised_surprise_is_a_controller_that_ends_above_the_target():
+def test_a_controller_on_renormalised_surprise_ends_above_the_target():
     found = course(mirostat(6.0, tau=3.0, eta=0.5, surprise="renormalised"), spread=2.0, count=600)
     assert sum(bits for _, bits, _ in found) / len(found) > 3.2
 
@@ -186,7 +186,7 @@ def test_a_target_beyond_the_models_entropy_is_reported_once():
     assert "9 bits is out of reach" in note
 
 
-def test_what_was_drafted_and_rejected_moves_nothing():
+def test_rejected_draft_tokens_do_not_change_mu():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     knobs = {"tau": 1.2, "eta": 0.5}
     recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
@@ -197,7 +197,7 @@ def test_what_was_drafted_and_rejected_moves_nothing():
     assert assemble(recipe).guarantee() == ["heuristic"]
 
 
-def test_a_token_that_was_given_though_nothing_could_draw_it_leaves_mu_alone():
+def test_a_forced_token_of_probability_zero_does_not_change_mu():
     recipe = replace(LaneConfig("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
     _, events = recorded(recipe, Prompt(QUESTION))
     mus = series(events, "surprise", "mu")
@@ -216,7 +216,7 @@ class Swaps(Decoder):
         yield lm.keep(second)
 
 
-def test_a_sequence_that_takes_anothers_row_learns_by_itself():
+def test_a_sequence_forked_from_another_adapts_separately():
     model, decoder = TableModel("ab", rule=lambda context: torch.tensor([0.9, 0.1], dtype=torch.float64).log()), Swaps()
     _, events = run(Assembly(decoder, [make("mirostat", tau=1.0, eta=1.0)]), {"target": model}, [0], 3)
     expected = [2.0 - (-math.log2(p) - 1.0) for p in (0.9, 0.1)]

@@ -106,7 +106,7 @@ RESTS = [[name.encode()[cut:]] for name in NAMES for cut in range(len(name.encod
 
 @pytest.mark.oracle("monitors")
 @pytest.mark.parametrize("rests", RESTS, ids=str)
-def test_the_mask_is_the_definition_over_the_whole_vocabulary(rests):
+def test_the_mask_equals_its_definition_over_the_whole_vocabulary(rests):
     assert legal_after(rests) == {token for token in range(len(PIECES)) if may_follow(token, rests)}
 
 
@@ -189,14 +189,14 @@ def text(model: TableModel, prompt: str, length: int = 6, decoder: str = "greedy
         (["getX", "ße", "gr", "ö"], "x.größe"),
     ],
 )
-def test_a_name_no_one_has_gives_way_to_one_that_is_there_however_it_is_split(knows, wishes, begins):
+def test_a_missing_attribute_is_replaced_by_an_existing_one_in_any_tokenisation(knows, wishes, begins):
     knows(NAMES)
     assert text(wanting(*wishes), "x.").startswith(begins)
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative", "sample"])
 @pytest.mark.parametrize("seed", range(4))
-def test_every_decoder_writes_only_names_that_are_there(knows, decoder, seed):
+def test_every_decoder_writes_existing_names_only(knows, decoder, seed):
     knows(NAMES)
     written = text(TableModel(PIECES, ends=ENDS, seed=seed), "x.", 12, decoder)
     name = monitors.re.match(r"x\.(\w+)", written)[1]
@@ -208,12 +208,12 @@ def test_a_text_may_end_only_after_a_whole_name(knows):
     assert text(wanting("$", "ba", "lance"), "x.") == "x.balance"
 
 
-def test_the_one_name_there_is_is_forced_and_then_all_is_free(knows):
+def test_a_single_name_is_forced_and_then_all_tokens_are_allowed(knows):
     knows(["balance"])
     assert text(wanting("X", "ba", "lance", "("), "x.", 4) == "x.balance(X"
 
 
-def test_a_chain_is_followed_and_each_dot_asked_about_once(knows):
+def test_an_attribute_chain_is_followed_with_one_analysis_per_dot(knows):
     asked = knows(["balance", "deposit"])
     assert text(wanting("balanse", "balance."), "x.", 3) == "x.balance.balance.balance."
     assert asked == ["x.", "x.balance.", "x.balance.balance."]
@@ -225,12 +225,12 @@ def test_a_prompt_may_end_inside_a_name(knows):
 
 
 @pytest.mark.parametrize("prompt", ["x", "x.balance(", "x #", "x.\n"])
-def test_away_from_a_name_after_a_dot_scores_are_the_very_same(knows, prompt):
+def test_outside_names_after_a_dot_scores_are_unchanged(knows, prompt):
     knows(NAMES)
     assert untouched(prompt)
 
 
-def test_where_the_analysis_knows_nothing_scores_are_the_very_same(knows):
+def test_if_the_analysis_finds_nothing_scores_are_unchanged(knows):
     knows([])
     assert untouched("x.") and text(wanting("balanse"), "x.", 1) == "x.balanse"
 
@@ -254,7 +254,7 @@ def monitor(prompt: str, **knobs):
     return lane.assembly.samplers[0]
 
 
-def test_a_soft_mask_takes_the_same_off_everything_that_is_not_listed(knows):
+def test_a_soft_mask_subtracts_a_constant_from_all_unlisted_tokens(knows):
     knows(NAMES)
     scores = torch.randn(1, len(PIECES), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     fallen = (scores - monitor("x.", mask="soft", nats=3).apply(scores, [tokens("x.")]))[0]
@@ -262,7 +262,7 @@ def test_a_soft_mask_takes_the_same_off_everything_that_is_not_listed(knows):
     assert fallen.tolist() == pytest.approx(wanted)
 
 
-def test_where_a_grammar_has_removed_every_name_the_row_stays_as_it_is(knows):
+def test_if_a_grammar_removed_every_name_the_row_is_unchanged(knows):
     knows(["balance"])
     scores = torch.full((1, len(PIECES)), float("-inf"))
     scores[0, PIECES.index("X")] = 1.0
@@ -272,7 +272,7 @@ def test_where_a_grammar_has_removed_every_name_the_row_stays_as_it_is(knows):
 @pytest.mark.parametrize(
     "underscores, names", [("none", {"balance"}), ("own", {"balance", "_all"}), ("all", {"balance", "_all", "_get"})]
 )
-def test_private_names_are_offered_as_one_asks(knows, underscores, names):
+def test_private_names_are_offered_on_request(knows, underscores, names):
     knows(["balance", "_all", "_get"])
     assert set(monitor("x", underscores=underscores)._names("_all = 1\nx.")) == names
 
@@ -300,7 +300,7 @@ def recorded(prompt: str, wishes: list[str], token: str):
     return list(made.explain(row, tokens(prompt), PIECES.index(token)))
 
 
-def test_the_names_are_reported_with_their_probabilities_and_what_the_model_wanted(knows):
+def test_names_are_reported_with_their_probabilities_and_the_models_argmax(knows):
     knows(["balance", "get"])
     figure, note = recorded("x.", ["balanse", "get"], "get")
     p = wanting("balanse", "get").scores(()).softmax(0)
@@ -312,7 +312,7 @@ def test_the_names_are_reported_with_their_probabilities_and_what_the_model_want
     assert "2 names" in note.text and "'balanse'" in note.text and "it got 'get'" in note.text
 
 
-def test_that_the_analysis_knows_nothing_is_reported_at_the_dot_alone(knows):
+def test_an_empty_analysis_is_reported_at_the_dot_only(knows):
     knows([])
     assert (
         [type(event) for event in recorded("x.", ["b"], "b")] == [Note]
@@ -350,7 +350,7 @@ def test_code_below_the_cursor_counts():
     assert public("def f(x: 'Later'):\n    return x.", "\nclass Later:\n    size = 1\n") == ["size"]
 
 
-def test_the_standard_library_is_known_and_nothing_else_that_is_installed():
+def test_only_the_standard_library_is_known_to_the_analysis():
     assert {"sqrt", "pi"} <= set(public("import math\nmath.")) and public("import torch\ntorch.") == []
 
 
@@ -358,16 +358,16 @@ def test_the_standard_library_is_known_and_nothing_else_that_is_installed():
     "program",
     ["x = 3.", "# see x.", "(1,\n # x.", "'a text.", '"""A text.', "...", "f'a.", "def f(x):\n    x.", "The end.", "."],
 )
-def test_a_dot_that_is_none_between_names_and_what_cannot_be_known_give_no_names(program):
+def test_other_dots_and_unknown_objects_give_no_names(program):
     assert members(program, "") == []
 
 
-def test_an_analysis_that_takes_too_long_or_fails_knows_nothing():
+def test_an_analysis_that_fails_or_times_out_gives_no_names():
     assert in_time(0.01, lambda: time.sleep(0.3) or ["late"]) is None
     assert in_time(5.0, lambda: 1 / 0) is None and in_time(5.0, lambda: ["a"]) == ["a"]
 
 
-def test_analyses_of_several_visitors_do_not_read_each_others_answers():
+def test_analyses_of_several_visitors_do_not_mix_up_their_answers():
     asked = {
         f"import {module}\n{module}.": name
         for module, name in [("math", "sqrt"), ("json", "dumps"), ("os", "getcwd"), ("re", "compile")]
@@ -377,14 +377,14 @@ def test_analyses_of_several_visitors_do_not_read_each_others_answers():
     assert [name in (names or []) for name, names in zip(asked.values(), found)] == [True] * len(asked)
 
 
-def test_an_analysis_waits_for_one_that_was_given_up():
+def test_an_analysis_waits_for_an_abandoned_one():
     ended = Event()
     assert in_time(0.01, lambda: time.sleep(0.3) or ended.set()) is None
     assert in_time(0.01, lambda: ["too early"]) is None and not ended.is_set()
     assert in_time(5.0, lambda: [str(ended.is_set())]) == ["True"]
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_without_the_library_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jedi", None)
     monitors.analysis.cache_clear()
     with pytest.raises(Refusal, match="pip install"):

@@ -79,7 +79,7 @@ def answers_of(recorded) -> list[str]:
 
 @pytest.mark.oracle("in_context_navigation")
 @pytest.mark.parametrize("knobs", [{}, {"navigate": False}, {"completion": "navigated"}], ids=str)
-def test_a_list_grows_as_by_the_book(knobs):
+def test_the_list_equals_the_algorithm_by_hand(knobs):
     book, others = {"navigate": knobs.get("navigate", True), "clean": "completion" not in knobs}, []
     for seed in range(8):
         model = TableModel(LETTERS, seed=seed)
@@ -101,7 +101,7 @@ def test_a_list_grows_as_by_the_book(knobs):
 
 @pytest.mark.refuses("in_context_navigation")
 @pytest.mark.parametrize("wrong", ["asks without the answers", "completes after the answers"])
-def test_a_search_that_mixes_its_two_prompts_up_is_found_out(wrong, monkeypatch):
+def test_confusing_the_two_prompts_of_a_search_is_detected(wrong, monkeypatch):
     cls, one = find("in_context_navigation"), 0 if wrong.startswith("asks") else 1
     asked = cls._query_nodes
 
@@ -115,7 +115,7 @@ def test_a_search_that_mixes_its_two_prompts_up_is_found_out(wrong, monkeypatch)
     assert sum(found != listed(model, 3, 2)[0] for found, model in zip(wrongly, models)) > 4
 
 
-def test_without_navigation_first_tokens_are_the_best_of_one_query_and_with_it_they_are_not():
+def test_navigation_changes_the_first_tokens_from_the_best_of_one_query():
     apart = 0
     for seed in range(8):
         model = TableModel(LETTERS, seed=seed)
@@ -134,7 +134,7 @@ def tried_of(recorded) -> list[str]:
 
 
 @pytest.mark.parametrize("strip", [False, True])
-def test_first_tokens_are_distinguished_by_what_they_read(strip):
+def test_first_tokens_are_distinct_as_text(strip):
     """Two tokens that read the same count once, and with `strip` two that differ by a blank."""
     letters = ["a", "a", " a", "b", '"']
     recorded = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
@@ -144,7 +144,7 @@ def test_first_tokens_are_distinguished_by_what_they_read(strip):
     )
 
 
-def test_an_answer_that_closes_no_quote_is_none_and_the_text_is_what_came_of_the_first_token():
+def test_an_answer_without_a_closing_quote_is_discarded():
     model = TableModel("abcd", seed=2)
     recorded = run(navigation(n_run=2, n_tol=2, longest=5), model, PROMPT, 9)
     assert not answers_of(recorded) and "2 had no closing quote" in next(
@@ -163,7 +163,7 @@ def avoiding(context: Text) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("navigate", [True, False])
-def test_it_is_seen_how_the_answers_push_the_query_away_from_what_was_tried(navigate):
+def test_the_figure_shows_the_query_moving_away_from_tried_tokens(navigate):
     recorded = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
     for name, further in (("rank", 1), ("score", -1)):
         means = [data["series"] for data in figures(recorded, f"mean {name} of first tokens tried before")]
@@ -173,7 +173,7 @@ def test_it_is_seen_how_the_answers_push_the_query_away_from_what_was_tried(navi
             assert moved > 0 if navigate else moved == 0
 
 
-def test_what_is_known_already_is_in_every_prompt_and_its_first_token_is_not_tried():
+def test_known_answers_are_in_every_prompt_and_their_first_tokens_are_skipped():
     model = TableModel(LETTERS, seed=3)
     recorded = run(navigation(n_run=2, n_tol=2, known="ab\nca"), model, PROMPT, 60)
     assert answers_of(recorded)[:2] == ["ab", "ca"] and not {"a", "c"} & set(tried_of(recorded))
@@ -211,7 +211,7 @@ def compared(recorded) -> list[list]:
     return figure["values"]
 
 
-def test_tokens_behind_the_best_are_compared_by_the_clusters_of_their_keys():
+def test_runner_up_tokens_are_compared_by_clusters_of_lm_head_rows():
     recipe = navigation(n_run=1, n_tol=1, longest=4, clusters=9, main=2, ranked=10, right="D\ne\nf\ng\nh")
     inside, elsewhere = compared(run(recipe, Planted(LETTERS, rule=falling), PROMPT, 30))
     assert inside == [1, 3.0, 0.0]
@@ -227,7 +227,7 @@ def test_tokens_behind_the_best_are_compared_by_the_clusters_of_their_keys():
 LONG_AND_SHORT = torch.tensor([[1.0, 0.0], [1.0, 0.3], [0.0, 10.0], [1.0, 10.0]])
 
 
-def test_keys_are_alike_by_their_direction_however_long_they_are(monkeypatch):
+def test_lm_head_rows_are_compared_by_direction(monkeypatch):
     def groups():
         return keys.cluster_of(LONG_AND_SHORT, keys.clusters(LONG_AND_SHORT, 2)).tolist()
 
@@ -236,7 +236,7 @@ def test_keys_are_alike_by_their_direction_however_long_they_are(monkeypatch):
     assert groups() != [0, 0, 1, 1], "products with keys as they are go by length"
 
 
-def test_main_clusters_of_all_tokens_would_leave_nothing_elsewhere(monkeypatch):
+def test_if_all_clusters_are_main_ones_no_token_is_outside_them(monkeypatch):
     """A comparison that takes the clusters of every token for the main ones is none."""
     monkeypatch.setattr(keys.Atlas, "main", lambda atlas, count: set(atlas.cluster))
     assert compared(
@@ -244,7 +244,7 @@ def test_main_clusters_of_all_tokens_would_leave_nothing_elsewhere(monkeypatch):
     )[1] == [0, None, None]
 
 
-def test_two_tokens_with_the_same_key_have_the_same_score_after_every_prompt_and_one_cluster():
+def test_tokens_with_equal_lm_head_rows_have_equal_scores_and_one_cluster():
     model = pair("llama").target
     head, generator = model.lm_head_weights.clone(), torch.Generator().manual_seed(0)
     head[7] = head[3]
@@ -255,7 +255,7 @@ def test_two_tokens_with_the_same_key_have_the_same_score_after_every_prompt_and
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_scores_are_products_of_the_state_with_the_keys(architecture):
+def test_logits_are_products_of_the_state_with_the_lm_head_rows(architecture):
     class Looks(Decoder):
         reads_hidden = ("target",)
 
@@ -272,7 +272,7 @@ def test_scores_are_products_of_the_state_with_the_keys(architecture):
     assert torch.allclose(products.to(raw.dtype), raw, atol=1e-5)
 
 
-def test_groups_that_lie_apart_are_the_clusters():
+def test_separated_groups_become_the_clusters():
     generator = torch.Generator().manual_seed(1)
     middles = torch.eye(8)[:4] * 5
     head = torch.cat([middle + 0.1 * torch.randn(20, 8, generator=generator) for middle in middles])
@@ -280,7 +280,7 @@ def test_groups_that_lie_apart_are_the_clusters():
     assert all(len(set(group.tolist())) == 1 for group in groups) and len(set(groups[:, 0].tolist())) == 4
 
 
-def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_scores_high():
+def test_the_projection_preserves_distances_and_queries_point_to_high_scores():
     generator = torch.Generator().manual_seed(2)
     flat, turn = (
         torch.randn(30, 2, generator=generator) * torch.tensor([3.0, 1.0]),
@@ -296,7 +296,7 @@ def test_a_plane_keeps_distances_that_lie_in_it_and_a_query_points_to_what_it_sc
 
 
 @pytest.mark.parametrize("navigate", [True, False])
-def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an_arrow(navigate):
+def test_the_figure_marks_tried_tokens_and_draws_an_arrow_per_query(navigate):
     recorded = run(navigation(n_run=3, n_tol=2, navigate=navigate), TableModel(LETTERS, rule=avoiding), PROMPT, 60)
     first, *queries = [event.data for event in recorded.of(Figure) if event.shape == "points"]
     assert sorted(point[2] for point in first["points"]) == sorted(LETTERS) and not any(
@@ -308,7 +308,7 @@ def test_keys_are_drawn_once_each_tried_one_is_crossed_out_and_each_query_has_an
     assert len({arrow[:2] for arrow in arrows}) == (3 if navigate else 1)
 
 
-def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
+def test_without_clusters_the_answers_are_the_same_and_no_figure_is_drawn():
     with_, without = (
         run(navigation(n_run=3, n_tol=2, clusters=clusters), TableModel(LETTERS, seed=4), PROMPT, 60)
         for clusters in (4, 0)
@@ -319,7 +319,7 @@ def test_without_clusters_no_keys_are_drawn_and_the_same_is_found():
     assert with_.texts() == without.texts() and answers_of(with_) == answers_of(without)
 
 
-def test_a_head_that_is_no_plain_matrix_leaves_the_keys_undrawn(monkeypatch):
+def test_no_figure_is_drawn_if_the_lm_head_is_no_plain_matrix(monkeypatch):
     monkeypatch.setattr(TableModel, "lm_head_weights", None)
     recorded = run(navigation(n_run=2, n_tol=2), TableModel(LETTERS, seed=4), PROMPT, 60)
     assert answers_of(recorded) and not [event for event in recorded.of(Figure) if event.shape == "points"]
@@ -346,7 +346,7 @@ def voted(model: TableModel, count: int, path: int, cue: str = CUE) -> tuple[lis
 
 
 @pytest.mark.parametrize("cue", [CUE, "b1"])
-def test_ways_are_tried_and_vote_as_by_the_book(cue):
+def test_paths_and_votes_equal_the_algorithm_by_hand(cue):
     outvoted = 0
     for seed in range(8):
         model = TableModel(DIGITS, seed=seed, context=2048)
@@ -359,7 +359,7 @@ def test_ways_are_tried_and_vote_as_by_the_book(cue):
     assert outvoted, "where the first way always wins, there was no vote"
 
 
-def test_most_votes_win_of_equals_the_first_and_a_way_without_a_number_has_none():
+def test_the_first_answer_with_most_votes_wins_and_paths_without_a_number_do_not_vote():
     assert (
         winner(["7", "8", "", "8"]) == 1
         and winner(["7", "8"]) == 0
@@ -371,7 +371,7 @@ def test_most_votes_win_of_equals_the_first_and_a_way_without_a_number_has_none(
 # --- on networks ---
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_what_is_kept_reads_as_if_it_had_been_written_without_a_search(architecture):
+def test_after_the_search_rows_equal_those_of_a_plain_run(architecture):
     model, prompt = pair(architecture).target, [54, 71, 9]
     recorded = run(navigation(n_run=2, n_tol=3, longest=6), model, prompt, 24)
     text = recorded.texts()[0]
@@ -384,6 +384,6 @@ def test_what_is_kept_reads_as_if_it_had_been_written_without_a_search(architect
     )
 
 
-def test_ranks_are_places_from_one_and_of_equals_the_lower_id_comes_first():
+def test_ranks_start_at_one_and_ties_go_to_the_lower_id():
     assert ranks(torch.tensor([0.5, 2.0, 0.5, -1.0])) == [2, 1, 3, 4]
     assert math.isclose(sum(ranks(torch.randn(50, generator=torch.Generator().manual_seed(0)))), 50 * 51 / 2)

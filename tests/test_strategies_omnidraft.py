@@ -205,13 +205,13 @@ def check_nested(drafter: type[Nested]) -> None:
 
 @pytest.mark.oracle("omnidraft")
 @pytest.mark.parametrize("drafter", [Nested, NestedAlike, NestedDeeply])
-def test_the_law_is_the_targets_where_one_known_spelling_begins_another(drafter):
+def test_the_output_distribution_is_the_targets_if_one_translation_is_a_prefix_of_another(drafter):
     check_nested(drafter)
 
 
 @pytest.mark.oracle("omnidraft")
 @pytest.mark.parametrize("seed", [0, 3])
-def test_the_law_is_the_targets_on_any_models_where_spellings_are_nested(seed):
+def test_the_output_distribution_is_the_targets_for_random_models_with_nested_translations(seed):
     models = strangers(seed)
     for drafter in (Nested, NestedAlike, NestedDeeply):
         found = law_between(speculation(drafter(depth=3), AT_ONE), models, [0, 1, 0], 2)
@@ -220,7 +220,7 @@ def test_the_law_is_the_targets_on_any_models_where_spellings_are_nested(seed):
 
 @pytest.mark.refuses("omnidraft")
 @pytest.mark.parametrize("wrong", [DraftsTheLongestRunAlone, DraftsEverySpellingOfAToken])
-def test_a_run_that_is_drafted_only_where_a_longer_one_was_not_drawn_bends_the_law(wrong):
+def test_drafting_a_translation_only_if_no_longer_one_was_sampled_changes_the_distribution(wrong):
     with pytest.raises(AssertionError, match="distance"):
         check_nested(wrong)
 
@@ -228,14 +228,14 @@ def test_a_run_that_is_drafted_only_where_a_longer_one_was_not_drawn_bends_the_l
 @pytest.mark.oracle("omnidraft")
 @pytest.mark.parametrize("longest", [1, 4])
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-def test_the_law_is_the_targets_whatever_spellings_are_known(verifier, longest):
+def test_the_output_distribution_is_the_targets_whatever_translations_are_known(verifier, longest):
     for drafter in (make("omnidraft", depth=3, longest=longest), Knowing(depth=3, longest=longest)):
         models = strangers()
         found = law_between(speculation(drafter, AT_ONE, verifier=verifier), models, [0, 1, 0], 3)
         assert distance(found, product_law(models["target"], [0, 1, 0], 3)) < EXACT
 
 
-def test_the_law_is_the_targets_where_texts_end_and_under_a_sampler():
+def test_the_output_distribution_is_the_targets_at_text_ends_and_with_a_sampler():
     models = strangers(seed=4, ends=True)
     found = law_between(speculation(Knowing(depth=2), AT_ONE), models, [0, 1], 3)
     assert distance(found, product_law(models["target"], [0, 1], 3)) < EXACT
@@ -245,7 +245,7 @@ def test_the_law_is_the_targets_where_texts_end_and_under_a_sampler():
 
 @pytest.mark.refuses("omnidraft")
 @pytest.mark.parametrize("wrong", [InPlace, MergedFirst])
-def test_a_wrong_place_for_the_merged_draft_token_is_found_out(wrong):
+def test_a_wrong_position_of_the_merged_draft_token_is_detected(wrong):
     models = strangers()
     found = law_between(speculation(wrong(depth=2), AT_ONE), models, [0, 1, 0], 3)
     assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
@@ -274,7 +274,7 @@ def agreeing() -> dict[str, TableModel]:
     return {"target": speaking(["a", "b", "ab"], rule=target), "draft": speaking(["b", "a"], rule=draft)}
 
 
-def test_a_run_that_spells_a_token_of_the_target_is_learned_and_drafted_from_then_on():
+def test_draft_tokens_that_spell_a_target_token_are_learned_and_merged_from_then_on():
     lane, recorded = crossed(speculative_lane("omnidraft", depth=4), agreeing(), [0, 1], 9)
     assert lane.tokens[2:] == [2] * 9
     firsts, verdicts = (
@@ -292,7 +292,7 @@ def test_without_merging_only_common_tokens_are_drafted():
     assert lane.tokens[2:] == [2] * 5 and not [e for e in recorded if isinstance(e, Verdict) and e.kept]
 
 
-def test_every_reading_of_a_chain_is_in_the_tree():
+def test_every_translation_of_a_chain_is_in_the_tree():
     drafter = Knowing(depth=4)
     drafter._spellings, run = Spellings(), TokenTree()
     drafter._spellings.known = {(0, 1): 2}
@@ -304,7 +304,7 @@ def test_every_reading_of_a_chain_is_in_the_tree():
     assert len({tuple(tree.prefix(node)) for node in range(len(tree))}) == len(tree)
 
 
-def test_what_is_known_about_spellings_comes_back_in_the_next_run_of_the_same_pair():
+def test_learned_translations_are_reused_in_the_next_run_of_the_same_pair():
     memory, series = Memory(), []
     models, prompt = Models(*agreeing().values()), Prompt("ab")
     for _ in range(2):
@@ -316,7 +316,7 @@ def test_what_is_known_about_spellings_comes_back_in_the_next_run_of_the_same_pa
 
 # --- the text in the draft's own tokens ---
 
-def test_after_every_request_the_draft_has_read_the_same_text_in_its_own_tokens():
+def test_the_draft_always_reads_the_same_text_in_its_own_tokens():
     cut = 0
     for seed in range(6):
         models, before = strangers(seed), []
@@ -338,7 +338,7 @@ def test_after_every_request_the_draft_has_read_the_same_text_in_its_own_tokens(
     assert cut > 3, "no text was ever spelled in another way than it was read"
 
 
-def test_the_draft_is_not_asked_within_a_letter():
+def test_the_draft_takes_no_forward_within_a_character():
     ours, theirs = byte_tokenizer(60), byte_tokenizer(10)
     script = [*ours("é!")["input_ids"], ours.eos_token_id]
     assert len(script) > 3, "the letter is to have several tokens"
@@ -385,7 +385,7 @@ class GoesBack(Decoder):
 
 
 @pytest.mark.parametrize("count", [1, 2, 4])
-def test_after_the_text_went_back_the_draft_thinks_what_it_thinks_of_the_shorter_text(count):
+def test_after_a_rollback_the_drafts_row_is_that_of_the_shorter_text(count):
     for seed in range(4):
         models, decoder = strangers(seed), GoesBack(count)
         ours, theirs = models["target"].tokens, models["draft"].tokens
@@ -402,7 +402,7 @@ def test_after_the_text_went_back_the_draft_thinks_what_it_thinks_of_the_shorter
             assert row.tolist() == expected
 
 
-def test_of_tokens_that_spell_the_same_the_one_that_is_written_is_the_partner():
+def test_of_tokens_with_equal_text_the_canonical_one_is_mapped():
     with_bytes, without = sentencepiece_tokenizer(), byte_tokenizer(20)
     name = with_bytes.convert_tokens_to_ids
     assert name("<0x61>") < name("a")
@@ -416,7 +416,7 @@ def test_of_tokens_that_spell_the_same_the_one_that_is_written_is_the_partner():
 @pytest.mark.parametrize(
     "ours, theirs", [(byte_tokenizer(20), sentencepiece_tokenizer()), (sentencepiece_tokenizer(), byte_tokenizer(20))]
 )
-def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours, theirs):
+def test_tokenizers_with_different_space_handling_read_the_same_text(ours, theirs):
     names = {"a", "b", "c", "ab", "\u2581", "\u2581a", "\u0120"}
     wanted = [token for token in range(len(ours)) if ours.convert_ids_to_tokens(token) in names]
 
@@ -432,7 +432,7 @@ def test_tokenizers_that_treat_spaces_in_their_own_ways_read_the_same_text(ours,
     assert b" " in b"".join(map(models["target"].tokens.bytes, said)) and len(stream.spellings(0)) > len(said) / 2
 
 
-def test_an_end_of_the_drafts_counts_as_an_end_of_the_targets():
+def test_the_drafts_end_token_maps_to_the_targets():
     def ending(place):
         return lambda context: torch.nn.functional.one_hot(torch.tensor(place), 3).double() * 9
 
@@ -445,7 +445,7 @@ def test_an_end_of_the_drafts_counts_as_an_end_of_the_targets():
     assert [event.tokens for event in recorded if isinstance(event, Draft)] == [[2]]
 
 
-def test_a_draft_that_has_no_room_left_drafts_nothing():
+def test_a_draft_with_a_full_context_drafts_nothing():
     models = strangers()
     models["draft"].context = 6
     lane, recorded = crossed(speculative_lane("omnidraft", AT_ONE), models, [0, 1, 0], 20)
@@ -453,7 +453,7 @@ def test_a_draft_that_has_no_room_left_drafts_nothing():
     assert [event for event in recorded if isinstance(event, Draft)]
 
 
-def test_under_a_grammar_the_law_is_the_targets_among_what_is_legal():
+def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens():
     ours, theirs = byte_tokenizer(60), byte_tokenizer(10)
     models = {"target": TableModel(tokenizer=ours, seed=3), "draft": TableModel(tokenizer=theirs, seed=4)}
     q, x, z = (ours.convert_tokens_to_ids(letter) for letter in "qxz")
@@ -508,7 +508,7 @@ def test_a_draft_with_other_tokens_is_refused_only_to_lanes_that_cannot_translat
             )
 
 
-def test_one_that_shares_the_tokens_is_refused_to_no_one():
+def test_a_draft_with_the_same_tokens_is_refused_to_no_lane():
     models = Models(TableModel("abc"), TableModel("abc", seed=1))
     assert models.differences == "" and all(
         isinstance(end, Done) for end in ends_of(models, speculative_lane("draft_model"), speculative_lane("omnidraft"))

@@ -42,7 +42,7 @@ def test_codes_share_bytes_the_first_in_the_lowest_bits(codes, bits, packed):
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("count", [1, 3, 8, 21])
-def test_codes_come_out_of_their_bytes_as_they_went_in(bits, count):
+def test_codes_survive_packing(bits, count):
     codes = torch.randint(0, 2 ** bits, (2, 5, count), dtype=torch.uint8)
     packed = pack_bits(codes, bits)
     assert packed.shape == (2, 5, -(-count * bits // 8)) and packed.dtype == torch.uint8
@@ -54,7 +54,7 @@ def test_codes_come_out_of_their_bytes_as_they_went_in(bits, count):
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis, size", [(1, 8), (1, 24), (2, 8), (2, 4), (2, 1)])
 @pytest.mark.parametrize("place, spread", [(0, 1.0), (50, 1.0), (-300, 0.1), (0, 1e-6), (1000, 300.0)])
-def test_no_number_moves_by_more_than_half_a_step_of_its_group(bits, axis, size, place, spread):
+def test_no_value_is_off_by_more_than_half_a_step_of_its_group(bits, axis, size, place, spread):
     written = rows() * spread + place
     packed = quantise(written, bits, axis, size)
     steps = packed.scale.double().repeat_interleave(size, axis)
@@ -63,7 +63,7 @@ def test_no_number_moves_by_more_than_half_a_step_of_its_group(bits, axis, size,
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis", [1, 2])
-def test_a_step_is_hardly_longer_than_the_group_asks_for(bits, axis):
+def test_the_step_is_close_to_the_range_of_the_group(bits, axis):
     """The zero is rounded to half precision, so a group far from 0 for its width has somewhat longer steps."""
     written = rows() + torch.linspace(-3, 3, 8)
     groups = written.unflatten(axis, (-1, 8))
@@ -80,7 +80,7 @@ def by_hand(written: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("bits", [2, 4])
-def test_codes_are_those_of_the_definition(bits):
+def test_codes_equal_their_definition(bits):
     written = rows(1, 16, 4)
     keys = torch.stack([by_hand(written[0, :, channel], bits) for channel in range(4)], 1)
     values = torch.stack([by_hand(written[0, token], bits) for token in range(16)])
@@ -91,7 +91,7 @@ def test_codes_are_those_of_the_definition(bits):
 
 @pytest.mark.parametrize("constant", [0.0, 1.0, -0.3, 1e-7, 7e4, -1e9])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_group_of_one_number_is_read_back_as_that_number(constant, dtype):
+def test_a_constant_group_is_decoded_exactly(constant, dtype):
     written = torch.full((1, 8, 8), constant, dtype=dtype)
     read = quantise(written, 2, 1, 8).unpack()
     assert read.isfinite().all() and read.dtype == dtype
@@ -99,7 +99,7 @@ def test_a_group_of_one_number_is_read_back_as_that_number(constant, dtype):
         assert (read - written).abs().max() <= abs(constant) * 2 ** -7 + 2 ** -22
 
 
-def test_rows_packed_one_after_another_are_read_as_if_packed_together():
+def test_rows_packed_separately_equal_rows_packed_together():
     written = rows()
     for axis in (1, 2):
         parts = [quantise(part, 4, axis, 8) for part in written.split(8, 1)]
@@ -109,7 +109,7 @@ def test_rows_packed_one_after_another_are_read_as_if_packed_together():
 @pytest.mark.parametrize(
     "whole, wanted, size", [(64, 32, 32), (80, 32, 20), (24, 32, 24), (8, 32, 8), (7, 4, 1), (7, 32, 7)]
 )
-def test_groups_shrink_until_they_divide_what_they_are_groups_of(whole, wanted, size):
+def test_groups_shrink_until_they_divide_the_axis(whole, wanted, size):
     assert group_size(whole, wanted) == size
 
 
@@ -136,7 +136,7 @@ def course(policy: Kivi, decoder: str = "greedy", architecture: str = "llama") -
 
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_keys_are_packed_a_residual_at_a_time_and_values_when_they_are_that_old(decoder):
+def test_keys_are_quantised_by_full_residuals_and_values_token_by_token(decoder):
     settled = [held for held in course(make("kivi", residual=8, group=8), decoder) if held.keys]
     assert len({held.length for held in settled}) > 3
     for held in settled[-1:] + [a for a, b in zip(settled, settled[1:]) if a.length < b.length]:
@@ -144,7 +144,7 @@ def test_keys_are_packed_a_residual_at_a_time_and_values_when_they_are_that_old(
         assert held.values.count == held.length - 8
 
 
-def test_what_was_packed_is_never_packed_again():
+def test_quantised_rows_are_never_quantised_again():
     settled = [held for held in course(make("kivi", residual=8, group=8)) if held.keys]
     for earlier, later in zip(settled, settled[1:]):
         for a, b in ((earlier.keys, later.keys), (earlier.values, later.values)):
@@ -228,7 +228,7 @@ def check_kivi(policy: type[Kivi]) -> None:
 
 
 @pytest.mark.oracle("kivi")
-def test_packed_numbers_are_the_nearest_of_evenly_spaced_levels_of_their_group():
+def test_quantised_values_are_the_nearest_levels_of_their_group():
     check_kivi(Kivi)
 
 
@@ -238,13 +238,13 @@ def test_packed_numbers_are_the_nearest_of_evenly_spaced_levels_of_their_group()
     [KeysByTheToken, ValuesWaitForABlock, RecentValuesArePackedToo, LevelsAreCutOff],
     ids=lambda cls: cls.__name__,
 )
-def test_a_wrong_quantised_cache_is_found_out(wrong):
+def test_a_wrong_quantised_cache_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_kivi(wrong)
 
 
 @pytest.mark.parametrize("bits, group, residual", [("2", 8, 8), ("4", 32, 16), ("8", 8, 24)])
-def test_memory_falls_as_the_formula_says_and_the_pools_give_it_back(bits, group, residual):
+def test_memory_decreases_by_the_formula_and_buffers_free_it(bits, group, residual):
     knobs = dict(bits=bits, group=group, residual=residual)
     text = "The green bird sings, and the red fox listens. " * 3
     recipes = LaneConfig("greedy"), LaneConfig("greedy", {}, [("kivi", knobs)])
@@ -305,7 +305,7 @@ def text(policy: Kivi | None, decoder: str, architecture: str = "llama") -> list
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gemma2", "gpt_neox"])
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
-def test_packing_that_loses_nothing_changes_nothing(architecture, decoder):
+def test_lossless_packing_changes_nothing(architecture, decoder):
     plain = text(None, decoder, architecture)
     assert text(Whole(residual=8), decoder, architecture) == plain
 
@@ -318,7 +318,7 @@ def off(bits: str, architecture: str) -> float:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_more_bits_are_nearer_to_what_was_written(architecture):
+def test_more_bits_reduce_the_error(architecture):
     two, four, eight = (off(bits, architecture) for bits in ("2", "4", "8"))
     assert two > 3 * four > 30 * eight > 0
 
@@ -331,7 +331,7 @@ def test_two_bits_change_the_text_of_a_random_model_and_leave_it_finite(architec
 
 
 @pytest.mark.parametrize("bits", ["2", "4", "8"])
-def test_heads_that_no_group_fits_are_packed_all_the_same(bits):
+def test_head_dimensions_without_a_fitting_group_are_quantised_too(bits):
     policy = make("kivi", bits=bits, group=32, residual=40)
     for part in ("keys", "values"):
         written = rows(2, 40, 7)

@@ -19,14 +19,14 @@ from support.search_runs import run
 @pytest.mark.oracle("smc")
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("particles", [1, 2])
-def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(particles, threshold):
+def test_weighted_answers_are_unbiased_estimates_of_the_models_probabilities(particles, threshold):
     found = weighed_law(LaneConfig("smc", {"particles": particles, "threshold": threshold}, [SKEWED]), coins(2, 0.3))
     assert distance(found, legal_chances(0.3)) < EXACT
 
 
 @pytest.mark.refuses("smc")
 @pytest.mark.parametrize("wrong", ["keeps weights after drawing anew", "forgets the legal mass"])
-def test_weights_that_are_wrong_are_found_out(wrong, monkeypatch):
+def test_wrong_weights_are_detected(wrong, monkeypatch):
     smc = find("smc")
     if wrong.startswith("keeps"):
         copied = smc._copied
@@ -52,7 +52,7 @@ def test_weights_that_are_wrong_are_found_out(wrong, monkeypatch):
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
-def test_one_text_is_drawn_as_under_a_plain_mask_and_more_come_nearer_to_what_the_model_would():
+def test_one_particle_equals_a_plain_mask_and_more_approach_the_model():
     """A mask says 1/2, the model's own law 1/3."""
     assert zeros(1, 0.0) == pytest.approx(1 / 2)
     by_importance = [zeros(particles, 0.0) for particles in (1, 2, 3)]
@@ -60,7 +60,7 @@ def test_one_text_is_drawn_as_under_a_plain_mask_and_more_come_nearer_to_what_th
     assert 1 / 3 < zeros(2, 1.0) < 1 / 2
 
 
-def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_again():
+def test_if_all_tokens_are_allowed_weights_stay_equal_and_nothing_is_resampled():
     lane = steered(
         LaneConfig("smc", {"particles": 5, "threshold": 1.0}, [("regex", {"pattern": "[01]{3}"})]), coins(3), Draws(0)
     )
@@ -74,7 +74,7 @@ def test_where_everything_is_legal_all_weights_stay_equal_and_nothing_is_drawn_a
     ]
 
 
-def test_a_text_drawn_again_reads_on_as_if_it_had_been_alone():
+def test_a_resampled_particle_continues_like_a_separate_run():
     """On a real network: rows of copies are those of the whole text read from scratch."""
     model, recipe = (
         pair("llama").target,
@@ -90,6 +90,6 @@ def test_a_text_drawn_again_reads_on_as_if_it_had_been_alone():
     assert recorded.lane.main.logprobs == pytest.approx(expected, abs=1e-6)
 
 
-def test_all_forwards_of_a_step_are_one():
+def test_a_step_of_all_particles_takes_one_forward():
     lane = steered(LaneConfig("smc", {"particles": 7}, [("regex", {"pattern": "0{3}|1[01]{2}"})]), coins(3), Draws(1))
     assert len([event for event in lane.recorded if isinstance(event, Forward)]) == len(lane.main.written)

@@ -42,14 +42,14 @@ def steps(models: dict, recipe: LaneConfig, length: int = 40) -> tuple[list[Draf
 
 
 @pytest.mark.parametrize("gamma", [1, 2, 4])
-def test_with_a_draft_that_is_always_right_every_pass_checks_all_draft_tokens_of_the_step_before(gamma):
+def test_with_a_perfect_draft_every_forward_verifies_all_draft_tokens_of_the_previous_step(gamma):
     drafts, verdicts, events = steps(agreeing(1000), pearl(gamma=gamma), 41)
     assert [len(verdict.kept) for verdict in verdicts[:-1]] == [1] + [gamma] * (len(verdicts) - 2)
     assert all(verdict.token == -1 for verdict in verdicts[:-1]), "the first new guess has the bonus token's place"
     assert len([event for event in of(Switch, events)]) == (gamma > 1), "once something is pending, something always is"
 
 
-def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_target():
+def test_with_an_always_wrong_draft_every_token_takes_a_target_forward():
     models = agreeing(1)
     _, verdicts, events = steps(models, pearl(), 20)
     assert all(verdict.kept == [] for verdict in verdicts) and not of(Switch, events)
@@ -59,7 +59,7 @@ def test_with_a_draft_that_is_always_wrong_every_token_costs_a_pass_of_the_targe
 
 @pytest.mark.parametrize("gamma", [1, 3, 5])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_pending_are_none_or_all_draft_tokens_of_a_step_but_the_first(gamma, samplers):
+def test_either_none_or_all_but_the_first_draft_token_of_a_step_are_pending(gamma, samplers):
     """As seen from the text: the draft reads the pending tokens again, with the end of the text, in the forward that
     makes the next draft token.
     """
@@ -79,14 +79,14 @@ def test_pending_are_none_or_all_draft_tokens_of_a_step_but_the_first(gamma, sam
     [{"pre": pre, "post": post, "gamma": gamma} for pre, post, gamma in product([True, False], [True, False], [1, 4])],
     ids=str,
 )
-def test_nothing_unchecked_is_in_the_text_wherever_it_is_cut(knobs):
+def test_no_unverified_token_is_in_the_text_at_any_time(knobs):
     models = tables("abcde", ends="e", seed=3)
     whole = write(assemble(GREEDY), models, [0, 1], Limits(0, 12), Draws(0)).tokens
     for length in range(1, 13):
         assert write(assemble(pearl(**knobs)), models, [0, 1], Limits(0, length), Draws(0)).tokens == whole[:2 + length]
 
 
-def test_passes_of_both_models_are_gamma_and_one_a_step():
+def test_a_step_takes_gamma_draft_forwards_and_one_target_forward():
     drafts, verdicts, events = steps(agreeing(7), pearl(gamma=3), 60)
     by_stream = {name: [event for event in of(Forward, events) if event.stream == name] for name in ("target", "draft")}
     assert len(by_stream["target"]) == len(verdicts), "the prompt's pass is the first step's"
@@ -108,12 +108,12 @@ def test_passes_of_both_models_are_gamma_and_one_a_step():
     ],
     ids=str,
 )
-def test_the_law_of_pearl_is_the_targets(knobs, verifier):
+def test_pearls_output_distribution_is_the_targets(knobs, verifier):
     assert law_distance(LaneConfig("pearl", knobs, [(verifier, {}), AT_ONE]), tables("ab"), 4) < EXACT
 
 
 @pytest.mark.parametrize("knobs", [{}, {"pre": False}], ids=str)
-def test_the_law_of_pearl_is_the_targets_where_pending_draft_tokens_may_end_the_text(knobs):
+def test_pearls_output_distribution_is_the_targets_if_pending_draft_tokens_may_end_the_text(knobs):
     assert law_distance(LaneConfig("pearl", {"gamma": 2, **knobs}, [AT_ONE]), tables("ab.", ends="."), 3) < EXACT
 
 
@@ -144,20 +144,20 @@ class BonusBesidePending(find("pearl")):
 
 
 @pytest.mark.refuses("pearl")
-def test_pending_draft_tokens_that_no_one_checks_bend_the_law():
+def test_unverified_pending_draft_tokens_change_the_distribution():
     assembly = assemble(pearl(AT_ONE, gamma=3))
     assembly.decoder.verifier = BelievesPending()
     assert law_distance(assembly, tables("ab"), 3) > WRONG
 
 
 @pytest.mark.refuses("pearl")
-def test_a_pending_draft_token_that_is_written_at_once_bends_the_law():
+def test_committing_a_pending_draft_token_at_once_changes_the_distribution():
     assembly = assemble(pearl(AT_ONE, gamma=2))
     assembly.decoder = BonusBesidePending(assembly.decoder.verifier, gamma=2)
     assert law_distance(assembly, tables("ab"), 3) > WRONG
 
 
-def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it_measures_nothing():
+def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_is_labelled_as_an_estimate():
     _, verdicts, events = steps(agreeing(1000), pearl(gamma=4, cost=4.0), 41)
     *_, last = figures(events, "time so far")
     count = len(verdicts)
@@ -172,7 +172,7 @@ def test_the_virtual_clock_counts_the_slower_model_of_each_step_and_says_that_it
     assert one == {"labels": ["the draft proposes", "the target verifies"], "values": [4, 4.0]}
 
 
-def test_where_one_model_waits_for_the_other_the_clock_shows_it():
+def test_the_clock_includes_waiting_for_the_other_model():
     times = {
         cost: figures(steps(agreeing(1000), pearl(gamma=4, cost=cost), 41)[2], "time so far")[-2]["series"]
         for cost in (1.0, 4.0, 16.0)
@@ -236,13 +236,13 @@ def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bo
 
 
 @pytest.mark.parametrize("how", [{"at_once": "always"}, {"draft_device": "cuda:1"}], ids=str)
-def test_the_draft_model_drafts_while_the_target_is_still_in_its_forward(how):
+def test_the_draft_model_drafts_during_the_targets_forward(how):
     (_, *met), (_, *threads) = passes(20.0, **how)
     assert len(met) > 2 and all(met) and threading.main_thread() not in threads, "all but the prompt's"
 
 
 @pytest.mark.parametrize("how", [{}, {"draft_device": "cuda:1", "at_once": "never"}], ids=str)
-def test_on_one_device_or_where_it_is_asked_to_the_draft_waits_for_the_target(how):
+def test_on_one_device_or_on_request_the_draft_waits_for_the_target(how):
     met, threads = passes(0.01, **how)
     assert len(met) > 3 and not any(met) and set(threads) == {threading.main_thread()}
 
@@ -252,7 +252,7 @@ def test_on_one_device_or_where_it_is_asked_to_the_draft_waits_for_the_target(ho
     [(), (AT_ONE,), (("regex", {"pattern": "([a-c]{2} and so on; ){4}"}),)],
     ids=["greedy", "drawn", "forced tokens"],
 )
-def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
+def test_parallel_and_sequential_execution_write_the_same_text_in_the_same_steps(samplers):
     def recorded(**knobs):
         session = prepare(pair(), [pearl(*samplers, **knobs)], Prompt("The green bird"), Limits(0, 40))
         events = [stamped.event for stamped in session]
@@ -273,7 +273,7 @@ def test_at_once_and_in_turn_write_the_same_text_with_the_same_steps(samplers):
     )
 
 
-def test_a_lanes_clock_counts_what_it_waited_for():
+def test_a_lanes_clock_includes_waiting_time():
     session = prepare(pair(), [pearl(at_once="always")], Prompt("The green bird"), Limits(0, 40))
     stamped = list(session)
     assert stamped[-1].at >= sum(one.event.seconds for one in stamped if isinstance(one.event, Forward))
@@ -289,7 +289,7 @@ class Breaks(TableModel):
         return super().forward(works, plan)
 
 
-def test_a_pass_that_fails_in_the_background_fails_its_lane_alone():
+def test_a_background_forward_that_fails_fails_its_lane_only():
     models = Models(Breaks("abc", seed=1), TableModel("abc", seed=2))
     events = [
         stamped
@@ -299,7 +299,7 @@ def test_a_pass_that_fails_in_the_background_fails_its_lane_alone():
     assert len(failed) == len(done) == 1 and "out of order" in failed[0].message
 
 
-def test_a_lane_that_is_stopped_with_a_pass_under_way_leaves_the_model_to_others():
+def test_stopping_a_lane_during_a_background_forward_frees_the_model():
     models = pair()
     session = prepare(models, [pearl(at_once="always")], Prompt("The green bird"), Limits(0, 40))
     while not (lane := session._runners[0].lane).generated or not lane.target.store.parents:

@@ -105,7 +105,7 @@ def repeat(text: list[int], token: int, longest: int = 99) -> int:
     return max(lengths, default=0)
 
 
-def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
+def test_a_tokens_repeat_is_the_longest_earlier_ngram_it_would_complete():
     for text in texts():
         for longest in (0, 1, 2, 4, 99):
             found = repeat_lengths(text, longest)
@@ -123,11 +123,11 @@ def test_a_token_echoes_the_longest_earlier_ngram_it_would_complete():
         ([1, 2, 1, 2, 1], {2: 3, 1: 0}),
     ],
 )
-def test_by_hand_what_echoes(text, found):
+def test_worked_examples_of_repeats(text, found):
     assert repeat_lengths(text) == found
 
 
-def test_a_window_reaches_back_no_further_than_the_start():
+def test_a_window_longer_than_the_text_is_the_whole_text():
     text = [1, 2, 3, 4, 5]
     assert [
         last_tokens(text, 0, 0),
@@ -163,14 +163,14 @@ def test_scores_fall_with_every_occurrence_or_once(window, prompt):
         )
 
 
-def test_a_removed_token_stays_removed_whatever_it_gains():
+def test_a_removed_token_stays_removed_whatever_is_added():
     scores = torch.tensor([-math.inf, 1.0, 2.0])
     for name in ("frequency_penalty", "presence_penalty"):
         assert apply(name, scores, [0, 0, 1], penalty=-2.0)[0] == -math.inf
 
 
 @pytest.mark.parametrize("name", ["frequency_penalty", "presence_penalty"])
-def test_the_words_of_the_prompt_are_free_unless_asked_for(name):
+def test_the_prompt_counts_only_on_request(name):
     model = TableModel("abc", rule=lambda context: torch.tensor([1.0, 0.8, 0.5], dtype=torch.float64))
     assert run(alone(name, penalty=0.25), model, [0, 0, 0], 2)[0] == [0, 1]
     assert run(alone(name, penalty=0.25, prompt=True), model, [0, 0, 0], 2)[0][0] == 1
@@ -180,7 +180,7 @@ def test_the_words_of_the_prompt_are_free_unless_asked_for(name):
 
 @pytest.mark.oracle("no_repeat_ngram")
 @pytest.mark.parametrize("n", range(1, 9))
-def test_a_row_without_repeats_is_the_librarys(n):
+def test_rows_of_no_repeat_ngram_equal_the_librarys(n):
     processor = NoRepeatNGramLogitsProcessor(n)
     for text in texts(150, letters=3 if n > 2 else 30, longest=30):
         if text:
@@ -190,19 +190,19 @@ def test_a_row_without_repeats_is_the_librarys(n):
             )
 
 
-def test_by_hand_the_token_that_would_complete_the_trigram_is_removed():
+def test_worked_example_the_token_that_completes_the_trigram_is_removed():
     found = apply("no_repeat_ngram", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], n=3)
     assert found.tolist() == [0, 0, 0, -math.inf, 0]
 
 
-def test_where_all_would_be_forbidden_the_row_stays_as_it_is():
+def test_if_all_tokens_would_be_removed_the_row_is_unchanged():
     scores = torch.tensor([1.0, 2.0, -math.inf])
     assert torch.equal(apply("no_repeat_ngram", scores, [0, 1], n=1), scores)
     assert apply("no_repeat_ngram", scores, [1, 1], n=1).tolist() == [1.0, -math.inf, -math.inf]
 
 
 @pytest.mark.parametrize("n", [2, 3, 4])
-def test_no_ngram_of_a_text_occurs_twice_as_long_as_there_is_a_way_round(n):
+def test_no_ngram_occurs_twice_while_there_is_an_alternative(n):
     model = TableModel("abcdefghijklmnopqrstuvwx", rule=lambda context: torch.arange(24, 0, -1, dtype=torch.float64))
     written, events = run(alone("no_repeat_ngram", n=n), model, [0, 1, 0], 40)
     text = [0, 1, 0, *written]
@@ -232,7 +232,7 @@ def dry_penalties(
 @pytest.mark.oracle("dry")
 @pytest.mark.parametrize("allowed", [1, 2, 4])
 @pytest.mark.parametrize("breakers", ["", "d", "a c"])
-def test_what_goes_on_repeating_is_punished_by_its_length(allowed, breakers):
+def test_continued_repetition_is_penalised_by_its_length(allowed, breakers):
     punished = 0
     for text in [*texts(100), *texts(100, letters=2), [0] * 80, [3, 1] * 60]:
         expected = dry_penalties(text, 4, {ord(letter) - ord("a") for letter in breakers.split()}, allowed=allowed)
@@ -242,17 +242,17 @@ def test_what_goes_on_repeating_is_punished_by_its_length(allowed, breakers):
     assert punished > 20 or breakers == "a c"
 
 
-def test_by_hand_a_repeat_of_three_tokens_costs_the_base_once():
+def test_worked_example_a_repeat_of_three_tokens_costs_the_base_once():
     found = apply("dry", torch.zeros(5, dtype=torch.float64), [0, 1, 2, 3, 0, 1, 2])
     assert found.tolist() == pytest.approx([0, 0, 0, -1.4, 0])
 
 
-def test_a_window_hides_the_first_place_of_a_repeat():
+def test_a_window_excludes_the_first_occurrence_of_a_repeat():
     assert apply("dry", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], window=6).tolist() == pytest.approx([0, 0, 0, -0.8, 0])
     assert not apply("dry", torch.zeros(5), [0, 1, 2, 3, 0, 1, 2], window=4).any()
 
 
-def test_a_token_that_contains_a_breaker_is_one():
+def test_a_token_that_contains_a_breaker_breaks_repeats():
     sampler = make("dry")
     sampler.begin(0, lambda token: ["a", "b", ".\n", "c:", "d"][token])
     assert sampler.apply(torch.zeros(1, 5), [[0, 1, 4, 0, 1]])[0].tolist() == pytest.approx([0, 0, 0, 0, -0.8])
@@ -260,11 +260,11 @@ def test_a_token_that_contains_a_breaker_is_one():
     assert not sampler.apply(torch.zeros(1, 5), [[0, 1, 3, 0, 1]])[0].any()  # what would follow is a breaker itself
 
 
-def test_marks_are_written_with_spaces_between_them():
+def test_breakers_are_separated_by_spaces():
     assert parse_marks('\\n : "') == ("\n", ":", '"') and parse_marks("  ") == ()
 
 
-def test_a_text_that_goes_round_in_a_circle_leaves_it_and_the_learner_is_informed():
+def test_a_looping_text_leaves_its_loop_and_the_reader_is_informed():
     def rule(context):  # abc abc abc: each letter is followed by the next one, and d is a little less likely
         return torch.tensor([4.0 * ((context[-1] + 1) % 3 == token) for token in range(3)] + [3.0], dtype=torch.float64)
 
@@ -302,7 +302,7 @@ WRONG_DRY = [counts_the_token_itself, punishes_the_first_place_only, grows_by_th
 
 @pytest.mark.refuses("dry")
 @pytest.mark.parametrize("wrong", WRONG_DRY)
-def test_a_wrong_dry_is_found_out(wrong: Callable):
+def test_a_wrong_dry_is_detected(wrong: Callable):
     right = [[-x for x in apply("dry", torch.zeros(4, dtype=torch.float64), text).tolist()] for text in texts()]
     assert any(found != pytest.approx(wrong(text)) for found, text in zip(right, texts()))
 
@@ -315,12 +315,12 @@ WRONG_COUNTS = {
 
 @pytest.mark.refuses("frequency_penalty", "presence_penalty")
 @pytest.mark.parametrize("name, wrong", WRONG_COUNTS.values(), ids=WRONG_COUNTS)
-def test_a_wrong_count_is_found_out(name, wrong):
+def test_a_wrong_count_is_detected(name, wrong):
     found = [apply(name, torch.zeros(4), text, penalty=1.0).tolist() for text in texts()]
     assert any(row != [-wrong(text, v) for v in range(4)] for row, text in zip(found, texts()))
 
 
-def test_an_ngram_one_too_long_or_too_short_forbids_other_tokens():
+def test_another_ngram_length_removes_other_tokens():
     text = [0, 1, 2, 3, 4, 1, 2, 0, 2, 0, 1, 2]
     banned = [
         set((apply("no_repeat_ngram", torch.zeros(6), text, n=n) == -math.inf).nonzero().flatten().tolist())
@@ -356,7 +356,7 @@ def momentum_choices(
 
 
 @pytest.mark.oracle("momentum")
-def test_the_candidate_that_is_worth_most_is_taken():
+def test_the_candidate_with_the_highest_value_is_chosen():
     assert all(momentum_choices())
 
 
@@ -371,11 +371,11 @@ WRONG_MOMENTA = {
 
 @pytest.mark.refuses("momentum")
 @pytest.mark.parametrize("wrong", WRONG_MOMENTA.values(), ids=WRONG_MOMENTA)
-def test_a_wrong_momentum_is_found_out(wrong):
+def test_a_wrong_momentum_is_detected(wrong):
     assert not all(momentum_choices(**wrong))
 
 
-def test_the_worth_is_kept_in_order_even_below_nothing_and_a_draw_follows_it_above():
+def test_values_keep_their_order_below_zero_and_sampling_follows_them_above():
     row, text = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log(), [0, 1, 0, 2]
     found = apply("momentum", row, text, alpha=0.1, resistance="1")  # all were there: 0.6, 0.1, 0.0 are left
     assert found.softmax(-1).tolist() == pytest.approx([6 / 7, 1 / 7, 0])
@@ -388,7 +388,7 @@ def test_removed_tokens_are_no_candidates():
     assert found.isfinite().tolist() == [False, True, True, False] and int(found.argmax()) == 2
 
 
-def test_by_hand_a_circle_is_left_where_repeating_costs_more_than_the_next_best():
+def test_worked_example_a_loop_ends_once_repeating_costs_more_than_the_next_best():
     model = TableModel("abc", rule=lambda context: torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log())
     written, events = run(alone("momentum", k=2, prompt=False), model, [0, 0], 4)
     # a second a is still worth 0.6 - 0.2; a third would repeat "aa", which leaves it nothing
@@ -398,7 +398,7 @@ def test_by_hand_a_circle_is_left_where_repeating_costs_more_than_the_next_best(
     assert notes(events) == ["'a' would repeat 2 tokens; 'b' was chosen instead."]
 
 
-def test_what_it_thinks_of_every_token_is_shown():
+def test_the_value_of_every_candidate_is_reported():
     model = TableModel("abc", rule=lambda context: torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64).log())
     _, events = run(alone("momentum", k=3), model, [0, 0], 3)
     kinds = [label for _, _, label, _ in spans(events, "momentum")]
@@ -413,13 +413,13 @@ def test_a_list_that_is_no_list_of_numbers_is_refused(resistance):
         make("momentum", resistance=resistance)
 
 
-def test_the_library_knows_no_other_repetition_penalty_than_ours():
+def test_the_repetition_penalty_equals_the_librarys():
     assert torch.equal(apply("repetition_penalty", torch.tensor([2.0, -1.0, 0.5]), [0, 1, 1], penalty=1.2),
                        sampling.repetition_penalty(torch.tensor([2.0, -1.0, 0.5]), [0, 1], 1.2))
     assert find("repetition_penalty").stage == "penalty"
 
 
-def test_a_prompt_is_part_of_what_may_not_be_repeated():
+def test_the_prompt_counts_as_repeated_text():
     model = TableModel("abcd", rule=lambda context: torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64))
     assert write(
         assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)

@@ -93,7 +93,7 @@ class ReadsOneRowTwice(Greedy):
 
 
 @pytest.mark.oracle("greedy")
-def test_greedy_writes_the_librarys_argmax_and_the_lowest_id_of_equals():
+def test_greedy_writes_the_librarys_argmax_and_breaks_ties_by_the_lowest_id():
     check_greedy(Greedy)
 
 
@@ -174,7 +174,7 @@ class DrawsWithoutReading(ReadsOneRowTwice, Sample): ...
 
 
 @pytest.mark.oracle("sample")
-def test_sampling_has_the_law_of_the_librarys_processors():
+def test_sampling_has_the_distribution_of_the_librarys_processors():
     check_sample(Sample)
 
 
@@ -266,7 +266,7 @@ WRONG_PRICES = {
 
 
 @pytest.mark.oracle("anchored")
-def test_anchored_decoding_spends_its_account_token_by_token():
+def test_anchored_decoding_spends_its_budget_token_by_token():
     check_anchored(Anchored)
 
 

@@ -47,7 +47,7 @@ def planned(model: TableModel, reward, monkeypatch, length: int = 3, **knobs):
     return run(of("pg_td", **knobs), model, [0], length), judged
 
 
-def test_with_room_enough_the_best_program_of_all_is_found(monkeypatch):
+def test_with_a_large_budget_the_best_program_is_found(monkeypatch):
     for seed in range(4):
         model, worths = TableModel("abc", seed=seed, spread=0.3), random.Random(seed)
         worth = {"".join(text): worths.random() for text in product("abc", repeat=3)}
@@ -69,7 +69,7 @@ def test_the_first_program_is_greedys_and_the_best_so_far_only_rises(monkeypatch
 
 
 @pytest.mark.oracle("pg_td")
-def test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch):
+def test_the_search_follows_the_formula_token_by_token(monkeypatch):
     """The same search as specified: every context read again, nothing shared with the code under test."""
     for seed in range(4):
         model, worth = TableModel("abcd", seed=seed), random.Random(seed)
@@ -116,7 +116,7 @@ def by_the_book(
 
 
 @pytest.mark.refuses("pg_td")
-def test_values_that_are_means_lead_elsewhere(monkeypatch):
+def test_mean_values_give_another_search(monkeypatch):
     differ = 0
     for seed in range(6):
         model, worth = TableModel("abcd", seed=seed), random.Random(seed)
@@ -141,10 +141,10 @@ STATES = {
 def test_a_wrong_planning_is_refused(part, wrong, monkeypatch):
     monkeypatch.setattr(SearchState, part, wrong)
     with pytest.raises(AssertionError):
-        test_the_search_goes_as_the_formula_says_token_for_token(monkeypatch)
+        test_the_search_follows_the_formula_token_by_token(monkeypatch)
 
 
-def test_no_beginning_is_read_twice_and_the_winner_once_more(monkeypatch):
+def test_no_prefix_is_read_twice_except_the_winners(monkeypatch):
     model = TableModel("abcd", seed=1)
     recorded, judged = planned(model, lambda program: 0.0, monkeypatch, length=5, rollouts=16)
     tokens = [event.tokens for event in recorded.of(Forward)]
@@ -152,7 +152,7 @@ def test_no_beginning_is_read_twice_and_the_winner_once_more(monkeypatch):
     assert sum(tokens[1:-1]) == len(beginnings) and tokens[-1] == 4
 
 
-def test_programs_are_run_and_the_share_of_tests_they_pass_is_their_reward():
+def test_the_reward_of_a_program_is_the_share_of_tests_it_passes():
     tests = find("pg_td").decode.__globals__["Tests"].read(TESTS)
     assert tests.passed("def work(x):\n    return x + 1") == 1
     assert tests.passed("def work(x):\n    return 2") == 1 / 2
@@ -164,7 +164,7 @@ def test_programs_are_run_and_the_share_of_tests_they_pass_is_their_reward():
     )
 
 
-def test_a_program_that_would_do_harm_is_stopped_in_the_sandbox():
+def test_a_harmful_program_is_stopped_in_the_sandbox():
     assert sandbox.call("def f(x):\n    return x * 2", "f", [1, "a"]) == [2, "aa"]
     for body in ("return open('/etc/passwd').read()", "while True:\n        pass", "return ().__class__"):
         assert sandbox.tries(f"def f(x):\n    {body}", "f", [1, 2]) == [None, None]
@@ -173,7 +173,7 @@ def test_a_program_that_would_do_harm_is_stopped_in_the_sandbox():
 @pytest.mark.parametrize(
     "lines", ["", "work(1)", "work(1) == 2\nplay(1) == 2", "work(1, 2) == 3", "work(open) == 3", "import os"]
 )
-def test_tests_that_are_none_are_refused(lines):
+def test_invalid_tests_are_refused(lines):
     with pytest.raises(Refusal):
         make("pg_td", tests=lines)
 
@@ -186,7 +186,7 @@ def test_a_public_page_does_not_search_by_running_programs():
         settings.check(Rules.for_visitors())
 
 
-def test_the_bundled_model_comes_to_a_program_that_passes(bundled):
+def test_the_bundled_model_finds_a_passing_program(bundled):
     asked, tests = (
         "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.",
         "work([1, 2, 3]) == 12\nwork([]) == 0",

@@ -64,7 +64,7 @@ PYRAMIDS = [
 
 @pytest.mark.oracle("pyramidkv")
 @pytest.mark.parametrize("layers, prompt, window, capacity, beta", PYRAMIDS)
-def test_the_layers_of_a_pyramid_keep_what_the_paper_says_and_the_capacity_on_average(
+def test_pyramid_budgets_are_the_papers_and_average_to_the_capacity(
     layers, prompt, window, capacity, beta
 ):
     found = shares(make("pyramidkv", window=window, capacity=capacity, beta=beta), layers, prompt)
@@ -82,7 +82,7 @@ def test_layers_get_different_budgets_once_the_prompt_is_twice_the_capacity_with
 
 
 @pytest.mark.parametrize("prompt", [5, 30, 40])
-def test_a_prompt_within_the_capacity_is_kept_whole_by_every_layer(prompt):
+def test_every_layer_retains_a_prompt_within_the_capacity(prompt):
     assert min(shares(make("pyramidkv", window=4, capacity=40), 6, prompt)) >= prompt
 
 
@@ -102,7 +102,7 @@ class AsWideAsItLikes(PyramidKV):
 
 @pytest.mark.refuses("pyramidkv")
 @pytest.mark.parametrize("wrong", variants_of(PyramidKV, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_pyramid_is_found_out(wrong):
+def test_a_wrong_pyramid_is_detected(wrong):
     found = [
         abs(ours - theirs)
         for layers, prompt, window, capacity, beta in PYRAMIDS
@@ -116,7 +116,7 @@ def test_a_wrong_pyramid_is_found_out(wrong):
 
 @pytest.mark.oracle("pyramidkv")
 @pytest.mark.parametrize("architecture", BY_HAND)
-def test_every_layer_of_a_pyramid_keeps_its_own_best_and_what_is_generated(architecture):
+def test_every_layer_of_a_pyramid_retains_its_best_slots_and_generated_tokens(architecture):
     counts, window = [13, 9, 5], 3
 
     def rule(seen):
@@ -133,7 +133,7 @@ def test_every_layer_of_a_pyramid_keeps_its_own_best_and_what_is_generated(archi
     assert [{len(head) for head in layer} for layer in expected[1][-1]] == [{count + LENGTH - 1} for count in counts]
 
 
-def test_the_figure_of_a_pyramid_is_what_its_layers_hold():
+def test_the_figure_of_a_pyramid_shows_the_slots_of_its_layers():
     session = prepare(
         pair(), [with_policy(TREE, "pyramidkv", **TIGHT["pyramidkv"])], Prompt(TEXT), Limits(max_new_tokens=8)
     )
@@ -182,7 +182,7 @@ REHEARSED = [
 @pytest.mark.oracle("dapq")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs, pretended", REHEARSED, ids=lambda value: str(value)[:40])
-def test_dapq_keeps_what_such_an_answer_attends_to_and_writes_on_as_if_it_had_never_been(
+def test_dapq_retains_what_its_pseudo_answer_attends_to_and_discards_that_answer(
     architecture, knobs, pretended
 ):
     expected = HandRule(architecture, by_the_answer(architecture, pretended, 9, knobs.get("recent", 0))).write(
@@ -216,13 +216,13 @@ class ReadOnePlaceLate(DapQ):
 
 @pytest.mark.refuses("dapq")
 @pytest.mark.parametrize("wrong", variants_of(DapQ, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_rehearsal_is_found_out(wrong):
+def test_a_wrong_pseudo_answer_is_detected(wrong):
     expected = HandRule("llama", by_the_answer("llama", PROMPT[:2] + PROMPT[-6:], 9)).write(PROMPT, LENGTH)
     assert course(alone(DapQ(capacity=9, pretending=8)), models()) == expected
     assert course(alone(wrong(capacity=9, pretending=8)), models()) != expected
 
 
-def test_a_rehearsal_stays_within_the_positions_a_model_has_and_a_short_prompt_needs_none():
+def test_a_pseudo_answer_stays_within_the_context_and_a_short_prompt_needs_none():
     model = models("gpt2")["target"]
     long = [7, 9, 54] * (model.context // 3)
     lane = write(alone(make("dapq", capacity=16)), models("gpt2"), long[:model.context - 3], Limits(0, 50), Draws(0))
@@ -230,7 +230,7 @@ def test_a_rehearsal_stays_within_the_positions_a_model_has_and_a_short_prompt_n
     assert make("dapq", capacity=9).probe_tokens(PROMPT[:9]) == [] != make("dapq", capacity=9).probe_tokens(PROMPT[:10])
 
 
-def test_a_fork_rehearses_behind_what_it_was_given():
+def test_a_fork_places_its_pseudo_answer_after_the_prefix():
     _, found = course(alone(make("dapq", capacity=9)), models(), forced=(5, 6, 7))
     given = set(range(len(PROMPT), len(PROMPT) + 3))
     assert all(
@@ -255,7 +255,7 @@ def curves(votes: torch.Tensor) -> list[list[float]]:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("gone", [0, 20, 100, 180])
-def test_one_level_is_reached_by_every_layer_and_by_none_with_a_token_less(gone, seed):
+def test_every_layer_reaches_the_level_with_the_fewest_tokens(gone, seed):
     votes = uneven(4, 50, seed)
     kept, shares_at = level(votes, gone), curves(votes)
     reached = min(shares[n] for shares, n in zip(shares_at, kept))
@@ -266,7 +266,7 @@ def test_one_level_is_reached_by_every_layer_and_by_none_with_a_token_less(gone,
 
 
 @pytest.mark.parametrize("gone", [9, 18, 27])
-def test_no_other_division_leaves_the_poorest_layer_a_larger_share(gone):
+def test_no_other_split_gives_the_worst_layer_a_larger_share(gone):
     votes = uneven(3, 12, 1)
     kept, shares_at = level(votes, gone), curves(votes)
 
@@ -278,7 +278,7 @@ def test_no_other_division_leaves_the_poorest_layer_a_larger_share(gone):
 
 
 @pytest.mark.parametrize("keep, sinks", [(0.05, 1), (0.5, 0), (0.5, 8), (0.8, 1), (1.0, 1)])
-def test_what_the_layers_forget_adds_up(keep, sinks):
+def test_the_layers_evicted_tokens_add_up(keep, sinks):
     forgotten = make("prefixkv", keep=keep, sinks=sinks).counts(uneven(5, 60))
     assert sum(forgotten) == min(round((1 - keep) * 300), 5 * (59 - sinks))
     assert all(0 <= count <= 59 - sinks for count in forgotten)
@@ -319,14 +319,14 @@ def one_level(architecture: str, policy: PrefixKV) -> Callable[[Seen], list[set[
 @pytest.mark.parametrize(
     "knobs", [dict(keep=0.5, tail=4), dict(keep=0.3, tail=25, sinks=0), dict(keep=0.75, tail=1, sinks=3)], ids=str
 )
-def test_prefixkv_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_prefixkv_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     policy = make("prefixkv", **knobs)
     expected = HandRule(architecture, one_level(architecture, policy)).write(PROMPT, LENGTH)
     assert course(alone(policy), models(architecture)) == expected
 
 
 @pytest.mark.parametrize("lane", [LaneConfig("greedy"), TREE], ids=lambda lane: lane.strategy)
-def test_every_layer_holds_to_its_ratio_as_the_text_grows(lane):
+def test_every_layer_keeps_its_ratio_as_the_text_grows(lane):
     generated = 0
     for state in watch(
         assemble(with_policy(lane, "prefixkv", keep=0.4, tail=6)), models(), PROMPT, Limits(0, 30), Draws(0)
@@ -364,7 +364,7 @@ class TheLastRowVotes(PrefixKV):
 
 @pytest.mark.refuses("prefixkv")
 @pytest.mark.parametrize("wrong", variants_of(PrefixKV, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_level_is_found_out(wrong):
+def test_a_wrong_level_is_detected(wrong):
     found = []
     for knobs in (dict(keep=0.75, sinks=3, tail=4), dict(keep=0.3, sinks=8, tail=4)):
         _, expected = HandRule("llama", one_level("llama", PrefixKV(**knobs))).write(PROMPT, LENGTH)

@@ -75,7 +75,7 @@ def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta
 @pytest.mark.parametrize(
     "gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)]
 )
-def test_the_law_is_the_one_the_rule_comes_to(gamma, eta, tail):
+def test_the_output_distribution_is_that_of_the_rule(gamma, eta, tail):
     models, prompt = {"target": TableModel("abc", seed=6)}, [1, 0]
     found = law(rapid(AT_ONE, gamma=gamma, eta=eta, tail=tail), models, prompt, 3)
     assert sum(found.values()) == pytest.approx(1.0)
@@ -120,12 +120,12 @@ class NotMadeWhole(find("rapid")):
 
 @pytest.mark.refuses("rapid")
 @pytest.mark.parametrize("wrong", [ForgetsTheMove, MovesScoresByScores, NotMadeWhole])
-def test_a_wrong_rule_has_another_law(wrong):
+def test_a_wrong_rule_has_another_distribution(wrong):
     assert off(find("rapid")(gamma=2, eta=4.0, tail=0.5)) < EXACT
     assert off(wrong(gamma=2, eta=4.0, tail=0.5)) > WRONG
 
 
-def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less():
+def test_at_eta_0_the_distribution_is_the_long_contexts_and_it_moves_with_eta():
     apart = {0.0: 0.0, 1.0: 0.0, 5.0: 0.0}
     for eta in apart:
         for seed in range(8):
@@ -139,7 +139,7 @@ def test_at_eta_0_the_law_is_the_long_views_and_the_further_it_is_moved_the_less
     assert apart[0.0] < EXACT and apart[0.0] + 0.02 < apart[1.0] and apart[1.0] + 0.02 < apart[5.0]
 
 
-def test_two_views_that_are_the_same_change_nothing_and_every_draft_token_is_accepted():
+def test_with_identical_contexts_every_draft_token_is_accepted():
     # what the short view reads is its last token, so all of it
     models, prompt = {"target": TableModel("abc", seed=6)}, [1]
     assert distance(law(rapid(AT_ONE, gamma=2), models, prompt, 3), product_law(models["target"], prompt, 3)) < EXACT
@@ -152,7 +152,7 @@ def test_two_views_that_are_the_same_change_nothing_and_every_draft_token_is_acc
     assert all(test.kept for stamped in session if isinstance(stamped.event, Verdict) for test in stamped.event.tests)
 
 
-def test_without_chance_a_draft_token_is_accepted_where_it_is_the_best_of_the_moved_p():
+def test_greedily_a_draft_token_is_accepted_if_it_is_the_argmax_of_the_shifted_p():
     model, prompt, moved = TableModel("abcd", seed=2), [1, 0], 0
     found = law(rapid(gamma=3, eta=8.0), {"target": model}, prompt, 7)
     text, left = [], -1
@@ -166,7 +166,7 @@ def test_without_chance_a_draft_token_is_accepted_where_it_is_the_best_of_the_mo
     assert found == {tuple(text): 1.0} and moved
 
 
-def test_at_eta_0_greedy_text_is_that_of_the_whole_passage_though_draft_tokens_are_rejected():
+def test_at_eta_0_the_greedy_text_is_that_of_the_whole_passage():
     prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
     session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))
     recorded = list(session)
@@ -184,11 +184,11 @@ BOTH = "Birds sing at dawn. Birds build nests there."
 
 
 @pytest.mark.parametrize("length, chosen", [(4, "Birds sing at dawn."), (8, BOTH), (2048, BOTH)])
-def test_the_short_view_holds_the_parts_most_like_the_question_in_the_order_of_the_passage(length, chosen):
+def test_the_short_context_has_the_chunks_most_similar_to_the_question_in_order(length, chosen):
     assert make("rapid", part=4, length=length).passages(PASSAGE, "When do birds sing?") == {"retrieved": chosen}
 
 
-def test_a_view_of_nothing_is_the_question_alone():
+def test_an_empty_short_context_is_the_question_alone():
     assert make("rapid", part=4).passages(PASSAGE, "Who swims?") == {"retrieved": ""}
     session = prepare(pair(), [rapid(part=4)], Prompt("Who swims?", context=PASSAGE), Limits(0, 4))
     notes = [stamped.event.text for stamped in session if stamped.event.kind == "note"]
@@ -196,7 +196,7 @@ def test_a_view_of_nothing_is_the_question_alone():
     assert len(session._runners[0].lane.prompts["retrieved"]) < len(session._runners[0].lane.prompts["target"]) / 2
 
 
-def test_words_that_every_part_has_count_less_than_rare_ones():
+def test_common_words_count_less_than_rare_ones():
     passage = "Birds like the birds. Birds fear the fox. Birds near birds sit."
     assert make("rapid", part=4, length=4).passages(passage, "birds or fox") == {"retrieved": "Birds fear the fox."}
 

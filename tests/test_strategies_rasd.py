@@ -53,7 +53,7 @@ def looking(*texts: list[int], **knobs) -> Drafter:
     return drafter
 
 
-def test_the_longest_ending_that_occurs_before_is_followed_and_every_occurrence_counts():
+def test_the_longest_known_suffix_is_used_with_all_its_occurrences():
     drafter = looking([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], length=2)
     found = drafter.find([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], 9)
     assert (found.length, found.texts) == (3, [[9, 2]]), "the end of the text itself is no occurrence"
@@ -61,19 +61,19 @@ def test_the_longest_ending_that_occurs_before_is_followed_and_every_occurrence_
     assert (found.length, found.texts) == (2, [[9, 2], [8, 1]])
 
 
-def test_endings_shorter_than_asked_and_longer_than_asked_are_not_looked_for():
+def test_suffixes_outside_the_length_limits_are_not_looked_up():
     text = [1, 2, 3, 9, 1, 2, 3]
     assert looking(text, longest=2).find(text, 9).length == 2 and looking(text).find(text, 9).length == 3
     assert looking(text, shortest=4).find(text, 9).texts == []
 
 
-def test_nothing_is_matched_or_continued_across_the_end_of_a_document():
+def test_matches_and_continuations_do_not_cross_documents():
     drafter = looking([0], [5, 1], [2, 6], [1, 2], [1, 2, 4], length=9)
     assert drafter.find([1, 2], 9).texts == [[4]]
     assert drafter.find([5, 1, 2], 9).length == 2
 
 
-def test_a_continuation_is_no_longer_than_asked_than_the_budget_and_than_its_text():
+def test_a_continuation_is_limited_by_its_length_knob_the_budget_and_its_text():
     document = [1, 2, 3, 4, 5, 6]
     assert looking([0], document, length=3).find([1, 2], 9).texts == [[3, 4, 5]]
     assert looking([0], document).find([1, 2], 2).texts == [[3, 4]]
@@ -126,14 +126,14 @@ class PrefersShortEndings(RASD):
 
 
 @pytest.mark.oracle("rasd")
-def test_what_is_retrieved_is_what_a_scan_over_all_places_finds():
+def test_retrieval_equals_a_scan_over_all_positions():
     check_retrieval(RASD)
 
 
 @pytest.mark.refuses("rasd")
 @pytest.mark.parametrize("wrong", [FollowsOneOccurrence, ReadsIntoTheNextDocument, PrefersShortEndings],
                          ids=lambda cls: cls.__name__)
-def test_a_wrong_retrieval_is_found_out(wrong):
+def test_a_wrong_retrieval_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_retrieval(wrong)
 
@@ -144,12 +144,12 @@ Q = torch.tensor([0.1, 0.4, 0.3, 0.2, 0.0], dtype=torch.float64)
 @pytest.mark.parametrize(
     "prune, firsts", [(1, {1}), (2, {1, 2}), (4, {0, 1, 2, 3}), (5, {0, 1, 2, 3}), (0, {0, 1, 2, 3, 4})]
 )
-def test_only_continuations_that_begin_with_a_likely_token_of_the_draft_stay(prune, firsts):
+def test_continuations_are_pruned_unless_they_begin_with_a_likely_draft_token(prune, firsts):
     texts = [[token, 4] for token in range(5)]
     assert {text[0] for text in make("rasd", prune=prune).pruned(texts, Q)} == firsts
 
 
-def test_where_there_is_no_room_the_beginnings_most_often_found_stay():
+def test_at_the_node_limit_the_most_frequent_prefixes_stay():
     texts = [[3, 1, 1], [2, 0], [2, 0, 4], [1]]
     assert make("rasd", prune=0, retrieved=1).pruned(texts, None) == [[2]]
     assert make("rasd", prune=0, retrieved=3).pruned(texts, None) == [[2], [3], [2, 0]]
@@ -169,7 +169,7 @@ def paths(tree: TokenTree) -> set[tuple[int, ...]]:
     return {tuple(tree.prefix(node)) for node in range(len(tree))}
 
 
-def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_from():
+def test_fusion_holds_every_path_of_both_trees_once_with_its_source():
     tree, sources = make("rasd").fused(drafted(), [[1, 3, 5], [6, 7]])
     assert paths(tree) == paths(drafted()) | {(1, 3, 5), (6,), (6, 7)} and len(tree) == len(paths(tree))
     by_path = {tuple(tree.prefix(node)): source for node, source in enumerate(sources)}
@@ -184,7 +184,7 @@ def test_fusion_holds_every_path_of_both_trees_once_and_knows_where_each_comes_f
     }
 
 
-def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
+def test_fusing_a_known_tree_changes_nothing_and_a_disjoint_one_adds_its_nodes():
     rasd = make("rasd")
     assert paths(rasd.fused(drafted(), [[1, 3, 4], [2]])[0]) == paths(drafted())
     assert len(rasd.fused(drafted(), [[8, 9], [7]])[0]) == len(drafted()) + 3
@@ -192,7 +192,7 @@ def test_fusing_what_is_there_changes_nothing_and_strangers_add_up():
     assert paths(rasd.fused(once, [[1, 5]])[0]) == paths(once)
 
 
-def test_an_ending_longer_than_its_smallest_length_contradicts_itself():
+def test_a_shortest_suffix_above_the_longest_is_refused():
     with pytest.raises(Refusal, match="take a smaller one"):
         make("rasd", shortest=5, longest=3)
 
@@ -207,7 +207,7 @@ CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
     [{"nodes": 0, "prune": 0}, {"nodes": 3, "prune": 1}, {"nodes": 4, "width": 2, "prune": 2, "retrieved": 4}],
     ids=str,
 )
-def test_the_law_is_the_targets_whatever_was_retrieved(knobs, verifier):
+def test_the_output_distribution_is_the_targets_whatever_was_retrieved(knobs, verifier):
     models = tables()
     recipe = speculative_lane("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
     assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
@@ -226,7 +226,7 @@ class PassesForDrawn(find("rasd")):
 
 
 @pytest.mark.refuses("rasd")
-def test_retrieved_draft_tokens_that_pass_for_drawn_ones_are_found_out():
+def test_treating_retrieved_draft_tokens_as_sampled_is_detected():
     models = tables()
     found = law(speculation(PassesForDrawn(**CORPUS, nodes=0, prune=0), AT_ONE), models, [0, 1, 0], 3)
     assert distance(found, product_law(models["target"], [0, 1, 0], 3)) > WRONG
@@ -252,7 +252,7 @@ def written(recorded: list[Event]) -> list[int]:
     return [token for event in recorded if event.kind == "commit" for token in event.ids]
 
 
-def test_where_nothing_is_drafted_and_nothing_pruned_the_draft_model_is_not_asked():
+def test_the_draft_model_is_not_run_if_it_neither_drafts_nor_prunes():
     recorded = ran(speculative_lane("rasd", nodes=0, prune=0, **CORPUS), tables(), [0, 1, 0], 12)
     assert any(isinstance(event, Draft) for event in recorded)
     assert {event.stream for event in recorded if isinstance(event, Forward)} == {"target"}
@@ -276,7 +276,7 @@ def test_prompt_and_answer_are_looked_up_as_they_grow_unless_that_is_turned_off(
 
 
 @pytest.mark.parametrize("nodes, retrieved", [(0, 5), (7, 0), (7, 5), (60, 60)])
-def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text(nodes, retrieved):
+def test_a_tree_has_distinct_nodes_within_its_limit_and_ends_with_the_text(nodes, retrieved):
     models, sizes = tables("abcde", "e", seed=2), []
     for event in ran(
         speculative_lane(
@@ -294,7 +294,7 @@ def test_a_tree_has_no_more_nodes_than_asked_no_two_alike_and_ends_with_the_text
     assert max(sizes) > (nodes + retrieved) / 4
 
 
-def test_the_drafts_tree_holds_its_likeliest_paths():
+def test_the_draft_models_tree_holds_its_most_probable_paths():
     models, width = tables("abcd", seed=3), 2
     drafts_told = [
         e

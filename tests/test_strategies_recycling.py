@@ -26,7 +26,7 @@ COLLAPSES = {
 module = __import__(find("token_recycling").__module__, fromlist=["template"])
 
 
-def test_the_papers_tree_has_eighty_nodes_and_every_beginning_of_its_paths():
+def test_the_papers_tree_has_eighty_nodes_and_every_prefix_of_its_paths():
     paths = module.template(80)
     assert [sum(len(path) == depth for path in paths) for depth in range(1, 8)] == [8, 21, 25, 15, 8, 3, 0]
     for count in range(81):
@@ -49,7 +49,7 @@ def test_nothing_is_drafted_after_a_draft_token_that_ends_the_text():
     assert tree.tokens == [2]
 
 
-def test_rejected_draft_tokens_teach_as_well_and_the_last_row_of_a_token_counts():
+def test_rejected_draft_tokens_update_the_matrix_and_the_last_row_of_a_token_counts():
     memory = module.Successors()
     rows = torch.tensor([[0.0, 1, 2, 3], [3.0, 2, 1, 0], [0.0, 3, 2, 1]])
     memory.learn([0, 3, 3], rows, k=2)
@@ -64,7 +64,7 @@ def circle(size: int = 9) -> TableModel:
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_once_a_text_repeats_every_round_goes_to_the_bottom_of_the_tree(k):
+def test_on_a_repeating_text_every_round_accepts_the_full_depth(k):
     model, ahead = circle(), []
     for lane in watch(
         assemble(speculative_lane("token_recycling", "greedy_match", k=k)),
@@ -100,7 +100,7 @@ def forwards_of(drafter: Drafter) -> int:
     return model.forwards
 
 
-def test_learning_from_kept_draft_tokens_alone_warms_up_more_slowly():
+def test_learning_from_accepted_draft_tokens_only_is_slower():
     learn_all, learn_kept = (forwards_of(learned_from(nodes)(80, 8)) for nodes in ("all", "kept"))
     assert forwards_of(make("token_recycling")) == learn_all < 0.97 * learn_kept
 
@@ -117,7 +117,7 @@ def recycled(memory: Memory, prompt: str = "The green bird", **knobs):
     return session, events
 
 
-def test_what_one_run_learned_serves_the_next_and_no_other_visitor():
+def test_memory_serves_the_same_visitors_next_run_only():
     memory = Memory()
     (cold, recorded), (warm, again), (other, _) = recycled(memory), recycled(memory), recycled(Memory())
     assert cold.headers[0].memory == "" != warm.headers[0].memory
@@ -142,7 +142,7 @@ class Garbage(Memory):
         return thing
 
 
-def test_garbage_in_memory_costs_draft_tokens_and_changes_no_text():
+def test_wrong_memory_wastes_draft_tokens_without_changing_the_text():
     texts = []
     for seed in range(3):
         session, events = recycled(Garbage(seed))
@@ -152,7 +152,7 @@ def test_garbage_in_memory_costs_draft_tokens_and_changes_no_text():
     assert texts == [ids(stamped.event for stamped in plain)] * 3
 
 
-def test_what_is_learned_is_what_the_model_thinks_and_not_what_a_grammar_allows():
+def test_the_matrix_learns_model_probabilities_without_the_token_mask():
     tokenizer = byte_tokenizer()
     model = TableModel(tokenizer=tokenizer)
     learned: dict = {}

@@ -58,7 +58,7 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_draft_tokens_that_were_drafted_themselves_are_the_draft_models_own(samplers):
+def test_draft_tokens_with_an_inner_draft_equal_the_draft_models_own(samplers):
     """A chain is sampled from the same distributions, whichever way saves the draft model's forwards."""
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
@@ -80,7 +80,7 @@ def test_the_target_gets_at_least_as_many_tokens_as_requested_and_at_most_one_in
     assert len(lengths) > 4 and all(5 <= length <= 8 for length in lengths[:-4]) and max(lengths) > 5
 
 
-def test_where_the_text_repeats_itself_the_draft_model_needs_few_passes():
+def test_on_repeating_text_the_draft_model_takes_few_forwards():
     models = agreeing(1000)
     (_, alone), (_, helped) = (
         recorded(speculative_lane("hierarchical", least=6, ahead=ahead), Models(**models), 48, "abcabcabc")
@@ -105,7 +105,7 @@ class BelievesLookup(find("hierarchical")):
 @pytest.mark.parametrize(
     "cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"]
 )
-def test_the_law_is_the_targets_only_where_the_inner_draft_token_is_checked_by_the_draft_model(cls, right):
+def test_the_output_distribution_is_the_targets_only_if_the_draft_model_verifies_inner_draft_tokens(cls, right):
     off = law_distance(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
     assert off < EXACT if right else off > WRONG
 
@@ -136,7 +136,7 @@ def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
 @pytest.mark.refuses("reflective")
 @pytest.mark.parametrize("cls, right", [(Reflective, True), (Shifted, False)], ids=["aligned", "shifted"])
 @pytest.mark.parametrize("ending", [0, 4])
-def test_draft_tokens_are_judged_by_a_mixture_of_two_fresh_readings(cls, right, ending):
+def test_draft_tokens_are_verified_with_a_mixture_of_two_rows(cls, right, ending):
     models, off = {"target": pair().target, "draft": pair().draft}, []
 
     class Comparing(Verifier):
@@ -172,12 +172,12 @@ def accepted(alpha: float, **knobs) -> float:
     return metrics(recorded(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
 
 
-def test_a_target_that_copies_accepts_more_nonsense_the_more_the_second_reading_counts():
+def test_a_copying_target_accepts_more_wrong_tokens_as_the_second_row_gains_weight():
     shares = [accepted(alpha) for alpha in (0.0, 0.5, 1.0)]
     assert shares[0] < 0.3 and shares == sorted(shares) and shares[-1] > 0.6
 
 
-def test_what_is_accepted_only_by_reflection_is_reported():
+def test_tokens_accepted_only_by_reflection_are_reported():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
     notes = [event.text for event in recorded(recipe, models, 40, "abc")[1] if event.kind == "note"]
@@ -189,7 +189,7 @@ def test_what_is_accepted_only_by_reflection_is_reported():
     ]
 
 
-def test_where_there_is_no_room_for_a_second_reading_there_is_one():
+def test_without_context_for_a_second_row_one_is_used():
     models = {"target": TableModel("abcde", context=24), "draft": TableModel("abcde", seed=1, context=24)}
     plain, reflected = (write(assemble(recipe), models, [0, 1, 2], Limits(0, 50), Draws(0)) for recipe in
                         (GREEDY, LaneConfig("reflective", {"alpha": 0.0, "ending": 4})))

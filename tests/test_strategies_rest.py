@@ -74,7 +74,7 @@ CASES = [random_case(CHANCE) for _ in range(60)]
 
 
 @pytest.mark.oracle("rest")
-def test_the_draft_is_what_brute_force_finds():
+def test_the_draft_equals_a_brute_force_search():
     found = [(paths(drafted(make("rest", **knobs), *case)), by_hand(make("rest", **knobs), *case))
              for knobs, *case in CASES]
     assert all(tree == expected for tree, expected in found)
@@ -136,12 +136,12 @@ def test_the_more_frequent_continuation_comes_first_and_the_other_is_its_sibling
     assert said(make("rest", length=2), "ab", "abc abd abc") == ["c", "d", "c ", "d "]
 
 
-def test_nodes_are_cut_by_frequency_and_leave_a_tree():
+def test_pruning_by_frequency_leaves_a_tree():
     assert said(make("rest", length=3, nodes=2), "ab", "abcx abcy abd") == ["c", "d"]
     assert said(make("rest", length=2, nodes=2), "ab", "abcd abcd abe") == ["c", "cd"]
 
 
-def test_the_longest_suffix_decides_and_a_shorter_one_only_without_it():
+def test_shorter_suffixes_are_used_only_without_a_longer_match():
     assert said(make("rest", length=1), "xab", "xabc abd abd") == ["c"]
     assert said(make("rest", length=1), "yab", "xabc abd abd") == ["d", "c"]
 
@@ -154,7 +154,7 @@ def test_a_suffix_shorter_than_the_shortest_is_not_looked_up():
     assert said(make("rest", shortest=3, length=1), "ab", "abc abc") == []
 
 
-def test_each_draft_token_has_the_share_of_the_continuations_that_it_follows():
+def test_draft_probabilities_are_shares_of_the_continuations():
     tree = drafted(make("rest", length=2), [1, 2], [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 6, 6, 1, 2, 3, 4])
     assert dict(zip(paths(tree), tree.confidence)) == {
         (3,): 3 / 4, (3, 4): 2 / 3, (3, 5): 1 / 3, (6,): 1 / 4, (6, 6): 1.0}

@@ -74,7 +74,7 @@ class TheLatestAreSeen(OracleKeep):
 @pytest.mark.oracle("oracle_keep")
 @pytest.mark.parametrize("architecture, groups", [("llama", 2), ("qwen3", 2), ("gpt_neox", 4), ("gpt2", 4)])
 @pytest.mark.parametrize("size", [1, 4, 11])
-def test_an_oracle_lets_every_row_see_what_it_attends_to_most(architecture, groups, size):
+def test_every_row_sees_the_slots_it_attends_to_most(architecture, groups, size):
     ids, held = course(alone(make("oracle_keep", size=size)), models(architecture))
     assert ids == written_out(architecture, only_the_largest(size, groups))
     assert {len(head) for layer in held[-1] for head in layer} == {len(PROMPT) + LENGTH - 1}
@@ -82,14 +82,14 @@ def test_an_oracle_lets_every_row_see_what_it_attends_to_most(architecture, grou
 
 @pytest.mark.refuses("oracle_keep")
 @pytest.mark.parametrize("wrong", variants_of(OracleKeep, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_oracle_is_found_out(wrong):
+def test_a_wrong_oracle_is_detected(wrong):
     assert any(
         course(alone(wrong(size=size)), models())[0] != written_out("llama", only_the_largest(size, 2))
         for size in (1, 4)
     )
 
 
-def test_an_oracle_under_soft_capped_scores():
+def test_the_oracle_works_with_soft_capped_attention():
     """gemma2's scores are squeezed, and some of its layers see a window alone, within which the oracle chooses."""
     with exact_softmax():
         plain = course(alone(make("oracle_keep", size=64)), models("gemma2"))
@@ -99,7 +99,7 @@ def test_an_oracle_under_soft_capped_scores():
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("name, knobs", ROW_WISE.items(), ids=ROW_WISE)
-def test_rows_that_go_by_themselves_may_be_checked_a_tree_at_a_time(name, knobs, architecture):
+def test_per_row_selection_supports_draft_trees(name, knobs, architecture):
     plain = course(alone(make(name, **knobs)), models(architecture))[0]
     for drafter in (make("draft_model", width=2, depth=3), make("prompt_lookup"), Wrong()):
         decoder = make("speculative", verifier="greedy_match")
@@ -111,7 +111,7 @@ def test_rows_that_go_by_themselves_may_be_checked_a_tree_at_a_time(name, knobs,
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
+def test_no_other_selection_retains_more_attention_than_the_oracles(size):
     weights = torch.rand(2, 3, 20, generator=torch.Generator().manual_seed(0)) ** 4
     kept = (weights * make("oracle_keep", size=size).select_for_rows(0, weights, torch.arange(3))).sum(-1)
     for seed in range(50):
@@ -121,7 +121,7 @@ def test_no_other_choice_keeps_as_much_attention_as_the_oracles(size):
 
 
 @pytest.mark.strategy("oracle_keep")
-def test_the_oracle_bounds_the_attention_kept_and_not_the_error_of_the_output_and_says_so():
+def test_the_oracle_bounds_retained_attention_not_the_output_error_and_says_so():
     weights = torch.tensor([[[0.4, 0.35, 0.25]]], dtype=torch.float64)
     values = torch.tensor([10.0, 0.0, -16.0], dtype=torch.float64)  # the full output is 0
     seen = make("oracle_keep", size=1).select_for_rows(0, weights, torch.arange(1))
@@ -132,7 +132,7 @@ def test_the_oracle_bounds_the_attention_kept_and_not_the_error_of_the_output_an
     assert "bound" not in text[0] and "error of the output has no such bound" in " ".join(text[1].split())
 
 
-def test_the_figure_is_the_share_of_attention_that_was_kept():
+def test_the_figure_shows_the_share_of_retained_attention():
     def shares_of(size: int) -> list[Figure]:
         session = prepare(pair(), [with_policy(TREE, "oracle_keep", size=size)], Prompt(TEXT), Limits(max_new_tokens=8))
         return [
@@ -194,7 +194,7 @@ class EverythingIsFar(SinkWindow):
 @pytest.mark.oracle("sink_window")
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("sinks, window", [(2, 5), (4, 1), (0, 6), (4, 40)])
-def test_renumbered_rows_and_tokens_are_at_their_place_in_the_cache(architecture, sinks, window):
+def test_renumbered_positions_are_indices_in_the_cache(architecture, sinks, window):
     ours = course(alone(make("sink_window", sinks=sinks, window=window, positions="renumbered")), models(architecture))
     true = course(alone(make("sink_window", sinks=sinks, window=window)), models(architecture))
     assert ours[0] == written_out(architecture, numbered_by_the_cache(sinks, window))
@@ -204,13 +204,13 @@ def test_renumbered_rows_and_tokens_are_at_their_place_in_the_cache(architecture
 
 @pytest.mark.refuses("sink_window")
 @pytest.mark.parametrize("wrong", [TurnedTheOtherWay, OneTooFew, EverythingIsFar], ids=lambda cls: cls.__name__)
-def test_a_wrong_renumbering_is_found_out(wrong):
+def test_a_wrong_renumbering_is_detected(wrong):
     assert course(alone(wrong(sinks=2, window=5, positions="renumbered")), models())[0] != written_out(
         "llama", numbered_by_the_cache(2, 5)
     )
 
 
-def test_no_token_is_further_away_than_the_cache_is_long():
+def test_no_renumbered_distance_exceeds_the_cache_length():
     policy = make("sink_window", sinks=3, window=7, positions="renumbered")
     for query in range(200):
         at = torch.tensor([query])
@@ -219,7 +219,7 @@ def test_no_token_is_further_away_than_the_cache_is_long():
         assert distances.sort(descending=True).values.tolist() == list(range(min(query + 1, 10)))[::-1]
 
 
-def test_turning_queries_back_moves_them_to_an_earlier_position():
+def test_rotating_queries_back_moves_them_to_an_earlier_position():
     model = pair("llama").target
     rows = torch.randn(4, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     back = torch.tensor([0, 1, 7, 30, 100])

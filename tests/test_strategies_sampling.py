@@ -75,7 +75,7 @@ COLLAPSES = {
 @pytest.mark.parametrize(
     "recipe", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title
 )
-def test_of_two_tokens_that_tie_the_lower_id_is_written(recipe):
+def test_ties_go_to_the_lower_id(recipe):
     undecided = TableModel("abc", rule=lambda context: torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     lane = write(
         assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0)
@@ -111,7 +111,7 @@ LIBRARY = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("size", [2, 3, 50, 99, 101, 1000])
 @pytest.mark.parametrize("name", LIBRARY)
-def test_a_cut_row_is_the_librarys(name, size, dtype):
+def test_truncated_rows_equal_the_librarys(name, size, dtype):
     theirs, values = LIBRARY[name]
     for value in values:
         for seed in range(4):
@@ -143,16 +143,16 @@ HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
         ("top_n_sigma", 0.01, {0}),
     ],
 )
-def test_by_hand_what_is_left_of_a_row(name, value, left):
+def test_worked_examples_of_truncation(name, value, left):
     assert set(kept(name, value, HAND)[0].nonzero().flatten().tolist()) == left
 
 
-def test_the_floor_of_eta_sinks_with_the_entropy_in_nats():
+def test_etas_floor_falls_with_entropy_in_nats():
     assert math.sqrt(0.22) * math.exp(-1.1421) < 0.15 < math.sqrt(0.23) * math.exp(-1.1421)
     assert kept("eta", 0.22, HAND)[0, 2] and not kept("eta", 0.23, HAND)[0, 2]
 
 
-def test_a_temperature_does_not_change_what_top_n_sigma_keeps():
+def test_top_n_sigma_is_invariant_to_temperature():
     rows = random_rows(200, dtype=torch.float64)
     assert torch.equal(kept("top_n_sigma", 1.2, rows), kept("top_n_sigma", 1.2, rows / 3.7))
     assert not torch.equal(kept("epsilon", 0.01, rows), kept("epsilon", 0.01, rows / 3.7))
@@ -160,7 +160,7 @@ def test_a_temperature_does_not_change_what_top_n_sigma_keeps():
 
 @pytest.mark.strategy("top_h")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_top_h_at_one_keeps_exactly_the_hundred_most_probable_tokens(dtype):
+def test_top_h_at_one_retains_exactly_the_hundred_most_probable_tokens(dtype):
     rows = torch.randn(50, 500, generator=torch.Generator().manual_seed(0), dtype=dtype) * 3
     found = kept("top_h", 1.0, rows)
     assert torch.equal(found, rows >= rows.topk(100).values[:, -1:])
@@ -171,7 +171,7 @@ every_cut = pytest.mark.parametrize("name, value", CUTS.items(), ids=CUTS)
 
 
 @every_cut
-def test_a_token_that_was_removed_before_neither_comes_back_nor_counts(name, value):
+def test_removed_tokens_neither_return_nor_count(name, value):
     rows = random_rows(50, dtype=torch.float64)
     masked = torch.cat([rows, torch.full((25, 30), -math.inf, dtype=torch.float64)], 1)
     assert (
@@ -181,7 +181,7 @@ def test_a_token_that_was_removed_before_neither_comes_back_nor_counts(name, val
 
 
 @every_cut
-def test_ids_may_be_renamed_and_rows_may_be_batched_with_others_without_changing_what_is_kept(name, value):
+def test_truncation_is_invariant_to_token_order_and_batching(name, value):
     rows, order = random_rows(50, dtype=torch.float64), torch.randperm(50, generator=torch.Generator().manual_seed(0))
     assert torch.equal(kept(name, value, rows[:, order]), kept(name, value, rows)[:, order])
     assert torch.equal(kept(name, value, rows), torch.cat([kept(name, value, row[None]) for row in rows]))
@@ -241,7 +241,7 @@ def crossing_kept(rows: torch.Tensor, h: float) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name, wrong", WRONG_CUTS.values(), ids=WRONG_CUTS)
-def test_a_wrong_cut_is_found_out(name, wrong):
+def test_a_wrong_truncation_is_detected(name, wrong):
     rows = random_rows(50, dtype=torch.float64) / 2
     assert not torch.equal(kept(name, CUTS[name], rows), wrong(rows))
 
@@ -321,7 +321,7 @@ def test_the_switches_are_those_of_the_rule():
 
 @pytest.mark.refuses("ead")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_rule_switches_elsewhere(fault):
+def test_a_wrong_rule_switches_at_other_positions(fault):
     assert any(switches_of(course) != computed(*course, fault) for course in COURSES)
 
 
@@ -337,7 +337,7 @@ def test_a_wrong_ead_is_refused(part, wrong, monkeypatch):
         test_the_switches_are_those_of_the_rule()
 
 
-def test_a_mean_that_equals_the_threshold_counts_as_sure():
+def test_a_mean_equal_to_the_threshold_counts_as_certain():
     assert switched([4, 4, 4], window=1, threshold=4.0, dwell=0, start="large")[1] == [(0, "large"), (1, "small")]
 
 
@@ -348,13 +348,13 @@ def test_no_two_switches_are_closer_than_the_dwell(dwell):
     assert len(places) > 3 and all(b - a >= dwell for a, b in zip(places, places[1:]))
 
 
-def test_rows_of_the_other_model_may_be_forgotten_at_a_switch():
+def test_the_rolling_mean_can_be_reset_at_a_switch():
     means, switches = switched(BITS, window=3, threshold=4.0, dwell=0, start="small", clear=True)
     assert means == pytest.approx([1, 1, 1, 11 / 3, 19 / 3, 9, 5, 11 / 3, 1])
     assert switches == [(0, "small"), (5, "large"), (8, "small")]
 
 
-def test_it_says_how_much_of_the_text_is_the_large_models():
+def test_it_reports_the_large_models_share_of_the_text():
     model = TableModel(LETTERS, rule=lambda context: of_entropy(BITS[len(context) - 1]))
     assembly = assemble(ead(window=3, threshold=4.0, dwell=0, start="small"))
     runner, events = (
@@ -377,13 +377,13 @@ def test_it_says_how_much_of_the_text_is_the_large_models():
         "mean entropy 6.33 bits; tokens to read first: 6", "mean entropy 3.67 bits; tokens to read first: 4"]
 
 
-def test_a_pair_whose_tokens_mean_something_else_is_refused():
+def test_a_pair_with_different_vocabularies_is_refused():
     with pytest.raises(Refusal, match="another vocabulary .* choose a draft of the same model family"):
         check_draft(Tokens(byte_tokenizer(), 320), Tokens(sentencepiece_tokenizer(), 320))
     assert "draft" in make("ead").needs  # which is what has a pair loaded, and so checked
 
 
-def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
+def test_temperature_changes_the_tokens_but_not_eads_entropy():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
 
     def first_mean(extras):
@@ -397,7 +397,7 @@ def test_temperature_changes_the_tokens_but_not_what_ead_thinks_of_a_row():
     assert first_mean([]) == first_mean([("temperature", {"t": 0.3})]) == first_mean([("top_k", {"k": 2})])
 
 
-def test_a_model_that_takes_over_reads_all_that_the_other_wrote():
+def test_after_a_switch_a_model_reads_all_tokens_of_the_other():
     models = {"target": TableModel("abcde", seed=3), "draft": TableModel("abcde", seed=4)}
     lane = write(
         assemble(ead(threshold=1.8, window=1, dwell=0)), models, [0, 1, 2], Limits(max_new_tokens=24), Draws(0)

@@ -62,7 +62,7 @@ def all_texts(model: TableModel, prompt: list[int], length: int) -> list[Text]:
 
 @pytest.mark.oracle("beam_search")
 @pytest.mark.parametrize("letters, ends, length", [("abcd", "", 3), ("ab", "", 5), ("ab.", ".", 4)])
-def test_with_room_for_every_beginning_beam_search_finds_the_most_probable_text_of_all(letters, ends, length):
+def test_a_beam_for_every_prefix_finds_the_most_probable_text(letters, ends, length):
     greedy_too = 0
     for seed in range(8):
         model, prompt = TableModel(letters, ends, seed, spread=0.5), [0, 1]
@@ -177,7 +177,7 @@ def same(groups: list[list[tuple[Text, float]]], reference: list[list[Hypothesis
 @pytest.mark.oracle("diverse_beam_search")
 @pytest.mark.parametrize("beams, groups", [(3, 1), (4, 2), (6, 3), (4, 4), (6, 2)])
 @pytest.mark.parametrize("ends", ["", "e"])
-def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, groups, ends):
+def test_every_group_equals_the_algorithm_by_hand(beams, groups, ends):
     for seed in range(6):
         model, prompt = TableModel("abcde", ends, seed, spread=0.8), [0, 1, 2]
         reference, recorded = (
@@ -192,7 +192,7 @@ def test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(beams, gro
 
 @pytest.mark.refuses("diverse_beam_search")
 @pytest.mark.parametrize("wrong", [once_however_many_took_it, before_the_softmax, what_the_step_before_took, nothing])
-def test_a_search_that_charges_otherwise_finds_other_texts(wrong):
+def test_another_diversity_penalty_finds_other_texts(wrong):
     differ = [not same(found(model, [0], 6, 6, 3), Reference(model, [0], 2, 3, wrong, 6).search())
               for model in (TableModel("abcde", seed=seed, spread=0.8) for seed in range(4))]
     assert any(differ)
@@ -211,7 +211,7 @@ def test_a_wrong_diverse_beam_search_is_refused(wrong, monkeypatch):
     cls = find("diverse_beam_search")
     monkeypatch.setattr(cls, "_penalised", wrong(cls._penalised))
     with pytest.raises(AssertionError):
-        test_every_group_finds_the_texts_and_sums_of_a_search_by_the_book(6, 3, "")
+        test_every_group_equals_the_algorithm_by_hand(6, 3, "")
 
 
 def test_the_first_group_is_a_beam_search_of_its_own_width():
@@ -221,7 +221,7 @@ def test_the_first_group_is_a_beam_search_of_its_own_width():
         assert [text for text, _ in found(model, [0, 1], 7, 6, 2)[0]] == [text for text, _ in plain]
 
 
-def test_where_tokens_are_about_equally_likely_no_two_groups_take_the_same_one():
+def test_groups_take_different_tokens_of_similar_probability():
     recorded = run(
         of("diverse_beam_search", beams=5, groups=5, strength=2.0), TableModel("abcdefg", spread=0.1), [0, 1], 8
     )
@@ -229,7 +229,7 @@ def test_where_tokens_are_about_equally_likely_no_two_groups_take_the_same_one()
     assert len(texts) == 5 and all(len(set(tokens)) == 5 for tokens in zip(*texts))
 
 
-def test_the_text_is_the_group_winner_the_model_itself_prefers():
+def test_the_text_is_the_group_winner_of_highest_model_probability():
     for seed in range(6):
         model = TableModel("abcd", seed=seed)
         recorded = run(of("diverse_beam_search", beams=6, groups=3, strength=STRENGTH), model, [0], 5)
@@ -240,7 +240,7 @@ def test_the_text_is_the_group_winner_the_model_itself_prefers():
 @pytest.mark.oracle("beam_search")
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 @pytest.mark.parametrize("exponent, early", [(0.0, False), (1.0, False), (1.0, True)])
-def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, early):
+def test_beam_search_equals_the_librarys(architecture, exponent, early):
     prompt = [54, 71, 71, 54, 9]
     library, ours = network(architecture), network(architecture)
     end = run(GREEDY, pair(architecture).target, prompt, 4).texts()[0][-1]  # a token that turns up early
@@ -267,13 +267,13 @@ def test_beam_search_finds_what_the_librarys_own_finds(architecture, exponent, e
     assert any(text[-1] == end for text in texts) and list(recorded.texts()[0]) == texts[0]
 
 
-def test_candidates_that_tie_come_in_the_order_of_beams_and_ids():
+def test_tied_candidates_are_ordered_by_beam_and_id():
     sums = torch.tensor([[0.0, 2.0, 1.0], [1.0, 2.0, -math.inf]])
     assert best(sums, 4) == [Offer(0, 1, 2.0), Offer(1, 1, 2.0), Offer(0, 2, 1.0), Offer(1, 0, 1.0)]
     assert len(best(sums, 9)) == 5
 
 
-def test_where_several_tokens_end_a_text_enough_beams_still_go_on():
+def test_enough_beams_continue_if_several_tokens_end_a_text():
     model = TableModel(
         "abxyz", "xyz", rule=lambda context: torch.tensor([0.0, -0.1, 5.0, 5.1, 5.2], dtype=torch.float64)
     )
@@ -287,7 +287,7 @@ def test_beams_that_cannot_be_split_are_refused():
         make("diverse_beam_search", beams=4, groups=3)
 
 
-def test_variety_counts_what_is_written_once():
+def test_diversity_counts_distinct_ngrams():
     assert distinct([[1, 2, 1], [1, 2, 3]], 1) == 3 / 6 and distinct([[1, 2, 1], [1, 2, 3]], 2) == 3 / 4
     assert shared_start([[1, 2, 1], [1, 2, 3]]) == 2 and shared_start([[1], [2]]) == 0
 
@@ -298,7 +298,7 @@ def test_variety_counts_what_is_written_once():
 @pytest.mark.oracle("best_of_n")
 @pytest.mark.parametrize("score", ["mean", "sum"])
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_law_of_best_of_n_is_that_of_a_choice_among_independent_texts(score, n):
+def test_best_of_n_has_the_distribution_of_a_choice_among_independent_texts(score, n):
     model, prompt = TableModel("ab.", ".", seed=3), [0, 1]
 
     def choose(texts: list[Text]) -> Text:
@@ -311,7 +311,7 @@ def test_the_law_of_best_of_n_is_that_of_a_choice_among_independent_texts(score,
 
 
 @pytest.mark.parametrize("n", [2, 4])
-def test_the_law_of_best_of_n_follows_from_the_ranks_of_texts_and_stays_near_the_models(n):
+def test_best_of_n_follows_from_the_ranks_of_texts_and_has_a_bounded_divergence(n):
     model, prompt = TableModel("ab", seed=1), [0]
     p = product_law(model, prompt, 2)
     ours, below, divergence = law(of("best_of_n", n=n, temperature=1.0), {"target": model}, prompt, 2), 0.0, 0.0
@@ -322,7 +322,7 @@ def test_the_law_of_best_of_n_follows_from_the_ranks_of_texts_and_stays_near_the
     assert 0 < divergence <= math.log(n) - (n - 1) / n
 
 
-def test_a_text_does_not_depend_on_how_many_are_drawn_and_the_best_score_only_rises():
+def test_a_sample_does_not_depend_on_n_and_the_best_score_never_falls():
     model, texts, tops = TableModel("abcde", "e"), {}, []
     for n in (1, 2, 3, 8):
         recorded = run(of("best_of_n", n=n, score="sum", temperature=1.0), model, [0, 1], 10, seed=4)
@@ -342,7 +342,7 @@ def test_many_texts_take_as_many_forwards_as_the_longest_of_them():
 
 @pytest.mark.oracle("self_consistency")
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_the_law_of_self_consistency_is_that_of_minimum_bayes_risk_where_agreement_is_all_that_counts(n):
+def test_self_consistency_is_minimum_bayes_risk_with_exact_agreement(n):
     model, prompt = TableModel("ab.", ".", seed=3), [0, 1]
 
     def choose(texts: list[Text]) -> Text:
@@ -367,7 +367,7 @@ def reasoner(context: Text) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("n, chance", [(1, 0.6), (3, 0.648), (5, 0.68256)])
-def test_voting_finds_the_answer_most_ways_lead_to_though_greedy_takes_another(n, chance):
+def test_voting_finds_the_most_frequent_answer_where_greedy_finds_another(n, chance):
     model = TableModel("abc12.", ".", rule=reasoner)
     assert write(assemble(GREEDY), {"target": model}, [0], Limits(0, 5), Draws(0)).text == "a1"
     ours = law(of("self_consistency", n=n, temperature=1.0), {"target": model}, [0], 5)
@@ -375,7 +375,7 @@ def test_voting_finds_the_answer_most_ways_lead_to_though_greedy_takes_another(n
 
 
 @pytest.mark.parametrize("seed, last", [(1, 1), (2, 3), (0, 8)])
-def test_the_note_shows_the_votes_and_the_last_text_that_mattered(seed, last):
+def test_the_note_shows_the_votes_and_the_deciding_text(seed, last):
     model = TableModel("abc12.", ".", rule=reasoner)
     recorded = run(of("self_consistency", n=9, temperature=1.0), model, [0], 5, seed=seed)
     answers = [model.letters[text[1]] for number, text in sorted(recorded.texts().items()) if number]
@@ -395,7 +395,7 @@ def bundled():
     return playground.load()
 
 
-def test_eight_texts_hold_the_prompt_once(bundled):
+def test_eight_samples_share_one_prompt_in_the_cache(bundled):
     prompt = bundled.target.tokens.encode("Once upon a time there was a king who had three sons. " * 12)
     recorded = run(of("best_of_n", n=8, temperature=1.0), bundled.target, prompt, 24)
     caches = recorded.of(Cache)
@@ -404,7 +404,7 @@ def test_eight_texts_hold_the_prompt_once(bundled):
     assert max(event.bytes for event in caches) < 1.3 * one_text_and_eight_tails < 0.5 * 8 * slot * (len(prompt) + 24)
 
 
-def test_the_answers_of_the_bundled_model_are_read_and_voted_on(bundled):
+def test_answers_of_the_bundled_model_are_parsed_and_voted_on(bundled):
     question = "Gecost buys 6 boxes of 7 keys. Then 3 of the keys are gone. How many keys does Gecost have now?"
     recorded = playground.run("self_consistency", question, models=bundled, chat=True, knobs={"n": 5})
     assert recorded.text.strip().endswith("#### 39")
@@ -421,7 +421,7 @@ def after(model: Model, node: Callable[[ForwardInput], None] | None, token: int)
     return model.forward([work])[0][0][-1]
 
 
-def test_a_mixture_that_is_nearly_one_token_reads_as_that_token():
+def test_a_mixture_dominated_by_one_token_gives_that_tokens_row():
     model = pair("llama").target
     plain = after(model, None, 12)
     shares = torch.tensor([0.0, -50.0], dtype=torch.float64).softmax(0).tolist()
@@ -431,7 +431,7 @@ def test_a_mixture_that_is_nearly_one_token_reads_as_that_token():
 
 
 @pytest.mark.parametrize("drafts", [1, 3, 8])
-def test_a_token_costs_one_forward_and_one_place_in_the_cache_however_many_drafts_there_are(drafts):
+def test_a_token_takes_one_forward_and_one_slot_for_any_number_of_drafts(drafts):
     recorded = run(
         of("superposed", drafts=drafts, audit=False, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 10
     )
@@ -439,7 +439,7 @@ def test_a_token_costs_one_forward_and_one_place_in_the_cache_however_many_draft
     assert [event.tokens for event in forwards] == [3] + [1] * 9 and forwards[-1].context == 3 + 8
 
 
-def test_shares_of_the_mixture_are_those_of_the_scores_and_sum_to_one():
+def test_mixture_weights_are_those_of_the_scores_and_sum_to_one():
     recorded = run(
         of("superposed", drafts=3, temperature=1.0, corpus="abcabdabe"), TableModel("abcdefgh"), [0, 1, 2], 2
     )
@@ -456,13 +456,13 @@ def gains(raw: torch.Tensor, contexts: list[list[int]], corpus: list[list[int]],
     return strategy._gains(raw, [lookup.followers(context) for context in contexts])
 
 
-def test_without_ngrams_all_drafts_want_the_same_tokens():
+def test_without_ngrams_all_drafts_prefer_the_same_tokens():
     found_ = gains(torch.randn(8, dtype=torch.float64), [[0, 1], [2, 3], [4]], [[0, 1, 2]], alpha=0.0, drafts=2, kept=4)
     assert bool((found_ == found_[0]).all()) and int((found_[0] > -math.inf).sum()) == 4
     assert float(found_[0].exp().sum()) == pytest.approx(1), "what is kept is a distribution again"
 
 
-def test_a_draft_that_no_ngram_supports_ranks_below_all_that_one_does():
+def test_a_draft_without_ngram_support_ranks_below_all_supported_ones():
     found_ = gains(torch.zeros(4, dtype=torch.float64), [[0], [3]], [[0, 1, 0, 2]], drafts=2, kept=4)
     supported, lost = found_[0][found_[0] > -math.inf], found_[1]
     assert len(supported) == 2 and float(lost.max()) < float(supported.min()) - 150
@@ -483,7 +483,7 @@ def naive_frequency(text: list[int], token: int, corpus: list[list[int]]) -> flo
 
 
 @pytest.mark.oracle("superposed")
-def test_frequencies_are_those_of_counting_and_no_context_crosses_from_one_text_into_another():
+def test_ngram_frequencies_are_counts_within_each_text():
     stories = [[0, 1, 2, 0, 1, 0, 2, 1], [2, 2, 0, 1, 1], [1]]
     for context in ([0], [1, 2], [2, 0, 1], [1, 1, 2, 2, 0, 1], [2, 1, 2]):
         found_ = frequencies(Corpus(stories, 5).followers(context), (0.01, 0.04, 0.15, 0.18, 0.12), 3)
@@ -491,7 +491,7 @@ def test_frequencies_are_those_of_counting_and_no_context_crosses_from_one_text_
 
 
 @pytest.mark.oracle("superposed")
-def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
+def test_with_ngrams_alone_drafts_are_the_beams_of_the_ngram_model():
     text, prompt = "abcacbbacabcbabcca", [0, 1]
     corpus = [["abc".index(letter) for letter in text]]
     recorded = run(of("superposed", drafts=9, alpha=1.0, corpus=text), TableModel("abc", spread=0.0), prompt, 3)
@@ -507,7 +507,7 @@ def test_with_ngrams_alone_the_drafts_are_the_beams_of_the_ngram_model():
     assert recorded.finished()[0][0] == ranked[0] == recorded.texts()[0]
 
 
-def test_drafts_are_always_different_and_hold_no_end_inside():
+def test_drafts_are_distinct_and_contain_no_inner_end_token():
     most = 0
     for seed in range(4):
         model = TableModel("abcde", "e", seed)
@@ -525,7 +525,7 @@ def test_drafts_are_always_different_and_hold_no_end_inside():
     assert most > 4
 
 
-def test_the_true_log_probabilities_are_shown_beside_the_scores():
+def test_true_log_probabilities_are_reported_with_the_scores():
     model, prompt = TableModel("abcde", "e", seed=2), [0, 1]
     recorded = run(of("superposed", corpus="abcdabdcae"), model, prompt, 6)
     figure, texts = recorded.figure("finished drafts"), recorded.texts()
@@ -534,7 +534,7 @@ def test_the_true_log_probabilities_are_shown_beside_the_scores():
     assert all(abs(score - true) > 0.1 for score, true in figure["values"])
 
 
-def test_a_mixture_of_equal_tokens_is_no_mixture():
+def test_a_mixture_of_equal_tokens_is_that_token():
     """Two drafts that end in the same token: on a real network the row is that of the token."""
     model = pair("llama").target
     assert (

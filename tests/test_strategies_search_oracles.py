@@ -184,7 +184,7 @@ class SumForMean(BestOfN):
 
 
 @pytest.mark.oracle("best_of_n")
-def test_best_of_n_has_the_law_of_a_choice_among_independent_texts():
+def test_best_of_n_has_the_distribution_of_a_choice_among_independent_texts():
     check_best_of_n(BestOfN)
 
 
@@ -195,7 +195,7 @@ def test_a_wrong_best_of_n_is_refused(wrong):
 
 
 @pytest.mark.refuses("best_of_n")
-def test_a_best_of_n_that_judges_unfinished_texts_too_is_refused(monkeypatch):
+def test_a_best_of_n_that_scores_unfinished_texts_is_refused(monkeypatch):
     monkeypatch.setitem(BestOfN.decode.__globals__, "whole", list)
     refused(check_best_of_n, BestOfN)
 
@@ -240,7 +240,7 @@ class SilenceVotes(SelfConsistency):
 
 
 @pytest.mark.oracle("self_consistency")
-def test_self_consistency_has_the_law_of_a_vote_among_independent_texts():
+def test_self_consistency_has_the_distribution_of_a_vote_among_independent_texts():
     check_self_consistency(SelfConsistency)
 
 
@@ -290,7 +290,7 @@ class OneThatIsAlike(MBR):
 
 
 @pytest.mark.oracle("mbr")
-def test_mbr_has_the_law_of_the_text_most_like_all():
+def test_mbr_has_the_distribution_of_the_text_most_similar_to_all():
     check_mbr(MBR)
 
 
@@ -385,7 +385,7 @@ class PriceOfTheFirstToken(Labels):
 
 
 @pytest.mark.oracle("gencls_ppl")
-def test_labels_by_perplexity_takes_the_least_surprising_label():
+def test_labels_by_perplexity_takes_the_label_of_lowest_perplexity():
     check_labels(Labels)
 
 
@@ -462,7 +462,7 @@ class ColdAfterwards(Superposed):
 
 
 @pytest.mark.oracle("superposed")
-def test_superposed_drafts_gain_what_the_formula_says():
+def test_superposed_draft_scores_equal_the_formula():
     check_superposed(Superposed)
 
 

@@ -53,19 +53,19 @@ def check_layer_skip(preset: type) -> None:
 
 
 @pytest.mark.oracle("layer_skip")
-def test_layer_skip_keeps_the_whole_models_law():
+def test_layer_skip_keeps_the_full_models_distribution():
     check_layer_skip(find("layer_skip"))
 
 
 @pytest.mark.refuses("layer_skip")
-def test_layer_skip_that_checks_nothing_has_another_law():
+def test_layer_skip_without_verification_has_another_distribution():
     with pytest.raises(AssertionError, match="distance"):
         check_layer_skip(ChecksNothing)
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
 @pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
-def test_the_law_is_the_whole_models_whatever_its_first_layers_think(verifier, letters, ends):
+def test_the_output_distribution_is_the_full_models_whatever_early_layers_predict(verifier, letters, ends):
     model = EarlyTable(letters, ends)
     found = law(LaneConfig("layer_skip", {}, [(verifier, {}), AT_ONE]), {"target": model}, [0, 1, 0], 4)
     assert distance(found, product_law(TableModel(letters, ends), [0, 1, 0], 4)) < EXACT
@@ -87,7 +87,7 @@ LIMITS, START = Limits(0, 18), [5, 9, 2, 7, 7, 1]
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("share", [0.05, 0.6, 1.0])
-def test_rows_that_left_early_and_went_on_are_those_of_one_plain_pass(architecture, share):
+def test_rows_resumed_after_an_early_exit_equal_one_plain_forward(architecture, share):
     model, seen = layered(architecture), None
     rounds = 0
     for lane in watch(
@@ -155,20 +155,20 @@ class DraftsWithTheWholeModel(find("layer_skip_draft")):
 
 @pytest.mark.oracle("layer_skip_draft")
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_the_draft_is_what_the_librarys_head_says_of_an_inner_layer(architecture):
+def test_the_draft_equals_the_librarys_lm_head_on_an_inner_layer(architecture):
     check_layer_skip_draft(find("layer_skip_draft"), architecture)
 
 
 @pytest.mark.refuses("layer_skip_draft")
 @pytest.mark.parametrize("wrong", [LeavesALayerEarly, DraftsWithTheWholeModel], ids=lambda cls: cls.__name__)
-def test_a_draft_from_another_layer_is_found_out(wrong):
+def test_a_draft_from_another_layer_is_detected(wrong):
     with pytest.raises(AssertionError, match=r"assert \["):
         check_layer_skip_draft(wrong, "llama")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("share", [0.05, 0.6])
-def test_draft_tokens_of_the_first_layers_change_no_greedy_text(architecture, share):
+def test_early_layer_drafts_do_not_change_the_greedy_text(architecture, share):
     models = {"target": layered(architecture)}
     plain, skipping = (
         write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share))
@@ -177,7 +177,7 @@ def test_draft_tokens_of_the_first_layers_change_no_greedy_text(architecture, sh
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_each_row_passes_each_layer_once_and_late_layers_run_once_a_round(architecture, monkeypatch):
+def test_each_row_runs_each_layer_once_and_late_layers_run_once_per_round(architecture, monkeypatch):
     passes, original = defaultdict(list), Segment.write
 
     def counted(segment, layer, keys, values):
@@ -223,7 +223,7 @@ def test_with_all_layers_every_draft_token_is_accepted():
 
 
 @pytest.mark.parametrize("share, layers", [(0.05, 1), (0.45, 1), (0.55, 2), (0.95, 3)])
-def test_the_share_of_three_layers_is_rounded_and_never_none(share, layers):
+def test_a_share_of_three_layers_is_rounded_to_at_least_one(share, layers):
     session = prepare(Models(pair().target), [layer_skip(share)], Prompt("a bird"), Limits(0, 4))
     assert {
         stamped.event.layers
@@ -232,6 +232,6 @@ def test_the_share_of_three_layers_is_rounded_and_never_none(share, layers):
     } == {layers}
 
 
-def test_layer_skip_refuses_another_drafter():
+def test_another_drafter_is_refused_with_layer_skip():
     with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
         assemble(LaneConfig("layer_skip", {}, [("draft_model", {})]))

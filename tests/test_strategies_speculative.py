@@ -93,7 +93,7 @@ def law_of(outcomes: list[tuple[int, bool, float]], size: int) -> list[float]:
     (1, "independent", 0.7), (2, "independent", 0.76), (3, "independent", 0.808),
     (1, "without_replacement", 0.7), (2, "without_replacement", 0.808571), (3, "without_replacement", 1.0),
 ])
-def test_a_draft_token_is_accepted_as_often_as_the_papers_say(count, drawn, chance):
+def test_draft_tokens_are_accepted_as_often_as_the_papers_state(count, drawn, chance):
     assert accepted(count, P, Q, drawn) == pytest.approx(chance, abs=1e-6)
 
 
@@ -101,7 +101,7 @@ def test_one_draft_token_is_accepted_with_the_overlap_of_p_and_q():
     assert accepted(1, P, Q) == pytest.approx(float(torch.minimum(P, Q).sum()))
 
 
-def test_what_is_resampled_is_what_p_has_more_than_q():
+def test_rejected_tokens_are_resampled_from_the_residual():
     assert {token for token, was_guess, _ in rulings(1, P, Q) if not was_guess} == {0}
 
 
@@ -119,7 +119,7 @@ def distributions(draw, size: int):
 @pytest.mark.parametrize("drawn", ["independent", "without_replacement"])
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), size=st.integers(2, 4))
-def test_rejection_gives_p_whatever_p_and_q_are(drawn, data, size):
+def test_rejection_sampling_gives_p_for_any_p_and_q(drawn, data, size):
     p, q = data.draw(distributions(size)), data.draw(distributions(size))
     count = min(3, int((q > 0).sum()) if drawn == "without_replacement" else 3)
     assert law_of(rulings(count, p, q, drawn), size) == pytest.approx(p.tolist(), abs=1e-9)
@@ -127,7 +127,7 @@ def test_rejection_gives_p_whatever_p_and_q_are(drawn, data, size):
 
 @settings(deadline=None, max_examples=40)
 @given(data=st.data(), size=st.integers(2, 4), guesses=st.lists(st.integers(0, 1), min_size=1, max_size=3))
-def test_rejection_gives_p_for_draft_tokens_that_were_certain(data, size, guesses):
+def test_rejection_sampling_gives_p_for_deterministic_drafts(data, size, guesses):
     p, draws, found = data.draw(distributions(size)), Enumerating(), Counter()
     tree = TokenTree()
     for guess in guesses:
@@ -144,7 +144,7 @@ def test_rejection_gives_p_for_draft_tokens_that_were_certain(data, size, guesse
     assert [found[token] for token in range(size)] == pytest.approx(p.tolist(), abs=1e-9)
 
 
-def test_sample_and_match_accepts_with_the_probability_of_the_children():
+def test_sample_and_match_accepts_with_the_total_probability_of_the_children():
     tree = TokenTree()
     tree.add(1), tree.add(2)
     standing = [match(token, [0, 1], tree, P).child for token in range(3)]
@@ -152,12 +152,12 @@ def test_sample_and_match_accepts_with_the_probability_of_the_children():
     assert sum(float(P[token]) for token, child in enumerate(standing) if child is not None) == pytest.approx(0.5)
 
 
-def test_a_miss_keeps_the_token_that_was_drawn():
+def test_a_mismatch_commits_the_sampled_token():
     assert match(0, [0], chain([2], "test"), P) == Ruling(None, 0, match(0, [0], chain([2], "test"), P).tests, P)
 
 
 @pytest.mark.parametrize("depth, expected", [(2, 2.19), (4, 2.7731)])
-def test_tokens_a_round_are_those_of_the_papers_formula(depth, expected):
+def test_tokens_per_round_equal_the_papers_formula(depth, expected):
     """Leviathan et al.: (1 - alpha ** (depth + 1)) / (1 - alpha), here with alpha = 0.7."""
     models = {
         "target": TableModel("abc", rule=lambda context: P.log()),
@@ -193,7 +193,7 @@ def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) 
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-def test_tests_are_reported_as_they_were_made(verifier):
+def test_acceptance_tests_are_reported_in_order(verifier):
     for draft, verdict in rounds(speculative_lane("draft_model", verifier, *MODEL.extras, width=3), pair()):
         assert [test.node for test in verdict.tests if test.kept] == verdict.kept
         for test in verdict.tests:
@@ -209,7 +209,7 @@ def depth_of(draft: Draft, verdict: Verdict) -> int:
     return len(verdict.kept) + (node in draft.parents)
 
 
-def test_a_redraw_shows_what_it_was_drawn_from():
+def test_a_resampled_token_reports_its_distribution():
     refused = [
         verdict
         for _, verdict in rounds(speculative_lane("draft_model", "rejection", *MODEL.extras), pair())
@@ -241,7 +241,7 @@ def paths(draft: Draft) -> list[list[int]]:
     return [tree.path(node) for node in range(len(draft.parents))]
 
 
-def test_no_draft_is_longer_than_what_may_still_be_written():
+def test_no_draft_exceeds_the_remaining_length():
     for depth, width in product((1, 3, 16), (1, 2)):
         written = 0
         for draft, verdict in rounds(
@@ -257,7 +257,7 @@ def test_no_draft_is_longer_than_what_may_still_be_written():
     [("draft_model", {"depth": 8}), ("draft_model", {"depth": 8, "width": 2}), ("spectr", {"length": 8})],
     ids=str,
 )
-def test_the_draft_makes_no_forward_after_a_token_that_ends_the_text(drafter, knobs):
+def test_the_draft_takes_no_forward_after_an_end_token(drafter, knobs):
     def rule(context):
         return torch.tensor([0.0, 9.0, 9.0] if len(context) > 3 else [9.0, 0.0, 0.0])
 
@@ -266,7 +266,7 @@ def test_the_draft_makes_no_forward_after_a_token_that_ends_the_text(drafter, kn
     assert (written.tokens, models["draft"].forwards) == ([0, 0, 0, 0, 1], 4)
 
 
-def test_every_draft_token_after_the_first_miss_counts_as_untested():
+def test_draft_tokens_after_the_first_rejection_count_as_untested():
     session = prepare(
         pair(), [speculative_lane("draft_model", "greedy_match")], Prompt("The green bird"), Limits(0, 24)
     )
@@ -308,11 +308,11 @@ def guess(text: list[int], count: int = 4, ends: Callable = lambda token: token 
 
 
 @pytest.mark.parametrize("n_max", [2, 3])
-def test_what_followed_the_last_two_tokens_is_drafted_again(n_max):
+def test_the_continuation_of_the_last_two_tokens_is_proposed(n_max):
     assert guess([1, 2, 3, 4, 2, 3], n_max=n_max) == [4, 2, 3]
 
 
-def test_a_draft_token_that_would_end_the_text_is_cut_and_no_shorter_match_is_tried():
+def test_a_draft_ends_before_an_end_token_without_trying_a_shorter_match():
     assert guess([5, 6, END, 7, 5, 6]) == []
 
 
@@ -321,7 +321,7 @@ def test_a_draft_token_that_would_end_the_text_is_cut_and_no_shorter_match_is_tr
     ([1, 5, 1, 6, 1], {"occurrence": "earliest"}, [5, 1, 6, 1]), ([1, 5, 1, 6, 1], {"occurrence": "latest"}, [6, 1]),
     ([1, 2, 9, 8, 2], {"n_min": 2}, []), ([1, 2, 9, 8, 2], {"n_min": 1}, [9, 8, 2]),
 ])
-def test_prompt_lookup_follows(text, knobs, expected):
+def test_worked_examples_of_prompt_lookup(text, knobs, expected):
     assert guess(text, **knobs) == expected
 
 
@@ -334,7 +334,7 @@ def test_prompt_lookup_follows(text, knobs, expected):
     n_min=st.integers(1, 3),
     count=st.integers(0, 5),
 )
-def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_min, count):
+def test_prompt_lookup_equals_a_brute_force_search(occurrence, text, n_max, n_min, count):
     endings = [(n, start) for n in range(n_min, n_max + 1) for start in range(len(text) - n)
                if text[start:start + n] == text[len(text) - n:]]
     longest = max((n for n, _ in endings), default=0)
@@ -343,7 +343,7 @@ def test_prompt_lookup_is_the_search_by_brute_force(occurrence, text, n_max, n_m
     assert guess(text, count, n_max=n_max, n_min=n_min, occurrence=occurrence) == expected
 
 
-def test_a_text_that_copies_itself_costs_one_forward_for_every_eleven_tokens():
+def test_a_repeating_text_takes_one_forward_per_eleven_tokens():
     copier = TableModel("abcdefgh", rule=lambda context: torch.eye(8, dtype=torch.float64)[(context[-1] + 1) % 8] * 50)
     write(
         assemble(speculative_lane("prompt_lookup", depth=10)),
@@ -355,7 +355,7 @@ def test_a_text_that_copies_itself_costs_one_forward_for_every_eleven_tokens():
     assert copier.forwards == 1 + 44 / 11, "the prompt, and then rounds of ten guesses and a bonus"
 
 
-def test_a_text_without_repetition_costs_one_forward_a_token():
+def test_a_text_without_repetition_takes_one_forward_per_token():
     counter = TableModel(
         "".join(map(chr, range(97, 123))), rule=lambda context: torch.eye(26, dtype=torch.float64)[len(context)] * 50
     )

@@ -177,35 +177,35 @@ class DividesByNothing(find("k_seq")):
 @pytest.mark.oracle("rejection")
 @pytest.mark.parametrize("drafter", [CHAIN, SIBLINGS, make("rsd_c", branching="2")],
                          ids=["chain", "independent siblings", "distinct siblings"])
-def test_rejection_keeps_the_targets_law(drafter):
+def test_rejection_keeps_the_targets_distribution(drafter):
     check_law(make("rejection"), drafter)
 
 
 @pytest.mark.refuses("rejection")
 @pytest.mark.parametrize("wrong", [RedrawsFromTarget, SwapsTheRatio, ComparesEverySiblingWithTheTarget], ids=NAMES)
-def test_a_wrong_rejection_rule_has_another_law(wrong):
+def test_a_wrong_rejection_rule_has_another_distribution(wrong):
     assert_refused(check_law, wrong(), SIBLINGS)
 
 
 @pytest.mark.oracle("sample_match")
 @pytest.mark.parametrize("drafter", [CHAIN, SIBLINGS], ids=["chain", "siblings"])
-def test_sample_and_match_keeps_the_targets_law(drafter):
+def test_sample_and_match_keeps_the_targets_distribution(drafter):
     check_law(make("sample_match"), drafter)
 
 
 @pytest.mark.refuses("sample_match")
 @pytest.mark.parametrize("wrong", [DrawsAgainAfterAMiss, MatchesTheMostProbable], ids=NAMES)
-def test_a_wrong_match_has_another_law(wrong):
+def test_a_wrong_match_has_another_distribution(wrong):
     assert_refused(check_law, wrong(), CHAIN)
 
 
 @pytest.mark.oracle("k_seq")
-def test_k_seq_keeps_the_targets_law():
+def test_k_seq_keeps_the_targets_distribution():
     check_law(make("k_seq"), make("spectr", rows=2, length=2))
 
 
 @pytest.mark.refuses("k_seq")
-def test_k_seq_that_divides_by_nothing_has_another_law():
+def test_k_seq_without_its_divisor_has_another_distribution():
     assert_refused(check_law, DividesByNothing(), make("spectr", rows=2, length=2))
 
 
@@ -282,7 +282,7 @@ def test_greedy_match_accepts_the_longest_path_of_argmaxes():
 
 @pytest.mark.refuses("greedy_match")
 @pytest.mark.parametrize("wrong", [LooksAtTheFirstSibling, AcceptsTheRunnerUp], ids=NAMES)
-def test_a_wrong_greedy_match_is_found_out(wrong):
+def test_a_wrong_greedy_match_is_detected(wrong):
     assert_refused(check_greedy_match, wrong)
 
 
@@ -351,13 +351,13 @@ class Wasteful(find("speculative")):
 
 
 @pytest.mark.oracle("speculative")
-def test_speculation_writes_the_librarys_text_in_as_many_passes():
+def test_speculation_writes_the_librarys_text_in_as_many_forwards():
     check_assisted(find("speculative"))
 
 
 @pytest.mark.refuses("speculative")
 @pytest.mark.parametrize("wrong", [WithoutVerification, Wasteful], ids=NAMES)
-def test_a_wrong_round_differs_from_the_library_in_text_or_passes(wrong):
+def test_a_wrong_round_differs_from_the_library_in_text_or_forwards(wrong):
     assert_refused(check_assisted, wrong)
 
 
@@ -408,13 +408,13 @@ class TellsASofterRow(find("draft_model")):
 
 
 @pytest.mark.oracle("draft_model")
-def test_chains_and_siblings_of_a_draft_model_have_its_own_law():
+def test_chains_and_siblings_have_the_draft_models_distribution():
     check_draft_model(find("draft_model"))
 
 
 @pytest.mark.refuses("draft_model")
 @pytest.mark.parametrize("wrong", [DrawsEveryTokenFromOneRow, TellsASofterRow], ids=NAMES)
-def test_a_wrong_draft_chain_is_found_out(wrong):
+def test_a_wrong_draft_chain_is_detected(wrong):
     assert_refused(check_draft_model, wrong)
 
 
@@ -450,12 +450,12 @@ class DrawsWithReplacement(find("rsd_c")):
 
 
 @pytest.mark.oracle("rsd_c")
-def test_siblings_of_rsd_c_are_drawn_without_replacement():
+def test_siblings_of_rsd_c_are_sampled_without_replacement():
     check_rsd_c(find("rsd_c"))
 
 
 @pytest.mark.refuses("rsd_c")
-def test_siblings_drawn_with_replacement_have_another_law():
+def test_siblings_sampled_with_replacement_have_another_distribution():
     assert_refused(check_rsd_c, DrawsWithReplacement)
 
 
@@ -486,13 +486,13 @@ class FollowsEveryBranchAlike(find("rsd_s")):
 
 
 @pytest.mark.oracle("rsd_s")
-def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_continuations():
+def test_the_beam_of_rsd_s_is_sampled_without_replacement_among_continuations():
     check_rsd_s(find("rsd_s"))
 
 
 @pytest.mark.refuses("rsd_s")
 @pytest.mark.parametrize("wrong", [ForgetsWhatWasTaken, FollowsEveryBranchAlike], ids=NAMES)
-def test_a_wrong_stochastic_beam_has_another_law(wrong):
+def test_a_wrong_stochastic_beam_has_another_distribution(wrong):
     assert_refused(check_rsd_s, wrong)
 
 
@@ -523,7 +523,7 @@ def test_rows_of_spectr_are_independent_continuations():
 
 
 @pytest.mark.refuses("spectr")
-def test_rows_that_forget_their_repeats_have_another_law():
+def test_dropping_repeated_rows_has_another_distribution():
     assert_refused(check_spectr, ForgetsRepeats)
 
 
@@ -564,7 +564,7 @@ def test_prompt_lookup_proposes_what_the_library_proposes():
 
 @pytest.mark.refuses("prompt_lookup")
 @pytest.mark.parametrize("wrong", [PrefersShortEndings, TakesTheLatest, GuessesTheEnd], ids=NAMES)
-def test_a_wrong_lookup_differs_from_the_librarys(wrong):
+def test_a_wrong_lookup_differs_from_the_library(wrong):
     assert_refused(check_prompt_lookup, wrong)
 
 
@@ -625,13 +625,13 @@ class LearnsARowLate(find("token_recycling")):
 
 
 @pytest.mark.oracle("token_recycling")
-def test_recycled_trees_are_those_of_a_matrix_replayed_by_hand():
+def test_recycled_trees_equal_those_of_a_matrix_updated_by_hand():
     check_token_recycling(find("token_recycling"))
 
 
 @pytest.mark.refuses("token_recycling")
 @pytest.mark.parametrize("wrong", [KeepsTheFirstSuccessors, LearnsFromAcceptedTokens, LearnsARowLate], ids=NAMES)
-def test_a_wrong_matrix_of_successors_is_found_out(wrong):
+def test_a_wrong_adjacency_matrix_is_detected(wrong):
     assert_refused(check_token_recycling, wrong)
 
 
@@ -686,13 +686,13 @@ class RemembersTheLastRow(find("stand")):
 
 
 @pytest.mark.oracle("stand")
-def test_drafts_of_stand_are_drawn_from_the_mean_of_all_rows_behind_an_ending():
+def test_stand_samples_drafts_from_the_mean_of_all_rows_after_a_suffix():
     check_stand(find("stand"))
 
 
 @pytest.mark.refuses("stand")
 @pytest.mark.parametrize("wrong", [LearnsWhatWasRejected, AsksTheShortestEnding, RemembersTheLastRow], ids=NAMES)
-def test_a_wrong_memory_of_rows_is_found_out(wrong):
+def test_a_wrong_row_memory_is_detected(wrong):
     assert_refused(check_stand, wrong)
 
 
@@ -786,11 +786,11 @@ class CountsTheRestTwice(find("aded")):
 
 
 @pytest.mark.oracle("aded")
-def test_the_search_of_aded_visits_the_paths_that_the_formula_says():
+def test_adeds_search_visits_the_paths_of_the_formula():
     check_aded(find("aded"))
 
 
 @pytest.mark.refuses("aded")
 @pytest.mark.parametrize("wrong", [IgnoresTheWeights, NeverExplores, CountsTheRestTwice], ids=NAMES)
-def test_a_wrong_search_is_found_out(wrong):
+def test_a_wrong_search_is_detected(wrong):
     assert_refused(check_aded, wrong)

@@ -81,13 +81,13 @@ STAIRS = [("1.1.1", 6, (22, 14, 6)), ("1.2", 8, (22, 8, 8)), ("2.1", 8, (22, 22,
 @pytest.mark.oracle("uncomp")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("stages, floor, counts", STAIRS)
-def test_it_writes_and_holds_what_decoding_by_hand_does(architecture, stages, floor, counts):
+def test_text_and_cache_equal_decoding_by_hand(architecture, stages, floor, counts):
     knobs = {**STAGED, "stages": stages, "floor": floor}
     assert course(alone(make("uncomp", **knobs)), models(architecture)) == by_hand(counts, architecture)
 
 
 @pytest.mark.parametrize("architecture", BY_HAND)
-def test_where_nothing_is_evicted_a_layer_holds_what_it_has_read_of_the_prompt(architecture):
+def test_without_eviction_a_layer_caches_the_prompt_tokens_it_read(architecture):
     expected = by_hand((22, 14, 6), architecture, high=999, low=999)
     ours = course(alone(make("uncomp", **STAGED | ROOMY)), models(architecture))
     assert ours == expected
@@ -97,7 +97,7 @@ def test_where_nothing_is_evicted_a_layer_holds_what_it_has_read_of_the_prompt(a
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 5])
-def test_a_prompt_read_in_pieces_is_read_as_at_once(chunk, monkeypatch):
+def test_chunked_prefill_equals_a_single_prefill(chunk, monkeypatch):
     whole = course(alone(make("uncomp", **STAGED)), models())
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     assert course(alone(make("uncomp", **STAGED)), models()) == whole
@@ -153,7 +153,7 @@ WRONG = [
 
 @pytest.mark.refuses("uncomp")
 @pytest.mark.parametrize("wrong", WRONG, ids=lambda cls: cls.__name__)
-def test_a_wrong_way_to_send_tokens_on_is_found_out(wrong):
+def test_a_wrong_token_selection_is_detected(wrong):
     expected = by_hand((22, 14, 6), high=999, low=999)
     assert course(alone(UNComp(**STAGED | ROOMY)), models()) == expected
     assert course(alone(wrong(**STAGED | ROOMY)), models())[1] != expected[1]
@@ -164,7 +164,7 @@ class NothingIsSafe(UNComp):
         return torch.zeros_like(held.live)
 
 
-def test_the_last_token_goes_on_whatever_a_policy_says():
+def test_the_last_token_is_always_selected():
     _, found = course(alone(NothingIsSafe(**STAGED | ROOMY)), models())
     assert found[0] == [[set(range(22))] * 2, [{21}] * 2, [{21}] * 2]
 
@@ -174,7 +174,7 @@ def test_the_last_token_goes_on_whatever_a_policy_says():
 @pytest.mark.parametrize("floor", [1, 3, 6, 15, 22, 40])
 @pytest.mark.parametrize("longest", [0, 48, 2048])
 @pytest.mark.parametrize("window", [1, 3, 40])
-def test_stages_never_read_more_than_those_before_and_never_less_than_window_and_floor(floor, longest, window):
+def test_stage_sizes_never_increase_and_never_fall_below_window_and_floor(floor, longest, window):
     policy = make("uncomp", stages="3.1.2.4", floor=floor, longest=longest, window=window, high=64, low=48)
     for prompt in (2, 21, 22, 23, 300):
         read = [policy._reads(stage, prompt) for stage in range(4)]
@@ -182,7 +182,7 @@ def test_stages_never_read_more_than_those_before_and_never_less_than_window_and
         assert read[-1] == min(prompt, max(floor, window))
 
 
-def test_a_prompt_goes_down_to_the_floor_in_even_steps():
+def test_stage_sizes_decrease_to_the_floor_in_equal_steps():
     """Of 1000 tokens to 100 in three steps; as long as the context, 4096 in the released code, a shorter one begins to
     lose tokens later.
     """
@@ -194,7 +194,7 @@ def test_a_prompt_goes_down_to_the_floor_in_even_steps():
 
 
 @pytest.mark.parametrize("stages, cuts", [("1.1.1", [1, 2]), ("1.2", [1]), ("2.1", [2]), ("3", [])])
-def test_cuts_are_where_stages_begin_and_without_a_floor_there_are_none(stages, cuts):
+def test_selection_happens_where_stages_begin_and_without_a_floor_nowhere(stages, cuts):
     assert make("uncomp", stages=stages, floor=6).cut_layers(3) == cuts
     assert make("uncomp", stages=stages).cut_layers(3) == make("uncomp").cut_layers(3) == []
 
@@ -212,7 +212,7 @@ def test_without_a_floor_stages_change_nothing():
 @pytest.mark.parametrize(
     "stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)]
 )
-def test_forwards_show_what_was_computed_and_no_more(stages, floor, chunk, monkeypatch):
+def test_forwards_report_exactly_the_computed_rows(stages, floor, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
@@ -233,7 +233,7 @@ def test_forwards_show_what_was_computed_and_no_more(stages, floor, chunk, monke
 
 
 @pytest.mark.parametrize("knobs", [{}, {"floor": 0}, {"stages": "2.1"}, {"high": 18, "low": 5}, {"floor": 22}], ids=str)
-def test_it_promises_what_is_held(knobs):
+def test_its_expected_share_equals_the_cached_share(knobs):
     policy = make("uncomp", **STAGED | knobs)
     _, found = course(alone(policy), models())
     for generated in (0, LENGTH - 1):
@@ -253,7 +253,7 @@ BESIDE = [
 
 
 @pytest.mark.parametrize("lane", BESIDE, ids=str)
-def test_where_all_go_on_nothing_changes_also_for_what_reads_early_exits_or_hidden_states(lane, monkeypatch):
+def test_if_all_tokens_are_selected_rows_early_exits_and_hidden_states_are_unchanged(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards of each stage."""
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
     session = prepare(
@@ -274,7 +274,7 @@ def test_a_rejected_draft_token_leaves_no_trace():
     assert course(Assembly(decoder, cache_policy=make("uncomp", **STAGED)), models()) == plain
 
 
-def test_a_prompt_shorter_than_the_window_goes_on_whole():
+def test_a_prompt_shorter_than_the_window_is_read_by_all_layers():
     def ids(**knobs) -> list[int]:
         *_, lane = watch(alone(make("uncomp", **UNCOMP_TIGHT, **knobs)), models(), PROMPT[:2], Limits(0, 6), Draws(0))
         return lane.tokens
@@ -284,14 +284,14 @@ def test_a_prompt_shorter_than_the_window_goes_on_whole():
 
 # --- where stages begin ---
 
-def test_a_stage_begins_where_the_entropy_falls_much_and_not_where_it_rises_or_falls_a_little():
+def test_a_stage_begins_at_a_large_drop_of_entropy_only():
     assert staged(torch.tensor([0.7, 0.6, 0.65, 0.64, 0.5, 0.4])) == "1.3.1.1"
     assert staged(torch.tensor([0.5, 0.49, 0.6])) == "3" and staged(torch.tensor([0.5])) == "1"
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
 @pytest.mark.parametrize("fall", [0.0, 1.0])
-def test_stages_go_by_the_mean_over_heads_and_texts(architecture, fall, monkeypatch):
+def test_stages_use_the_mean_entropy_over_heads_and_texts(architecture, fall, monkeypatch):
     monkeypatch.setattr(f"{UNComp.__module__}.FALL", fall)
     texts = torch.randint(0, 200, (4, 18), generator=torch.Generator().manual_seed(3)).tolist()
     found = []
@@ -334,7 +334,7 @@ def test_stages_of_another_model_are_refused():
     assert failure(pair(), stages="1.1", floor=0) == failure(pair()) == ""
 
 
-def test_a_model_whose_layers_cannot_read_apart_is_refused_only_where_there_are_stages():
+def test_a_model_without_split_layers_is_refused_only_if_there_are_stages():
     leaning = Models(Model(leaning_on_earlier_layers(), pair().target.tokenizer, "leaning"))
     assert "cannot shorten the prompt for them: remove uncomp" in failure(leaning)
     assert failure(leaning, floor=0) == failure(leaning, stages="3") == ""

@@ -36,7 +36,7 @@ SHARES = torch.tensor([0.5, 0.2, 0.1, 0.08, 0.07, 0.05], dtype=torch.float64)
 # --- who stays ---
 
 @pytest.mark.parametrize("count", range(1, 6))
-def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_up_to_the_places(count):
+def test_survival_probabilities_are_capped_multiples_of_the_shares_and_sum_to_the_capacity(count):
     stay = survival_probabilities(SHARES, count)
     assert float(stay.sum()) == pytest.approx(count) and bool((stay <= 1).all())
     ratios = (stay / SHARES)[stay < 1 - 1e-9]
@@ -45,13 +45,13 @@ def test_chances_to_stay_are_the_shares_times_one_number_capped_at_one_and_add_u
     )
 
 
-def test_all_stay_where_there_are_places_enough_but_never_one_without_weight():
+def test_with_enough_capacity_all_particles_of_positive_weight_survive():
     assert survival_probabilities(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 2).tolist() == [1, 1, 0]
     assert survival_probabilities(torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64), 3).tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("stay", [[0.5] * 4, [0.9, 0.6, 0.5], [0.2, 0.3, 0.1, 0.4], [0.75, 0.75, 0.75, 0.75], []])
-def test_lots_let_everyone_stay_with_its_chance_and_no_one_twice(stay):
+def test_each_particle_survives_with_its_probability_and_at_most_once(stay):
     outcomes = systematic_outcomes(stay)
     assert sum(p for p, _ in outcomes) == pytest.approx(1)
     for _, staying in outcomes:
@@ -80,7 +80,7 @@ def twin_chances(ones: float) -> dict:
         (2, 2, TWINS, twin_chances(0.3)),
     ],
 )
-def test_the_mean_weight_times_the_answer_is_on_average_the_models_own_chance_of_it(
+def test_weighted_answers_are_unbiased_estimates_of_the_models_probabilities(
     particles, n_beam, grammar, expected
 ):
     assert distance(weighed_law(steering(particles, n_beam, grammar), coins(2, 0.3)), expected) < EXACT
@@ -95,7 +95,7 @@ def keeps_the_heaviest(shares, count):
 @pytest.mark.parametrize(
     "wrong", ["keeps the heaviest only", "all that stay weigh the mean", "copies weigh as much as their text"]
 )
-def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
+def test_a_wrong_survival_rule_is_detected(wrong, monkeypatch):
     cls = find("smc_steering")
     if wrong.startswith("keeps"):
         monkeypatch.setattr(smc_steering, "survival_probabilities", keeps_the_heaviest)
@@ -112,7 +112,7 @@ def test_a_choice_that_is_wrong_is_found_out(wrong, monkeypatch):
 
 
 @pytest.mark.parametrize("particles", [1, 4])
-def test_with_one_way_on_nothing_is_dropped_and_it_is_smc_that_never_draws_again(particles):
+def test_with_one_continuation_each_it_is_smc_without_resampling(particles):
     model = pair("llama").target
     for seed in range(3):
         recorded = run(steering(particles, 1, LETTERS), model, [54, 71, 9], 10, seed=seed)
@@ -128,7 +128,7 @@ def dropped(branches: list[Branches]) -> list[int]:
 
 # --- what is seen, and what it costs ---
 
-def test_as_many_texts_go_on_as_there_are_places_and_the_numbers_of_those_kept_add_up():
+def test_as_many_texts_continue_as_the_capacity_and_counts_add_up():
     lane = steered(steering(4, 3, SKEWED), coins(2, 0.3), Draws(3))
     kept = [
         event.data for event in lane.recorded if isinstance(event, Figure) and event.name == "particles that survive"
@@ -137,13 +137,13 @@ def test_as_many_texts_go_on_as_there_are_places_and_the_numbers_of_those_kept_a
     assert kept[0]["lines"]["continuations"] == 12 and all(data["lines"]["continuations"] >= 4 for data in kept)
 
 
-def test_all_ways_on_of_a_step_are_read_in_one_forward():
+def test_all_continuations_of_a_step_take_one_forward():
     lane = steered(steering(5, 3, SKEWED), coins(2), Draws(1))
     assert len([event for event in lane.recorded if isinstance(event, Forward)]) == len(lane.main.written)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
-def test_a_text_that_stayed_reads_on_as_if_it_had_been_alone(architecture):
+def test_a_surviving_text_continues_like_a_separate_run(architecture):
     model, prompt = pair(architecture).target, [54, 71, 9]
     recorded = run(steering(3, 3, LETTERS), model, prompt, 10, seed=4)
     assert dropped(recorded.of(Branches)), "nothing was dropped, so this says nothing"

@@ -68,7 +68,7 @@ def first_chain(models: dict, **knobs) -> list[int]:
 
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("late, guesses", [(True, 4), (False, 3)])
-def test_a_chain_ends_where_the_product_of_its_chances_falls_below_one_minus_h(late, guesses):
+def test_a_chain_ends_when_its_acceptance_probability_falls_below_one_minus_h(late, guesses):
     """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64: the third draft token makes it doubtful; the paper's head would see
     that one draft token later.
     """
@@ -120,13 +120,13 @@ class StopsAtTheLeast(SpecDecPlusPlus):
 
 
 @pytest.mark.oracle("specdec_plus_plus")
-def test_the_length_of_a_chain_is_that_of_the_formula():
+def test_the_length_of_a_chain_equals_the_formula():
     check_specdec(SpecDecPlusPlus)
 
 
 @pytest.mark.refuses("specdec_plus_plus")
 @pytest.mark.parametrize("wrong", [GoesByTheLastChance, ForgetsTheLag, StopsAtTheLeast], ids=lambda cls: cls.__name__)
-def test_a_wrong_stop_rule_is_found_out(wrong):
+def test_a_wrong_stop_rule_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_specdec(wrong)
 
@@ -147,7 +147,7 @@ def test_h_zero_makes_the_shortest_chain_and_h_one_the_longest(h, least, most, l
     assert len(first_chain(models, h=h, least=least, most=most, late=late)) == guesses
 
 
-def test_a_chance_is_what_the_draft_says_until_draft_tokens_were_seen_and_then_what_was_seen():
+def test_acceptance_estimates_start_at_the_drafts_probability_and_converge_to_observed_rates():
     known = type(make("specdec_plus_plus")._calibration)()
     assert known.chance(0.85) == pytest.approx(0.85)
     for stood in [True] * 30 + [False] * 70:
@@ -166,7 +166,7 @@ class CountsAll(find("specdec_plus_plus")):
 
 
 @pytest.mark.parametrize("cls, right", [(find("specdec_plus_plus"), True), (CountsAll, False)], ids=["tested", "all"])
-def test_only_draft_tokens_that_were_looked_at_teach_how_far_the_draft_can_be_trusted(cls, right):
+def test_only_tested_draft_tokens_update_the_acceptance_estimate(cls, right):
     """Draft and target agree at six of ten positions, whatever came before, so 60 % of the draft tokens are accepted,
     if only tested ones count.
     """
@@ -180,7 +180,7 @@ def test_only_draft_tokens_that_were_looked_at_teach_how_far_the_draft_can_be_tr
     assert (abs(measured - 0.6) < 0.05) == right
 
 
-def test_a_draft_that_is_sure_and_wrong_is_soon_stopped_early():
+def test_an_overconfident_draft_is_soon_stopped_early():
     certain = torch.tensor([[9.0, 0, 0], [0, 9.0, 0]], dtype=torch.float64)
     models = {
         "target": TableModel("abc", rule=lambda context: certain[len(context) % 2]),
@@ -202,12 +202,12 @@ SHORT = {"h": 0.5, "least": 1, "late": False}
 
 @pytest.mark.oracle("specdec_plus_plus")
 @pytest.mark.parametrize("knobs", [SHORT, SHORT | {"late": True}, SHORT | {"estimate": "draft"}], ids=str)
-def test_a_chain_may_stop_for_what_its_draft_tokens_are_as_long_as_all_are_sent(knobs):
+def test_a_chain_may_stop_depending_on_its_draft_tokens_if_all_are_verified(knobs):
     assert law_distance(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
 
 
 @pytest.mark.refuses("specdec_plus_plus")
-def test_a_doubtful_draft_token_that_is_withdrawn_bends_the_law():
+def test_withdrawing_a_doubtful_draft_token_changes_the_distribution():
     assert law_distance(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG
 
 
@@ -307,7 +307,7 @@ def test_every_round_drafts_as_many_tokens_as_the_formula_says():
 @pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("wrong", [DraftsForNothing, CountsWhatNobodyLookedAt, AlwaysTheLongest],
                          ids=lambda cls: cls.__name__)
-def test_a_wrong_number_of_draft_tokens_is_found_out(wrong):
+def test_a_wrong_draft_length_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_smartspec(wrong)
 
@@ -326,7 +326,7 @@ class DividesByDrafted(PacedDrafter):
 @pytest.mark.oracle("smartspec")
 @pytest.mark.refuses("smartspec")
 @pytest.mark.parametrize("cls, estimate", [(PacedDrafter, 0.7), (DividesByDrafted, 0.44)], ids=["tested", "drafted"])
-def test_the_estimate_is_the_share_of_accepted_draft_tokens_among_those_that_were_looked_at(cls, estimate):
+def test_the_estimate_is_the_share_of_accepted_among_tested_draft_tokens(cls, estimate):
     """4000 rounds of four draft tokens, each accepted with probability 0.7. At a weight of 0.005 some 500 tested draft
     tokens count: a standard error of 0.02.
     """
@@ -348,14 +348,14 @@ def test_a_heavy_load_turns_speculation_off_and_a_light_one_on_and_the_text_is_t
     assert names and all("simulated batch of 64" in name for name in names)
 
 
-def test_after_many_rounds_without_a_draft_token_one_is_made_to_see_whether_it_is_accepted():
+def test_after_many_rounds_without_drafts_one_token_is_proposed_as_a_probe():
     _, events = recorded(smart(load=64, probe=5), length=20)
     assert [len(draft.tokens) for draft in of(Draft, events)] == [1] * 3
 
 
 @pytest.mark.oracle("smartspec")
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
-def test_the_law_is_the_targets_however_the_length_changes(drafter):
+def test_the_output_distribution_is_the_targets_for_any_sequence_of_lengths(drafter):
     assert law_distance(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
 
 
@@ -367,7 +367,7 @@ def test_smartspec_supports_only_chains():
 
 # --- what they share ---
 
-def test_a_stop_rule_is_asked_after_each_draft_token_and_ends_the_chain():
+def test_a_stop_rule_is_evaluated_after_each_draft_token_and_ends_the_chain():
     asked = []
 
     class Stopping(find("draft_model")):

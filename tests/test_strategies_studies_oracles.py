@@ -129,7 +129,7 @@ class OneHoleMore(PACSets):
 
 
 @pytest.mark.oracle("pac_sets")
-def test_pac_sets_take_the_smallest_threshold_and_lose_the_fewest_parts():
+def test_pac_sets_take_the_smallest_threshold_and_remove_the_fewest_parts():
     check_pac_sets(PACSets)
 
 

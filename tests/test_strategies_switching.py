@@ -119,7 +119,7 @@ def of_class(cls: type, **knobs) -> Assembly:
 @pytest.mark.parametrize(
     "fallback, rollback, most", [(0.6, 5.0, 10), (0.6, 2.0, 10), (0.9, 1.0, 3), (0.0, 2.0, 10), (0.7, 20.0, 32)]
 )
-def test_the_text_is_what_the_rule_gives_by_hand(fallback, rollback, most, ends):
+def test_the_text_equals_the_rule_by_hand(fallback, rollback, most, ends):
     for seed in range(0, 12, 2):
         models = little_and_big(ends, seed)
         lane = write(
@@ -128,14 +128,14 @@ def test_the_text_is_what_the_rule_gives_by_hand(fallback, rollback, most, ends)
         assert lane.tokens[len(PROMPT):] == written_by_hand(models, fallback, rollback, most)[0]
 
 
-def test_by_hand_tokens_are_taken_back_now_and_then_and_mostly_kept():
+def test_in_the_example_some_tokens_are_rolled_back_and_most_accepted():
     taken = sum(written_by_hand(little_and_big(seed=seed), 0.6, 2.0, 10)[1] for seed in range(0, 12, 2))
     assert 20 < taken < 200
 
 
 @pytest.mark.refuses("bild")
 @pytest.mark.parametrize("wrong", [WritesOnBeforeHandingOver, NeverTakesBack])
-def test_a_rule_that_hands_over_too_late_or_never_takes_back_writes_another_text(wrong):
+def test_switching_too_late_or_never_rolling_back_changes_the_text(wrong):
     off = 0
     for seed in range(0, 12, 2):
         models = little_and_big(seed=seed)
@@ -144,7 +144,7 @@ def test_a_rule_that_hands_over_too_late_or_never_takes_back_writes_another_text
     assert off >= 5
 
 
-def test_what_the_large_model_would_write_itself_is_never_taken_back_however_surprising():
+def test_a_token_that_is_the_large_models_argmax_is_never_rolled_back():
     """The best of many tokens may have probabilities below any threshold."""
     flat = TableModel("abcdefgh", rule=lambda context: torch.linspace(0.1, 0.0, 8, dtype=torch.float64))
     sure = TableModel("abcdefgh", rule=lambda context: 9.0 * torch.eye(8, dtype=torch.float64)[0])
@@ -154,7 +154,7 @@ def test_what_the_large_model_would_write_itself_is_never_taken_back_however_sur
         assert lane.text == "a" * 21 and (flat.forwards <= forwards if cls is BiLD else flat.forwards >= forwards)
 
 
-def test_the_large_model_is_asked_once_for_each_stretch_and_named_where_it_takes_over():
+def test_the_large_model_takes_one_forward_per_segment_and_is_named_at_switches():
     session, events = recorded(bild(fallback=0.1, rollback=2.0), pair(noise=0.04), LENGTH)
     small, large = ([turn for turn in of(Switch, events) if turn.to == who] for who in ("small", "large"))
     assert (

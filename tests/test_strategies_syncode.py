@@ -117,7 +117,7 @@ LETTERS = "abcx1.- é日]本"
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_an_automaton_has_the_texts_of_its_expression(pattern):
+def test_an_automaton_accepts_the_texts_of_its_expression(pattern):
     automaton, meant = compiled(pattern), re.compile(pattern)
     for length in range(4):
         for letters in product(LETTERS, repeat=length):
@@ -127,7 +127,7 @@ def test_an_automaton_has_the_texts_of_its_expression(pattern):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_from_every_state_there_is_a_way_to_an_end(pattern):
+def test_every_state_reaches_an_accepting_state(pattern):
     automaton = compiled(pattern)
     ends = {state for state, final in enumerate(automaton.finals) if final}
     for _ in automaton.finals:
@@ -155,13 +155,13 @@ def test_ranges_of_letters_are_the_ranges_of_their_bytes(low, high):
 @pytest.mark.parametrize(
     "pattern", ["a(?=b)", "(?i:a)", "^a", "a$", r"\bx", r"(a)\1", "a{2000}", "(a", "a)", "[a", "*a"]
 )
-def test_what_no_automaton_can_do_is_refused(pattern):
+def test_non_regular_expressions_are_refused(pattern):
     with pytest.raises(Refusal, match="byte by byte"):
         compiled(pattern)
 
 
 @pytest.mark.parametrize("pattern", ["(" * 3000 + "a" + ")" * 3000, "(.{900}){900}", "[ab]*a[ab]{16}"])
-def test_what_would_take_too_many_states_is_refused(pattern):
+def test_too_many_states_are_refused(pattern):
     with pytest.raises(Refusal, match="too large"):
         compiled(pattern)
 
@@ -181,7 +181,7 @@ def by_definition(store: MaskStore, first: str, state: int, second: str, text: b
 
 @pytest.mark.oracle("syncode")
 @pytest.mark.parametrize("name", ["sums", "words", "json"])
-def test_every_lookup_is_what_its_definition_says_of_each_token(name):
+def test_every_lookup_equals_its_definition(name):
     terminals = Terminals(make("syncode", **SOURCES[name]).grammar()[1])
     store = MaskStore(StoredMasks(SPELLED), terminals.automata)
     for first, second in product(terminals.automata, repeat=2):
@@ -230,7 +230,7 @@ def disagreements(engine: GrammarEngine, name: str) -> tuple[int, int, int]:
 
 @pytest.mark.oracle("syncode")
 @pytest.mark.parametrize("name", EXACT)
-def test_the_store_misses_nothing_and_what_it_is_sure_of_is_legal(engine, name):
+def test_the_mask_store_is_complete_and_its_certain_tokens_are_allowed(engine, name):
     missed, wrong, undecided = disagreements(engine, name)
     assert (missed, wrong) == (0, 0)
     assert undecided > 0 or name == "date"
@@ -252,7 +252,7 @@ def from_the_start(store, terminal, state, following):
 
 @pytest.mark.refuses("syncode")
 @pytest.mark.parametrize("wrong", [never_across, sure_of_all, from_the_start])
-def test_a_store_that_is_wrong_differs_from_the_engine(engine, wrong, monkeypatch):
+def test_a_wrong_mask_store_differs_from_the_engine(engine, wrong, monkeypatch):
     monkeypatch.setattr(MaskStore, "then", wrong)
     assert disagreements(engine, "arithmetic")[:2] != (0, 0)
 
@@ -289,11 +289,11 @@ def terminals_after(text: str, source: str = WORDS) -> set[str]:
         ("x<1.5e3", {"NUMBER"}),
     ],
 )
-def test_a_remainder_may_be_all_that_it_may_still_become(text, may_be):
+def test_a_remainder_may_be_any_terminal_it_is_a_prefix_of(text, may_be):
     assert terminals_after(text) == may_be
 
 
-def test_half_a_letter_is_part_of_the_remainder():
+def test_an_incomplete_character_is_part_of_the_remainder():
     terminals = Terminals('start: "größe"')
     at = terminals.start()
     for byte in "grö".encode()[:-1]:
@@ -320,7 +320,7 @@ def lane(extra: tuple, decoder: str = "greedy", seed: int = 0, length: int = 24)
 
 @pytest.mark.parametrize("decoder", ["greedy", "sample", "speculative"])
 @pytest.mark.parametrize("name", EXACT)
-def test_with_undecided_tokens_checked_it_writes_what_the_engine_alone_writes(name, decoder):
+def test_with_undecided_tokens_checked_the_text_equals_the_engines(name, decoder):
     for seed in range(4):
         alone, looked_up = lane(("lark", SOURCES[name]), decoder, seed), lane(("syncode", SOURCES[name]), decoder, seed)
         assert (looked_up.tokens, looked_up.reason) == (alone.tokens, alone.reason)
@@ -338,25 +338,25 @@ def undecided_written(**knobs) -> int:
     return count
 
 
-def test_what_is_banned_is_never_written_and_what_is_checked_sometimes_is():
+def test_masked_tokens_are_never_written_and_checked_ones_sometimes():
     assert undecided_written(undecided="banned") == 0 < undecided_written()
 
 
-def test_a_text_the_lexer_cannot_follow_is_left_to_the_engine_or_to_none(monkeypatch):
+def test_text_the_lexer_cannot_follow_is_left_to_the_engine_if_there_is_one(monkeypatch):
     monkeypatch.setattr(Terminals, "advance", lambda self, at, byte: None)
     assert lane(("syncode", {"ready": "arithmetic"})).tokens == lane(("lark", {"ready": "arithmetic"})).tokens
     with pytest.raises(AssertionError, match="no token of this model here"):  # how these lanes report a failure
         lane(("syncode", {"ready": "arithmetic", "undecided": "banned"}))
 
 
-def test_a_store_that_lets_everything_through_lets_nothing_illegal_through(monkeypatch):
+def test_an_all_permissive_store_still_writes_valid_text(monkeypatch):
     everything = torch.ones(len(TOKENIZER), dtype=torch.bool)
     monkeypatch.setattr(MaskStore, "then", lambda self, *key: Lookup(everything, everything))
     monkeypatch.setattr(MaskStore, "inside", lambda self, *key: everything)
     assert lane(("syncode", {"ready": "json"})).tokens == lane(("lark", {"ready": "json"})).tokens
 
 
-def test_a_lane_that_trusted_such_a_store_would_be_found_out(monkeypatch):
+def test_trusting_an_all_permissive_store_is_detected(monkeypatch):
     everything = torch.ones(len(TOKENIZER), dtype=torch.bool)
     monkeypatch.setattr(
         syncode.SynCode, "narrow", lambda self, masks, histories: torch.stack([everything for _ in masks])
@@ -373,7 +373,7 @@ def recorded(**knobs) -> list:
     return [stamped.event for stamped in session]
 
 
-def test_lookups_and_who_decided_are_reported_at_every_place():
+def test_lookups_and_their_deciders_are_reported_at_every_position():
     events = recorded()
     matrices = [event for event in events if isinstance(event, Figure) and event.shape == "matrix"]
     decided = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar"]
@@ -387,14 +387,14 @@ def test_lookups_and_who_decided_are_reported_at_every_place():
     )
 
 
-def test_that_the_engine_overrules_the_store_is_reported(monkeypatch):
+def test_overruling_by_the_engine_is_reported(monkeypatch):
     monkeypatch.setattr(MaskStore, "inside", lambda self, *key: torch.ones_like(self.lengths, dtype=torch.bool))
     assert any("The engine refused" in event.text for event in recorded() if isinstance(event, Note))
 
 
 # --- from one run to the next ---
 
-def test_a_second_run_with_the_same_grammar_and_tokenizer_finds_the_masks_of_the_first(monkeypatch):
+def test_a_second_run_with_the_same_grammar_and_tokenizer_reuses_the_masks(monkeypatch):
     made, inner = [], MaskStore._made
     monkeypatch.setattr(MaskStore, "_made", lambda self, *key: made.append(key) or inner(self, *key))
     source = SUM.replace("1,3", "1,7")  # no other test has it
@@ -404,7 +404,7 @@ def test_a_second_run_with_the_same_grammar_and_tokenizer_finds_the_masks_of_the
     assert lane(("syncode", {"source": source})).tokens == first and not made
 
 
-def test_stores_are_kept_by_grammar_and_vocabulary_and_only_a_few_of_them():
+def test_stores_are_cached_by_grammar_and_vocabulary_with_a_limit():
     spelled = [b"a", b"b", b""]
     assert stored("x", spelled) is stored("x", list(spelled))
     assert stored("x", spelled) is not stored("y", spelled) is not stored("y", [b"a", b"c", b""])
@@ -414,7 +414,7 @@ def test_stores_are_kept_by_grammar_and_vocabulary_and_only_a_few_of_them():
     assert stored("x", spelled) is not first
 
 
-def test_stores_that_have_grown_give_way_to_the_next(monkeypatch):
+def test_grown_stores_are_dropped_from_the_cache(monkeypatch):
     first = stored("grown", [b"a", b"b"])
     monkeypatch.setattr(StoredMasks, "size", limits.STORE_BYTES)
     stored("next", [b"a", b"b"])
@@ -442,7 +442,7 @@ def test_grammars_it_cannot_follow_are_refused_with_the_reason(source, says):
         Terminals(source)
 
 
-def test_without_the_library_it_says_what_to_install(monkeypatch):
+def test_without_the_library_the_refusal_says_what_to_install(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lark", None)
     with pytest.raises(Refusal, match="pip install"):
         Terminals(SUM)

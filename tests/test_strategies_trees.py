@@ -71,7 +71,7 @@ def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
 
 # --- drawing without replacement ---
 
-def test_an_urn_gives_tokens_in_the_order_of_draws_without_replacement():
+def test_samples_without_replacement_have_the_order_of_sequential_sampling():
     draws, found = Enumerating(), defaultdict(float)
     for _ in draws.runs():
         remaining = RemainingTokens(P)
@@ -93,7 +93,7 @@ def sequences_without_replacement(model: TableModel, prompt: list[int], width: i
 
 @pytest.mark.oracle("rsd_s")
 @pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
-def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuations(width, depth):
+def test_the_beam_of_rsd_s_samples_whole_continuations_without_replacement(width, depth):
     models, found = tables("ab" if width == 3 else "abc"), defaultdict(float)
     recipe = speculative_lane("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
     for weight, tree, _ in first_drafts(recipe, models, depth + 1):
@@ -102,7 +102,7 @@ def test_the_beam_of_rsd_s_is_drawn_without_replacement_among_whole_continuation
     assert distance(found, sequences_without_replacement(models["draft"], [0], width, depth)) < EXACT
 
 
-def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
+def test_a_beam_of_full_width_holds_every_continuation():
     for _, tree, _ in first_drafts(speculative_lane("rsd_s", "greedy_match", width=9, depth=2), tables("abc"), 3):
         assert {tuple(tree.prefix(node)) for node in range(len(tree))} == {
             *product(range(3)),
@@ -110,7 +110,7 @@ def test_a_beam_as_wide_as_all_there_is_holds_every_continuation():
         }
 
 
-def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
+def test_greedily_the_beam_of_rsd_s_is_that_of_beam_search():
     models = tables("abcd", seed=3)
     ((_, tree, _),) = first_drafts(speculative_lane("rsd_s", "greedy_match", width=2, depth=2), models, 3)
     first = sorted(product_law(models["draft"], [0], 1).items(), key=lambda item: -item[1])[:2]
@@ -120,7 +120,7 @@ def test_without_chance_the_beam_of_rsd_s_is_that_of_beam_search():
 
 
 @pytest.mark.parametrize("branching, levels", [("3 2", [3, 6]), ("2,2,1", [2, 4, 4]), ("9", [4])])
-def test_rsd_c_has_as_many_children_as_were_asked_for_and_no_two_alike(branching, levels):
+def test_rsd_c_has_the_requested_number_of_distinct_children(branching, levels):
     for _, tree, _ in first_drafts(speculative_lane("rsd_c", "greedy_match", branching=branching), tables("abcd"), 4):
         assert [
             sum(len(tree.path(node)) == level for node in range(len(tree))) for level in range(1, tree.depth() + 1)
@@ -129,13 +129,13 @@ def test_rsd_c_has_as_many_children_as_were_asked_for_and_no_two_alike(branching
 
 
 @pytest.mark.parametrize("branching", ["8 8", "0", "two", "2 -1", "65"])
-def test_a_tree_that_cannot_be_is_refused_in_one_sentence(branching):
+def test_an_impossible_tree_is_refused_in_one_sentence(branching):
     with pytest.raises(Refusal, match=r"^branching must be whole numbers.*\.$"):
         make("rsd_c", branching=branching)
 
 
 @pytest.mark.parametrize("branching, tokens", [("1", 1.7), ("2", 1.808571), ("3", 2.0)])
-def test_distinct_siblings_are_accepted_as_often_as_the_recursive_rule_says(branching, tokens):
+def test_distinct_siblings_have_the_acceptance_rate_of_the_recursive_rule(branching, tokens):
     assert tokens_of_first_round(
         speculative_lane("rsd_c", "rejection", AT_ONE, branching=branching), 1
     ) == pytest.approx(tokens, abs=1e-6)
@@ -159,7 +159,7 @@ def test_with_as_many_nodes_distinct_siblings_are_accepted_more_often_than_indep
     ],
     ids=title,
 )
-def test_of_a_draft_that_is_the_target_the_first_draft_token_is_accepted_all_the_way_down(recipe):
+def test_if_the_draft_is_the_target_the_first_path_is_accepted_entirely(recipe):
     twin = TableModel("abc")
     for _, tree, verdict in first_drafts(recipe, {"target": twin, "draft": twin}, 3):
         assert verdict.kept == [tree.order[0], tree.children(tree.order[0])[0]] and verdict.origin == "bonus"
@@ -233,19 +233,19 @@ RIGHT_WAYS = {
 
 @pytest.mark.refuses("rsd_c", "spectr", "k_seq")
 @pytest.mark.parametrize("drafter, verifier", WRONG_WAYS.values(), ids=WRONG_WAYS)
-def test_a_wrong_drafter_or_verifier_is_found_out(drafter, verifier):
+def test_a_wrong_drafter_or_verifier_is_detected(drafter, verifier):
     assert off(drafter, verifier) > WRONG
 
 
 @pytest.mark.oracle("rsd_c", "rsd_s", "spectr")
 @pytest.mark.parametrize("drafter, verifier", RIGHT_WAYS.values(), ids=RIGHT_WAYS)
-def test_a_right_drafter_and_verifier_has_the_targets_law(drafter, verifier):
+def test_correct_drafters_and_verifiers_keep_the_targets_distribution(drafter, verifier):
     assert off(drafter, verifier) < EXACT
 
 
 # --- k-SEQ ---
 
-def test_rho_and_acceptance_are_those_worked_out_by_hand():
+def test_rho_and_acceptance_equal_a_worked_example():
     for k, rho, accepted in [(1, 1.0, 0.7), (2, 1.456776, 0.791355), (3, 1.792593, 0.858519)]:
         found = transport.division(P, Q, k)
         assert found == pytest.approx(rho, abs=1e-5)
@@ -276,7 +276,7 @@ def distributions(draw, size: int):
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), size=st.integers(2, 5), k=st.integers(1, 8))
-def test_k_seq_gives_p_and_comes_near_the_best_any_rule_can_do(data, size, k):
+def test_k_seq_gives_p_and_is_close_to_the_optimal_acceptance(data, size, k):
     p, q = data.draw(distributions(size)), data.draw(distributions(size))
     rho = transport.division(p, q, k)
     beta = transport.accepted_once(p, q, rho)
@@ -295,25 +295,25 @@ def best_acceptance(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
     return min(float(p[chosen].sum() + 1 - q[chosen].sum() ** k) for chosen in sets)
 
 
-def test_the_best_any_rule_can_do_is_what_the_linear_program_finds():
+def test_the_optimal_acceptance_equals_the_linear_program():
     assert best_acceptance(P, Q, 2) == pytest.approx(0.86) and best_acceptance(P, P, 3) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("p, q, rho", [(P, P, 1.0), (torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 1.0)])
-def test_nothing_is_divided_where_models_agree_or_have_nothing_in_common(p, q, rho):
+def test_rho_is_well_defined_for_equal_and_disjoint_models(p, q, rho):
     assert transport.division(p, q, 4) == rho
     assert torch.equal(
         transport.residual(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), 4, 1.0), torch.tensor([1.0, 0.0])
     )
 
 
-def test_a_rule_for_independent_draft_tokens_refuses_distinct_ones():
+def test_distinct_draft_tokens_are_refused_by_rules_for_independent_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
         with pytest.raises(Refusal, match="k_seq is exact for draft tokens that are drawn independently"):
             assemble(speculative_lane(drafter, "k_seq", AT_ONE))
 
 
-def test_rows_that_begin_alike_share_their_nodes_and_are_counted():
+def test_rows_with_equal_prefixes_share_nodes_with_a_count():
     for _, tree, _ in first_drafts(
         speculative_lane("spectr", "sample_match", AT_ONE, rows=3, length=1), tables("ab"), 2
     ):
@@ -328,7 +328,7 @@ START = [5, 9, 2, 7, 7, 1]
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @pytest.mark.parametrize("drafter", ["rsd_c", "rsd_s", "spectr", "token_recycling", "layer_skip_draft"])
-def test_sample_and_match_writes_what_plain_sampling_writes_whatever_the_tree(drafter, architecture):
+def test_sample_and_match_equals_plain_sampling_for_any_tree(drafter, architecture):
     models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
     plain, guessed = (
@@ -340,7 +340,7 @@ def test_sample_and_match_writes_what_plain_sampling_writes_whatever_the_tree(dr
 
 # --- the overhead of a large tree ---
 
-def test_a_row_looked_at_alone_is_the_row_it_is_among_all():
+def test_a_row_computed_alone_equals_the_row_computed_among_all():
     compared = []
 
     class Comparing(Verifier):
@@ -376,7 +376,7 @@ class RowsCounted(find("temperature")):
 
 
 @pytest.mark.parametrize("verifier", ["sample_match", "rejection"])
-def test_samplers_see_only_the_rows_of_a_tree_that_are_looked_at(verifier):
+def test_samplers_see_only_the_visited_rows_of_a_tree(verifier):
     chance = torch.randn(9, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3
     model, assembly = (
         TableModel("abcdefghi", rule=lambda context: chance[context[-1]]),
@@ -388,7 +388,7 @@ def test_samplers_see_only_the_rows_of_a_tree_that_are_looked_at(verifier):
     assert sum(lane.assembly.samplers[0].given) == lane.generated, "a row for each token, whatever the size of the tree"
 
 
-def test_a_round_of_sixty_four_rows_takes_two_milliseconds_beside_its_forward_at_most(monkeypatch):
+def test_a_round_of_sixty_four_rows_has_at_most_two_milliseconds_of_overhead(monkeypatch):
     """Of this thread's own time, so that whatever else the machine does is not counted."""
     models, costs, forward = load(), [], [0.0, 0]
     original = models.target.forward

@@ -137,7 +137,7 @@ class KeepsTheTail(TopK):
 
 
 @pytest.mark.oracle("top_k")
-def test_top_k_is_the_librarys_with_ties_and_k_beyond_the_vocabulary():
+def test_top_k_equals_the_librarys_with_ties_and_large_k():
     check_top_k(TopK)
 
 
@@ -439,7 +439,7 @@ class Finite:
 
 
 @pytest.mark.oracle("top_n_sigma")
-def test_top_n_sigma_keeps_what_a_loop_over_its_definition_keeps():
+def test_top_n_sigma_equals_a_loop_over_its_definition():
     check_top_n_sigma(TopNSigma)
 
 

@@ -45,7 +45,7 @@ def axes(d: int) -> Tensor:
     return torch.cat([torch.eye(d), -torch.eye(d)])[None].double()
 
 
-def test_rows_along_one_line_have_no_entropy_wherever_it_lies():
+def test_collinear_rows_have_zero_entropy():
     line = random_rows(40, 1) * random_rows(1, 8, seed=1)
     found = matrix_entropy(torch.stack([line, line + 100 * random_rows(8, seed=2)]), 8)
     assert found.abs().max() < 1e-6
@@ -53,18 +53,18 @@ def test_rows_along_one_line_have_no_entropy_wherever_it_lies():
 
 @pytest.mark.parametrize("d", [2, 5, 16])
 @pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
-def test_rows_that_point_everywhere_alike_have_all_of_it_and_some_eigenvalues_their_part(d, share):
+def test_isotropic_rows_have_maximal_entropy_and_truncated_spectra_their_share(d, share):
     count = max(1, round(share * d))
     assert float(matrix_entropy(axes(d), count)) == pytest.approx(count / d)
 
 
-def test_more_eigenvalues_are_never_less_informative_and_few_rows_not_much():
+def test_entropy_grows_with_the_number_of_eigenvalues_and_is_low_for_few_rows():
     found = [float(matrix_entropy(random_rows(1, 5, 12), count)) for count in range(1, 13)]
     assert found == sorted(found) and found[-1] <= math.log(5) / math.log(12) + 1e-6
     assert float(matrix_entropy(random_rows(1, 5, 12), 99)) == found[-1]
 
 
-def test_neither_length_nor_direction_nor_where_the_rows_lie_matters():
+def test_entropy_is_invariant_to_scale_rotation_and_translation():
     half = random_rows(20, 6)
     turn, _ = torch.linalg.qr(random_rows(6, 6, seed=3))
     longer = half * (1 + torch.arange(20)[:, None])
@@ -75,7 +75,7 @@ def test_neither_length_nor_direction_nor_where_the_rows_lie_matters():
     assert (found - found[0]).abs().max() < 1e-9 and found[0] > 0.1
 
 
-def test_the_various_half_of_the_heads_is_wide():
+def test_the_half_of_the_heads_with_higher_entropy_is_wide():
     assert wide_half(torch.tensor([0.1, 0.4, 0.3, 0.2])).tolist() == [False, True, True, False]
     assert wide_half(torch.tensor([0.1, 0.1, 0.1])).tolist() == [True, True, False] and wide_half(
         torch.tensor([0.0])
@@ -98,7 +98,7 @@ def after_a_run(policy, architecture: str = "llama", forced: tuple[int, ...] = (
 @pytest.mark.oracle("uncomp")
 @pytest.mark.parametrize("architecture", BY_HAND)
 @pytest.mark.parametrize("knobs", UNCOMPS, ids=str)
-def test_uncomp_writes_and_holds_what_decoding_by_hand_does(architecture, knobs):
+def test_uncomp_text_and_cache_equal_decoding_by_hand(architecture, knobs):
     policy = make("uncomp", **{**UNCOMP_TIGHT, **knobs})
     found = course(alone(policy), models(architecture))
     by_hand = WholeText(architecture, UNCompByHand(**knobs))
@@ -150,7 +150,7 @@ class TheWindowIsNotSafe(UNComp):
 
 @pytest.mark.refuses("uncomp")
 @pytest.mark.parametrize("wrong", variants_of(UNComp, __name__), ids=lambda cls: cls.__name__)
-def test_a_wrong_choice_of_heads_or_tokens_is_found_out(wrong):
+def test_a_wrong_choice_of_heads_or_tokens_is_detected(wrong):
     expected = WholeText("llama", UNCompByHand()).write(PROMPT, LENGTH)
     assert course(alone(UNComp(**UNCOMP_TIGHT)), models()) == expected
     assert course(alone(wrong(**UNCOMP_TIGHT)), models())[1] != expected[1]
@@ -162,12 +162,12 @@ def uncentred(rows: Tensor) -> float:
     return float(torch.special.entr(shares.clamp(min=0)).sum()) / math.log(rows.shape[1])
 
 
-def test_an_entropy_of_rows_with_their_mean_is_another_one():
+def test_entropy_without_centring_differs():
     rows = random_rows(40, 6) + 3
     assert abs(uncentred(rows) - float(matrix_entropy(rows[None], 6))) > 0.1
 
 
-def test_with_high_and_low_alike_the_first_cut_is_snapkvs_and_every_new_token_pushes_one_out():
+def test_with_equal_budgets_the_first_eviction_is_snapkvs_and_each_new_token_evicts_one():
     _, rolling = course(alone(make("uncomp", high=9, low=9, **ALIKE)), models())
     _, once = course(alone(make("snapkv", capacity=9, **ALIKE)), models())
     assert rolling[0] == once[0]
@@ -185,7 +185,7 @@ class Overheard(UNComp):
 
 @pytest.mark.parametrize("chunk", [5, 128])
 @pytest.mark.parametrize("forced", [(), (5, 6, 7)])
-def test_each_row_of_the_prompt_is_heard_once_and_no_other(chunk, forced, monkeypatch):
+def test_each_prompt_row_is_observed_once_and_no_other(chunk, forced, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
     found = course(alone(Overheard(**UNCOMP_TIGHT)), models(), forced=forced)
     counts = after_a_run(Overheard(**UNCOMP_TIGHT), forced=forced).counts
@@ -213,7 +213,7 @@ class EachHeadHasAMeanOfItsOwn(UNComp):
 @pytest.mark.parametrize(
     "wrong", [OneHeadSpeaksForItsGroup, TheLastRowsSpeak, EachHeadHasAMeanOfItsOwn], ids=lambda cls: cls.__name__
 )
-def test_an_entropy_of_other_queries_is_found_out(wrong):
+def test_the_entropy_of_other_queries_is_detected(wrong):
     right, found = (after_a_run(policy(**UNCOMP_TIGHT))._entropies for policy in (UNComp, wrong))
     assert (found - right).abs().amax() > 1e-2
 
@@ -242,7 +242,7 @@ def marks_by_hand(texts: list[list[int]], architecture: str = "llama") -> str:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
-def test_marks_are_what_most_texts_say(architecture):
+def test_marks_are_the_majority_over_texts(architecture):
     chance = torch.Generator().manual_seed(3)
     texts = [torch.randint(0, 200, (18,), generator=chance).tolist() for _ in range(5)]
     readings = learning.readings(models(architecture)["target"], texts, asks=True)
@@ -250,7 +250,7 @@ def test_marks_are_what_most_texts_say(architecture):
 
 
 @pytest.mark.parametrize("marks", ["10.10.10", "01.10.01"])
-def test_marks_say_which_heads_are_wide_whatever_the_prompt_says(marks):
+def test_marks_decide_which_heads_are_wide_for_any_prompt(marks):
     _, found = course(alone(make("uncomp", marks=marks, **UNCOMP_TIGHT)), models())
     assert [[len(head) for head in layer] for layer in found[0]] == [
         [12 if digit == "1" else 7 for digit in layer] for layer in marks.split(".")
@@ -269,7 +269,7 @@ def test_marks_of_another_model_are_refused_in_one_sentence(marks):
     assert failed.message == "The marks are not for 3 layers with 2 KV heads each: run `fit` for this model."
 
 
-def test_the_command_prints_marks_to_paste_behind_a_lane(capsys, tmp_path):
+def test_the_command_prints_marks_for_a_lane_option(capsys, tmp_path):
     saved = save_models(tmp_path / "models").target
     (tmp_path / "text.txt").write_text("The red fox listens to the green bird. " * 4)
     assert main(["fit", "uncomp", "--model", str(saved), "--texts", str(tmp_path / "text.txt")]) == 0

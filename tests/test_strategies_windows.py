@@ -26,7 +26,7 @@ COLLAPSES = {
 
 # --- Jacobi ---
 
-def test_a_window_that_is_right_from_the_start_is_kept_whole():
+def test_a_window_that_is_correct_from_the_start_is_accepted_entirely():
     same = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[context[-1]] * 50)
     write(
         assemble(speculative_lane("jacobi", "greedy_match", window=4, init="repeat")),
@@ -39,7 +39,7 @@ def test_a_window_that_is_right_from_the_start_is_kept_whole():
 
 
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
-def test_of_a_model_that_ignores_its_text_every_fresh_draft_token_is_accepted(init):
+def test_if_the_model_ignores_its_text_every_fresh_draft_token_is_accepted(init):
     """Then p is the q it was drawn from. Draft tokens of a first window and of new positions may be rejected."""
     anew = []
     for seed in range(5):
@@ -58,7 +58,7 @@ def test_of_a_model_that_ignores_its_text_every_fresh_draft_token_is_accepted(in
 
 @pytest.mark.oracle("jacobi")
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
-def test_drawn_windows_have_the_targets_law_over_several_rounds(init):
+def test_sampled_windows_keep_the_targets_distribution_over_several_rounds(init):
     models = {"target": TableModel("ab", seed=4)}
     found = law(speculative_lane("jacobi", "rejection", AT_ONE, window=2, init=init), models, [0, 1], 4)
     assert distance(found, product_law(models["target"], [0, 1], 4)) < EXACT
@@ -83,14 +83,14 @@ class OffByOne(find("jacobi")):
 
 @pytest.mark.refuses("jacobi")
 @pytest.mark.parametrize("wrong", [KeepsTheOldGuess, OffByOne])
-def test_a_window_that_is_not_drawn_again_from_its_rows_is_found_out(wrong):
+def test_a_window_that_is_not_resampled_from_its_rows_is_detected(wrong):
     assembly = assemble(speculative_lane("jacobi", "rejection", AT_ONE))
     assembly.decoder.drafter = wrong(3, "uniform")
     models = {"target": TableModel("ab", seed=4)}
     assert distance(law(assembly, models, [0, 1], 4), product_law(models["target"], [0, 1], 4)) > WRONG
 
 
-def test_without_chance_and_with_all_chance_on_one_token_it_is_the_same_iteration():
+def test_greedy_and_deterministic_sampling_give_the_same_iteration():
     forwards = []
     for samplers in ([], [("top_k", {"k": 1})]):
         model = TableModel("abcde", seed=1, spread=4)
@@ -151,18 +151,18 @@ class MovesAPlaceTooFar(find("jacobi")):
 
 
 @pytest.mark.oracle("jacobi")
-def test_without_chance_every_window_is_a_step_of_the_fixed_point_iteration():
+def test_greedily_every_window_is_a_step_of_the_fixed_point_iteration():
     check_greedy_windows(find("jacobi"))
 
 
 @pytest.mark.refuses("jacobi")
 @pytest.mark.parametrize("wrong", [KeepsTheOldWindow, MovesAPlaceTooFar], ids=lambda cls: cls.__name__)
-def test_a_wrong_iteration_is_found_out(wrong):
+def test_a_wrong_iteration_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_greedy_windows(wrong)
 
 
-def test_how_a_window_begins_changes_the_passes_and_not_the_text():
+def test_the_initial_window_changes_the_forwards_but_not_the_text():
     texts = [
         ids(recorded(speculative_lane("jacobi", "greedy_match", init=init))[1])
         for init in ("random", "uniform", "repeat")
@@ -175,7 +175,7 @@ def test_how_a_window_begins_changes_the_passes_and_not_the_text():
 lookahead = __import__(find("lookahead").__module__, fromlist=["Pool"])
 
 
-def test_a_pool_keeps_the_latest_of_each_token_and_gives_the_latest_first():
+def test_a_pool_holds_the_latest_ngrams_of_each_token_the_latest_first():
     pool = lookahead.NGramPool(2)
     for following in [(1, 2), (3, 4), (1, 2), (5, 6)]:
         pool.add(7, following)
@@ -211,13 +211,13 @@ def pooled(drafter, model: TableModel, length: int = 60) -> dict:
 
 @pytest.mark.oracle("lookahead")
 @pytest.mark.parametrize("n, window", [(3, 2), (4, 5), (5, 7)])
-def test_every_n_gram_is_a_way_the_model_itself_would_go(n, window):
+def test_every_n_gram_is_a_continuation_by_the_model(n, window):
     found = pooled(find("lookahead")(n, window, 7, prompt=False), stepping())
     assert found and all(len(gram) == n and all(STEP[a] == b for a, b in zip(gram, gram[1:])) for gram in found)
 
 
 @pytest.mark.refuses("lookahead")
-def test_a_window_that_moves_askew_is_found_out():
+def test_a_wrongly_shifted_window_is_detected():
     found = pooled(Askew(4, 5, 7, prompt=False), stepping())
     assert not all(STEP[a] == b for gram in found for a, b in zip(gram, gram[1:]))
 
@@ -271,18 +271,18 @@ class OneTokenShort(find("lookahead")):
 
 
 @pytest.mark.oracle("lookahead")
-def test_drafts_are_the_n_grams_that_a_scan_of_the_prompt_finds():
+def test_drafts_equal_the_n_grams_of_a_scan_of_the_prompt():
     check_lookahead(find("lookahead"))
 
 
 @pytest.mark.refuses("lookahead")
 @pytest.mark.parametrize("wrong", [TheOldestFirst, ForgetsTheLatest, OneTokenShort], ids=lambda cls: cls.__name__)
-def test_a_wrong_pool_of_n_grams_is_found_out(wrong):
+def test_a_wrong_n_gram_pool_is_detected(wrong):
     with pytest.raises(AssertionError):
         check_lookahead(wrong)
 
 
-def test_once_the_pool_is_filled_a_pass_writes_a_whole_n_gram():
+def test_once_the_pool_is_filled_a_forward_commits_a_whole_n_gram():
     assembly, found = assemble(speculative_lane("lookahead", "greedy_match", n=5)), []
     assembly.decoder.verifier = recording_rejections(found)
     write(assembly, {"target": stepping()}, [0], Limits(0, 80), Draws(0))
@@ -290,7 +290,7 @@ def test_once_the_pool_is_filled_a_pass_writes_a_whole_n_gram():
     assert max(lengths[:3]) < 5 <= min(lengths[-9:-1])
 
 
-def test_a_window_takes_a_node_for_each_place_and_columns_hang_on_the_first_row():
+def test_a_window_takes_one_node_per_position_and_columns_continue_the_first_row():
     drafter = find("lookahead")(4, 3, 0)
     drafter._rows, drafter._nodes = [[1, 2], [3, 4, 5], [6, 7, 8]], {}
     tree = TokenTree()

@@ -132,16 +132,16 @@ def test_of_several_likely_tokens_the_least_likely_and_all_unlikely_ones_stay():
 
 
 @pytest.mark.parametrize("p", [(0.1, 0.2, 0.6, 0.1), (0.1, 0.2, 0.1, 0.6)], ids=["line break", "end token"])
-def test_a_row_is_left_alone_if_its_form_would_be_lost(p):
+def test_a_row_is_unchanged_if_an_exempt_token_would_be_removed(p):
     assert kept(always(), *p) == [0, 1, 2, 3]
     assert len(kept(always(exempt=False), *p)) < 4
 
 
-def test_a_line_break_that_is_spared_exempts_nothing():
+def test_a_retained_line_break_exempts_nothing():
     assert kept(always(), 0.6, 0.04, 0.3, 0.06) == [1, 2, 3]
 
 
-def test_it_flips_only_if_the_result_matters():
+def test_the_probability_is_sampled_only_if_it_matters():
     flips, sampler = [], always()
     sampler.chance = lambda probability, history, purpose: flips.append(history) or False
     sampler.apply(torch.tensor([[0.9, 0.05, 0.05, 0.0], [0.5, 0.4, 0.1, 0.0], [0.2, 0.2, 0.6, 0.0]]).log(),
