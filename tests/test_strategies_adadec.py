@@ -1,4 +1,4 @@
-"""AdaDec: it pauses where it is unsure and reads on a little. Every pause is computed again plainly."""
+"""AdaDec: at uncertain positions it pauses and scores short rollouts. Every pause is recomputed independently."""
 from __future__ import annotations
 
 import math

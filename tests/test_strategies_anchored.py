@@ -1,4 +1,4 @@
-"""Anchored decoding: a text may stray from a safe model by so much and no further. Reckoned again plainly."""
+"""Anchored decoding: a text's divergence from a safe model is bounded. Compared with an independent computation."""
 from __future__ import annotations
 
 import math
@@ -33,7 +33,7 @@ def log_laws(seed: int, size: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def kl(q: dict, p: dict) -> float:
-    """Of laws of whole texts, in nats."""
+    """Divergence between distributions of whole texts, in nats."""
     return sum(chance * math.log(chance / p[text]) for text, chance in q.items() if chance > 0)
 
 
@@ -70,7 +70,7 @@ def test_at_both_ends_of_theta_it_is_one_of_the_models_and_removed_tokens_stay_r
     masked_p, masked_r = (row.masked_fill(gone, -math.inf).log_softmax(-1) for row in (p, r))
     theta, law_ = anchoring.nearest(masked_p, masked_r, 0.2)
     assert 0 < theta < 1 and float(law_[0]) == -math.inf and not bool(law_.isnan().any())
-    theta, law_ = anchoring.nearest(masked_p, r, 0.2)  # the safe model cannot write a token the risky one likes
+    theta, law_ = anchoring.nearest(masked_p, r, 0.2)  # impossible for the safe model
     assert theta < 1 and float(law_[0]) == -math.inf and anchoring.divergence(law_, masked_p) <= 0.2
 
 
@@ -151,7 +151,7 @@ def test_unspent_budget_is_saved_and_no_step_exceeds_it():
         assert entry["budget"] == pytest.approx(0.2 * step - spent)
         spent += entry["spent on this token"]
         assert spent <= 0.2 * step + 1e-9 and entry["left"] == pytest.approx(0.2 * step - spent)
-    assert max(entry["spent on this token"] for entry in account) > 0.2  # some step spent what others had saved
+    assert max(entry["spent on this token"] for entry in account) > 0.2  # some step spent the savings of earlier ones
 
 
 def test_a_prompt_memorised_by_the_risky_model_starts_in_debt_and_the_safe_model_writes_until_it_is_paid():

@@ -1,4 +1,4 @@
-"""ASAp: the law of its samples, what its trie learns from them, and what a visitor's next run finds."""
+"""ASAp: the distribution of its samples, what its trie learns from them, and what a visitor's next run reuses."""
 from __future__ import annotations
 
 import random
@@ -78,7 +78,7 @@ def taught(recipe: LaneConfig, model: TableModel, draws) -> Memory:
 
 
 class Evenly:
-    """Stands in for Draws: whatever is legal is as likely as anything else, so that samples come to every prefix."""
+    """Replaces Draws: samples uniformly among the allowed tokens, so that every prefix is reached."""
 
     def __init__(self):
         self.chance = random.Random(0)
@@ -92,10 +92,10 @@ def trie_of(memory: Memory) -> PrefixTrie:
     return trie
 
 
-# --- the law by hand: texts of a choice, each with the end token the model has to write itself ---
+# --- the distribution by hand: texts of a choice, each with the end token the model has to write itself ---
 
 def weights(model: TableModel, options: list[str], t: float = 1.0) -> Law:
-    """P(option, end) of free writing."""
+    """P(option, end) of unconstrained sampling."""
     return {(*ids(option), END): exp(log_chance(model, (*ids(option), END), t)) for option in options}
 
 
@@ -105,13 +105,13 @@ def log_chance(model: TableModel, text: Spelt, t: float = 1.0) -> float:
 
 
 def given_the_grammar(model: TableModel, options: list[str], t: float = 1.0) -> Law:
-    """Q: the model's own law among the options."""
+    """Q: the model's distribution given that the text is an option."""
     mass = weights(model, options, t)
     return {text: p / sum(mass.values()) for text, p in mass.items()}
 
 
 def under_a_mask(model: TableModel, options: list[str]) -> Law:
-    """What is drawn where every row is renormalised over what is legal."""
+    """The distribution if every row is renormalised over its allowed tokens."""
     texts, found = [(*ids(option), END) for option in options], {}
     for text in texts:
         p = 1.0
@@ -126,7 +126,7 @@ def under_a_mask(model: TableModel, options: list[str]) -> Law:
 
 
 def chances(model: TableModel, options: list[str]) -> dict[Spelt, float]:
-    """Exact chance that free writing after a prefix ends in an option, by summing over the options."""
+    """Exact probability that unconstrained sampling after a prefix gives an option, summed over the options."""
     texts = [(*ids(option), END) for option in options]
     prefixes = {text[:i] for text in texts for i in range(len(text) + 1)}
     return {
@@ -144,7 +144,7 @@ def prefixes_of(trie: PrefixTrie) -> dict[int, Spelt]:
     return found
 
 
-# --- T1: a fair coin five times over; legal is 00000, and whatever begins with 1 ---
+# --- T1: a fair coin five times; allowed are 00000 and all texts that begin with 1 ---
 
 COIN = ("regex", {"pattern": "0{5}|1[01]{4}"})
 ZEROS = (*ids("00000"), END)
@@ -229,10 +229,10 @@ def test_over_many_samples_the_rare_text_has_its_true_frequency():
     assert 1 <= sum("'00000'" in note for note in notes) <= 14  # 6 on average; a plain mask draws 50
 
 
-# --- T2, T3: bounds that only fall, down to the truth, and the law that follows from it ---
+# --- T2, T3: bounds never rise and converge to the exact values, and so does the distribution ---
 
 def languages() -> list[list[str]]:
-    """Random sets of texts of up to four of three letters; one text may begin another."""
+    """Random sets of texts of up to four of three letters; one text may be a prefix of another."""
     texts = ["".join(letters) for length in range(1, 5) for letters in product("abc", repeat=length)]
     return [random.Random(seed).sample(texts, 7) for seed in range(4)]
 
@@ -311,10 +311,10 @@ def test_the_target_distribution_includes_the_temperature():
     assert distance(found, given_the_grammar(model, options)) > WRONG
 
 
-# --- T4: nothing to learn ---
+# --- T4: no probability mass is lost ---
 
 def two_letters(context: Spelt) -> torch.Tensor:
-    """a, b or the end, at probabilities that depend on the text; the end is certain after two."""
+    """a, b or the end, with probabilities that depend on the text; the end is certain after two."""
     scores = torch.full((len(TOKENIZER),), NEVER, dtype=torch.float64)
     open_, odds = [*ids("ab"), END], [0.5, 1.2 * len(context), -0.4 * sum(context) % 3]
     scores[open_ if len(context) < 3 else [END]] = torch.tensor(
@@ -429,10 +429,10 @@ def test_a_row_without_allowed_tokens_is_no_error_for_a_decoder_that_owns_the_gr
         Rows("target", torch.zeros(1, 3), lane.main, lane.target.seen.tree)
 
 
-# --- the trie by itself ---
+# --- the trie alone ---
 
 def uniform(*allowed: int) -> torch.Tensor:
-    """Four tokens of equal chance, of which these are legal."""
+    """Four tokens of equal probability, of which these are allowed."""
     return torch.tensor([log(1 / 4) if token in allowed else NEVER for token in range(4)], dtype=torch.float64)
 
 
@@ -457,7 +457,7 @@ def test_a_full_trie_assumes_the_upper_bound_for_new_prefixes():
 
 
 def test_a_long_sample_takes_time_that_grows_with_its_length(monkeypatch):
-    """Chances are summed twice for each token of a sample: where its row is learned, and on the way back."""
+    """Probabilities are summed twice per token of a sample: when its row is learned, and on the way back."""
     summed, inner = [], PrefixTrie._update
     monkeypatch.setattr(PrefixTrie, "_update", lambda self, node: summed.append(node) or inner(self, node))
     model = TableModel(tokenizer=TOKENIZER, rule=lambda context: torch.zeros(len(TOKENIZER), dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""Cache policies that keep so many tokens of each head: which ones stay, compared with the library's own attention, and
+"""Cache policies with a token budget per head: which slots stay live, compared with the library's own attention, and
 the bound for all of them.
 """
 from __future__ import annotations
@@ -152,11 +152,10 @@ def test_a_wrong_selection_rule_is_detected(wrong):
     assert course(alone(wrong(size=13)), models())[1] != expected
 
 
-# --- chance ---
+# --- randomness ---
 
 def at_random(policy: RandomKeep, heads: int, length: int) -> torch.Tensor:
-    """How often each position was among those that stayed of a text that grew token by token, over all heads, [length].
-    """
+    """How often each position stayed live in a text that grew token by token, over all heads, [length]."""
     positions = torch.arange(policy.size)[None].expand(heads, -1)
     for next_position in range(policy.size + 1, length + 1):
         positions = torch.cat([positions, torch.full((heads, 1), next_position - 1)], 1)
@@ -176,7 +175,7 @@ def unevenness(kind: type[RandomKeep]) -> float:
 
 
 class DrawnAnewForEveryKeep(RandomKeep):
-    """The longer a token has been there, the more often it had to be lucky."""
+    """Older tokens have to survive more random evictions."""
 
     def scores(self, held):
         chance = torch.Generator().manual_seed(self.dice * 1000 + held.next)
@@ -221,7 +220,7 @@ def test_random_retention_does_not_depend_on_the_chunk_size():
     assert one_by_one == kept(list(range(300)))
 
 
-# --- what they have in common ---
+# --- properties of all of them ---
 
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)
 def test_no_layer_or_head_exceeds_the_budget_however_many_tokens_are_committed(name, knobs):

@@ -1,4 +1,4 @@
-"""CAAD: similarity with rows of texts that were shown to be right, compared with a plain computation."""
+"""CAAD: similarity with rows of texts that are known to be right, compared with an independent computation."""
 from __future__ import annotations
 
 import pytest

@@ -1,4 +1,4 @@
-"""Context-aware decoding, with fixed and adaptive strength, compared with a plain computation."""
+"""Context-aware decoding, with fixed and adaptive strength, compared with an independent computation."""
 from __future__ import annotations
 
 import math
@@ -72,7 +72,7 @@ def test_adacads_alpha_is_the_divergence_of_each_row_in_the_chosen_base_with_a_f
         assert torch.allclose(make("adacad", **knobs).mix(z), expected)
 
 
-# --- ... and whole texts: both streams are read again from the beginning for every token ---
+# --- whole texts: both streams are recomputed from the beginning for every token ---
 
 CONTEXTUAL = {"cad": {"alpha": 0.8}, "adacad": {}}
 ARCHITECTURES = ("llama", "gemma2", "gpt_neox", "qwen3")

@@ -1,5 +1,4 @@
-"""An answer chosen among several of a model's own, by who is first and by whom the others resemble: against exact laws.
-"""
+"""An answer chosen among several samples, by the first to finish or by similarity: against exact distributions."""
 from __future__ import annotations
 
 from collections import Counter

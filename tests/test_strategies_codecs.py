@@ -1,6 +1,4 @@
-"""Caches that are held, or sent, in another form: what is repaired, what is dropped, how many bytes there are, and when
-it happens.
-"""
+"""Compressed caches, in memory or as a stream: error correction, pruning, and bytes."""
 from __future__ import annotations
 
 import itertools
@@ -39,12 +37,12 @@ COLLAPSES = {
 
 @dataclass
 class Held:
-    """What the first layer of a lane's target held after a keep."""
+    """What the first layer of a lane's target holds after a commit."""
 
     length: int
     keys: object
     values: object
-    rows: tuple[Tensor, Tensor]  # keys and values as attention reads them
+    rows: tuple[Tensor, Tensor]  # keys and values as attention receives them
 
 
 def course(policy: CachePolicy, decoder: str = "greedy", architecture: str = "llama") -> list[Held]:
@@ -74,10 +72,10 @@ def norm(x: Tensor) -> float:
     return float(x.norm())
 
 
-# --- a matrix of low rank ---
+# --- low-rank matrices ---
 
 def decaying(seed: int = 0) -> Tensor:
-    """Two heads of errors [2, 40, 12] whose singular values fall by a third each."""
+    """Two heads of errors [2, 40, 12] whose singular values decrease by a third each."""
     bases = [
         torch.linalg.qr(torch.randn(2, n, 12, generator=torch.Generator().manual_seed(seed + n), dtype=torch.float64)).Q
         for n in (40, 12)
@@ -147,7 +145,7 @@ def test_replacing_an_outlier_by_the_mean_does_not_widen_the_scale(part):
     assert steps[0].max() > 10 and max(float(step.max()) for step in steps[1:]) < 2
 
 
-# --- a block, and when it is made ---
+# --- blocks, and when they are compressed ---
 
 def packed(part: str, written: Tensor, **knobs) -> Blocks:
     return make("gear", **knobs).quantise(part, written, None)
@@ -248,7 +246,7 @@ def gear_error_by_definition(keys: Tensor, bits: int, group: int, share: float, 
 def check_gear(policy: type[Gear]) -> None:
     """The error of a block of keys is that of the definition: 5 % are left for half precision and for power iteration.
     """
-    written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
+    written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with different offsets, as keys have
     written[:, 5, 3] += 30
     error = norm(policy(bits="2", group=16, outliers=0.1, rank=3).quantise("keys", written, None).unpack() - written)
     assert error == pytest.approx(gear_error_by_definition(written, 2, 16, 0.1, 3), rel=0.05)
@@ -268,7 +266,7 @@ def test_a_wrong_correction_has_another_error(wrong):
 
 @pytest.mark.parametrize("wrong", variants_of(Gear, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_recipe_corrects_less(wrong):
-    written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with a level of their own, as keys have them
+    written = rows(2, 64, 8) + 8 * rows(2, 1, 8, seed=2)  # channels with different offsets, as keys have
     written[:, 5, 3] += 30
     right, ours = (
         norm(policy.quantise("keys", written, None).unpack() - written)
@@ -311,7 +309,7 @@ def test_spare_capacity_does_not_change_decoded_rows(part, make_form):
     assert torch.equal(roomy[:, :16], alone) and held.unpack(3).data_ptr() != roomy.data_ptr()
 
 
-# --- most numbers become zero ---
+# --- pruning ---
 
 @pytest.mark.parametrize("zeros", [0, 1, 4, 7])
 def test_no_row_with_as_many_zeros_has_a_smaller_error(zeros):
@@ -447,11 +445,10 @@ def test_traces_of_lanes_with_these_caches_are_consistent(name, knobs, recipe):
     assert check(session.trace) == [] and all(cache.packed > 0 and cache.evicted == 0 for cache in caches)
 
 
-# --- symbols in as few bits as they take ---
+# --- entropy coding ---
 
 def symbols(kinds: int, n: int, streams: int, seed: int = 0) -> numpy.ndarray:
-    """Streams of symbols [n, streams], each with chances of its own: some nearly even, some with one symbol almost
-    always.
+    """Streams of symbols [n, streams], each with its own probabilities: some nearly uniform, some almost deterministic.
     """
     chance = numpy.random.default_rng(seed)
     return numpy.stack(
@@ -460,7 +457,7 @@ def symbols(kinds: int, n: int, streams: int, seed: int = 0) -> numpy.ndarray:
 
 
 def entropy_of(stream: numpy.ndarray) -> float:
-    """Bits of a stream by its own statistics."""
+    """Entropy of a stream in bits, by its own statistics."""
     counts = numpy.bincount(stream)
     return -sum(count * math.log2(count / len(stream)) for count in counts.tolist() if count)
 
@@ -499,10 +496,10 @@ def test_another_streams_frequency_table_takes_more_bits():
     assert len(encode(written, others)[2]) > 1.2 * len(encode(written, ours)[2])
 
 
-# --- a cache in bytes ---
+# --- a cache as a stream of bytes ---
 
 def of_tokens(n: int, channels: int = 12, seed: int = 0) -> Tensor:
-    """Rows in which neighbouring tokens are alike and channels are not."""
+    """Rows in which neighbouring tokens are similar and channels are not."""
     levels = rows(1, 1, channels, seed=seed)[0] * 4
     return levels + torch.cumsum(rows(1, n, channels, seed=seed + 1)[0] * 0.05, 0)
 
@@ -636,7 +633,7 @@ class SentAgainAfterEveryKeep(CacheGen):
 
 
 def by_hand(exact: Tensor, bins: int) -> Tensor:
-    """What comes out of the stream, head after head, a token at a time."""
+    """The decoded stream, head by head and token by token."""
     half, found = bins // 2 - 1, exact.clone()
     for token in range(exact.shape[1] - 1):
         most = exact[:, token].abs().max().float().double()

@@ -1,6 +1,4 @@
-"""Constraints: what their texts are compared with, by validators that share nothing with the grammar engine, and how a
-lane follows them.
-"""
+"""Constraints in lanes. Texts are checked by validators that share no code with the grammar engine."""
 from __future__ import annotations
 
 import json
@@ -95,8 +93,7 @@ def test_every_distribution_is_reported_with_its_token_mask(recipe):
 
 
 def masked(recipe: LaneConfig) -> bool:
-    """Whether the lane itself sees to it that the text stays legal, and the probability of a forced token is no matter.
-    """
+    """Whether the lane itself enforces the constraint, so that the probability of a forced token does not matter."""
     return not (find(recipe.strategy).owns_constraint or find(recipe.strategy).counts_forced)
 
 

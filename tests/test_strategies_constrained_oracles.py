@@ -1,8 +1,8 @@
-"""Constraints against enumeration: the whole language a constraint lets a model write is that of an independent reader.
+"""Constraints against enumeration: the language that a constraint accepts is that of an independent parser.
 
 Every constraint has one `check_...(cls)` over finite languages: all texts that its masks allow, found token by token,
-are all texts of an alphabet that a reader accepts which shares nothing with the grammar engine (re, jsonschema, lark
-or a plain list). The constraint passes it, and subclasses that hand the engine another language fail it.
+are exactly the texts over an alphabet that an independent parser accepts (re, jsonschema, lark or a plain list). The
+constraint passes it, and subclasses that pass another language to the engine fail it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strategies.constrained.static.csr_trie import CsrTrie
 Choice, Gbnf, JsonSchema, Lark, Regex, Static = (
     find(name) for name in ("choice", "gbnf", "json_schema", "lark", "regex", "static")
 )
-TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text is spelled in one way only
+TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
 END = TOKENIZER.eos_token_id
 MOST = 400  # texts: the languages here are smaller
 
@@ -147,7 +147,7 @@ ABSENT = object()
 
 
 def records() -> Iterable[dict]:
-    """Documents of which some fit the record and others do not, with their keys in its order."""
+    """Documents of which some are valid records and others are not, with their keys in its order."""
     for values in product([ABSENT, *range(-5, 20), "1", None], [ABSENT, "x", "y", True, False, 3, 4], [ABSENT, 1]):
         yield {key: value for key, value in zip("abc", values) if value is not ABSENT}
 
@@ -168,7 +168,7 @@ def check_json_schema(cls: type[Constraint], engine: GrammarEngine) -> None:
 
 
 class Rewritten(JsonSchema):
-    """Hands the engine a schema that was changed on the way."""
+    """Passes a changed schema to the engine."""
 
     def rewritten(self, schema: dict) -> dict:
         raise NotImplementedError
@@ -224,7 +224,7 @@ def reads(parser: LarkParser, text: str) -> bool:
 
 
 def check_lark(cls: type[Constraint], engine: GrammarEngine) -> None:
-    """The lark package's own Earley parser reads what is written, and all that it reads can be written."""
+    """The lark package's own Earley parser accepts exactly what can be written."""
     for source, letters, longest in zip(GRAMMARS, ("ab", "+ab"), (5, 5)):
         found, parser = (
             language(engine, cls(source=source)),
@@ -312,7 +312,7 @@ def item_logp(model: TableModel, text: str) -> float:
 
 
 def best_item(model: TableModel, beams: int) -> str:
-    """Beam search over strings: only beginnings of items grow, and whole items stay in the competition."""
+    """Beam search over strings: prefixes of items grow, and complete items stay among the candidates."""
     pool = [""]
     while any(not text.endswith("!") for text in pool):
         grown = {f"{item}!"[: len(text) + 1] for text in pool for item in ITEMS if f"{item}!".startswith(text)}
@@ -328,7 +328,7 @@ def check_static(cls: type[Decoder]) -> None:
 
 
 class TheShortestItem(Static):
-    """Answers with the first item that was whole."""
+    """Returns the first item that was complete."""
 
     def _chosen(self, lm, done):
         return super()._chosen(lm, sorted(done, key=lambda beam: beam.leaf.generated))
@@ -348,7 +348,7 @@ class ForgetsTheBeginning(Static):
 
 
 class RenormalisesTheLegal(Static):
-    """Takes log-probabilities among the legal tokens, which favours beginnings that have no choice."""
+    """Renormalises log-probabilities over the allowed tokens, which favours prefixes without alternatives."""
 
     def _candidates(self, trie: CsrTrie, rows, live, depth):
         sums, tokens, states = super()._candidates(trie, rows, live, depth)

@@ -1,5 +1,5 @@
-"""Searches under a constraint rank texts by the model's own probabilities: the mask removes tokens and adds nothing to
-the others.
+"""Searches under a constraint rank texts by the model's own probabilities: the mask removes tokens without
+changing the others.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.search_runs import logp
 
 PATTERN = "(the|then) (fox|bird) (sing|listen)s"
 TEXTS = [f"{a} {b} {c}s" for a in ("the", "then") for b in ("fox", "bird") for c in ("sing", "listen")]
-LETTERS = byte_tokenizer(merges=0)  # a token is a byte, so that a text is spelled in one way only
+LETTERS = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
 END, START = LETTERS.eos_token_id, 100
 OPTIONS = ["ab", "acdef", "acdeg", "bcd", "bce", "c"]
 
@@ -32,13 +32,13 @@ def answer(decoder: str, constraint: tuple[str, dict], model, prompt: list[int],
 
 
 def allowed_by(pattern: str, prompt: int):
-    """The same grammar as the library asks for it: which tokens may follow."""
+    """The same grammar in the form of the library: which tokens may follow."""
     grammar = GrammarEngine(TOKENIZER, len(TOKENIZER), [TOKENIZER.eos_token_id]).compile("regex", pattern)
 
     def allowed(batch: int, ids: torch.Tensor) -> list[int]:
         matcher = grammar.matcher()
         if not all(matcher.advance(token) for token in ids[prompt:].tolist()) or matcher.stopped:
-            return [TOKENIZER.eos_token_id]  # a finished beam goes on with padding
+            return [TOKENIZER.eos_token_id]  # a finished beam is padded
         return matcher.mask().nonzero()[:, 0].tolist()
 
     return allowed
@@ -107,7 +107,7 @@ def test_renormalising_over_the_allowed_tokens_finds_other_texts(monkeypatch):
 @pytest.mark.oracle("best_of_n")
 @pytest.mark.parametrize("name", ["best_of_n", "self_consistency"])
 def test_forced_tokens_and_the_end_count_in_the_score_of_a_sample(name):
-    """Of texts drawn in equal numbers, the one the model finds more probable wins, however little of it was drawn."""
+    """Of equally frequent texts, the one the model finds more probable wins, even if most of it was forced."""
     def scores(context: tuple[int, ...]) -> torch.Tensor:
         """a or b, of equal chance; what is forced after an a is a thousand times less probable than after a b."""
         row = torch.full((len(LETTERS),), -40.0, dtype=torch.float64)

@@ -40,7 +40,7 @@ def logs(row: Row) -> Row:
 
 
 def same_laws(found: Tensor, expected: list[Row], within: float = 1e-9) -> None:
-    """Both rows of scores draw each token with the same probability."""
+    """Both rows of scores have the same probabilities."""
     law = torch.tensor([softmax(row) for row in expected], dtype=torch.float64)
     assert (found.softmax(-1) - law).abs().max() < within
 
@@ -140,7 +140,7 @@ def test_a_wrong_adacad_is_refused(wrong):
 
 
 def contrasted(found: Tensor, better: Tensor, scores: list[Row], share: float) -> None:
-    """Only tokens with a share of the best one's probability compete, by these scores."""
+    """Only tokens with a share of the best one's probability are candidates, ranked by these scores."""
     expected = []
     for z, score in zip(better.tolist(), scores):
         p = softmax(z)
@@ -223,7 +223,7 @@ class LowerLayerTheOtherWay(LOL):
 
 
 class RefocusesThePrompt(LOL):
-    """Amplifies the prompt's own row against the call for truth."""
+    """Amplifies the prompt's row against that with the instruction, the wrong way round."""
 
     def _parts(self, rows):
         return super()._parts(rows | {"target": rows["refocused"], "refocused": rows["target"]})
@@ -252,7 +252,7 @@ def mixture_first(p: Row, q: Row) -> float:
 
 
 def check_dola(cls: type[Sampler]) -> None:
-    """Each row less that candidate layer's which diverges most from it."""
+    """Each row minus that of the candidate layer that diverges most from it."""
     for name, measure in (("mixture first", mixture_first), ("Jensen-Shannon", divergence)):
         dola = cls(layers="low", divergence=name)
         exits = dola.inner(16, False)
@@ -303,7 +303,7 @@ def test_a_wrong_dola_is_refused(wrong):
     refused(check_dola, wrong)
 
 
-# --- rows from what was read before ---
+# --- rows from stored texts ---
 
 
 def squared(a: Row, b: Row) -> float:
@@ -353,7 +353,7 @@ class OneNeighbourMore(KNNLM):
 
 
 class VotesForThePlaceItself(KNNLM):
-    """Takes the token that was read at a place for the one that followed it."""
+    """Takes the token at a position for the one that follows it."""
 
     def neighbours(self, states, vocabulary):
         object.__setattr__(self.store, "values", torch.tensor(self.store.ids)[self.store.places])
@@ -381,7 +381,7 @@ def test_a_wrong_knn_lm_is_refused(wrong):
     refused(check_knn_lm, wrong)
 
 
-ENTRIES = drawn(5, 9, WIDTH)  # states of stored places
+ENTRIES = drawn(5, 9, WIDTH)  # states of stored positions
 STORED = drawn(6, 9)  # and the logits the model had there
 
 
@@ -427,7 +427,7 @@ class EvenlyWeighted(CAAD):
 
 
 class SumsTheEntries(CAAD):
-    """Forgets to divide by the sum of the weights."""
+    """Does not divide by the sum of the weights."""
 
     def _weights(self, similarities):
         return super()._weights(similarities) * (similarities > self.tau).sum(-1, keepdim=True)

@@ -36,7 +36,7 @@ COLLAPSES = {
 }
 
 
-# --- what followed every ending ---
+# --- continuations of every suffix ---
 
 def stored(*texts: Iterable[int]) -> SuffixIndex:
     store = SuffixIndex()
@@ -88,7 +88,7 @@ def test_suffix_decoding_proposes_the_draft_of_a_worked_example(text, expected, 
 def by_the_paper(
     texts: list[list[int]], context: list[int], depth: int, alpha: float, least: float
 ) -> tuple[float, int]:
-    """Score and length of the best draft, by trying every ending and recounting every frequency. Ties go to the last
+    """Score and length of the best draft, by trying every suffix and recounting every frequency. Ties go to the last
     one read.
     """
     best = (0.0, 0)
@@ -133,7 +133,7 @@ def test_suffix_decoding_equals_a_search_over_all_suffixes(texts, context, depth
 
 
 def check_suffix_decoding(drafter: type[SuffixDecoding]) -> None:
-    """Score and length of the draft equal those of a search over all endings; half of the contexts are copied from a
+    """Score and length of the draft equal those of a search over all suffixes; half of the contexts are copied from a
     text.
     """
     for seed in range(60):
@@ -154,7 +154,7 @@ def test_in_longer_texts_the_suffix_with_most_expected_tokens_is_chosen():
 
 
 class TakesTheLongestEnding(SuffixDecoding):
-    """Goes by the length of the ending where it should go by the expected number of accepted tokens."""
+    """Ranks suffixes by length instead of the expected number of accepted tokens."""
 
     def best_draft(self, store, context, budget, ends=lambda token: False):
         guesses = [(match, *self._grow(store, places, *self._limits(match), ends))
@@ -193,7 +193,7 @@ def chances_after(texts: list[list[int]], words: list[int], path: int, least: fl
 
 
 def check_trees(drafter: type[SuffixDecoding]) -> None:
-    """The score of a tree is the largest sum of so many of these probabilities, over all endings."""
+    """The score of a tree is the largest sum of that many of these probabilities, over all suffixes."""
     wider = 0
     for seed in range(40):
         chance = Random(seed)
@@ -303,7 +303,7 @@ def test_memory_holds_complete_texts_without_prompts_and_rejected_draft_tokens(c
 
 
 def write_with(assembly: Assembly, model: TableModel, prompt: list[int], memory: Memory) -> Lane:
-    """Run one lane of a visitor who remembers to its end."""
+    """Run one lane of a visitor with memory to its end."""
     lane = Lane(prompt, {"target": model}, deepcopy(assembly), Limits(0, 20), Silent(model.tokens), memory=memory)
     runner = Runner(lane, lane.assembly)
     while not runner.finished:
@@ -341,7 +341,7 @@ def test_frequencies_are_not_reported_as_draft_probabilities():
     assert off(make("suffix_decoding", alpha=4.0), Judged(reject)) < EXACT
 
 
-# --- prompt lookup as others have it ---
+# --- other implementations of prompt lookup ---
 
 def looked_up(text: list[int], length: int, **knobs) -> list[int]:
     return make("prompt_lookup", **knobs).look_up(text, length, lambda token: token == 99)
@@ -386,7 +386,7 @@ def test_an_ambiguous_longest_suffix_gives_no_position():
 
 
 def joined_by_scanning(source: list[int], answer: list[int], most: int) -> int | None:
-    """The place after the shortest ending of the answer that its input holds once; None where one occurs nowhere."""
+    """The position after the shortest suffix of the answer that is unique in its input; None if there is none."""
     for n in range(1, min(most, len(answer)) + 1):
         places = [end for end in range(n, len(source) + 1) if source[end - n:end] == answer[len(answer) - n:]]
         if len(places) < 2:
@@ -395,7 +395,7 @@ def joined_by_scanning(source: list[int], answer: list[int], most: int) -> int |
 
 
 def check_aggressive(drafter: type[Aggressive]) -> None:
-    """Where random answers join their input, and how many of their tokens copied it."""
+    """Where random answers realign with their input, and how many of their tokens copied it."""
     for seed in range(200):
         chance = Random(seed)
         source, answer = ([chance.randrange(4) for _ in range(chance.randrange(1, 14))] for _ in range(2))
@@ -422,7 +422,7 @@ class LooksAtTheLastTokenAlone(Aggressive):
 
 
 class Stubborn(find("aggressive")):
-    """Goes on at its old place in the input after a mismatch, where it should look for a new one."""
+    """Continues at its old position in the input after a mismatch instead of looking for a new one."""
 
     def follow(self, answer):
         copied = super().follow(answer)
@@ -447,14 +447,14 @@ SOURCE = letters("thequickbrownfx")
 EDITS = {
     "nothing changed": (SOURCE, 1),
     "one letter for another": ([*SOURCE[:5], 25, *SOURCE[6:]], 3),  # up to it; the letter after it alone; from there on
-    # its replacement is in the input once, so it joins at once
+    # its replacement is in the input once, so it realigns at once
     "one letter left out": ([*SOURCE[:5], *SOURCE[6:]], 2),
     "one letter put in": ([*SOURCE[:5], 25, *SOURCE[5:]], 3),
 }
 
 
 def passes_of(drafter, answer: list[int], source: list[int] = SOURCE) -> int:
-    """Passes of the target after the prompt for an answer to a source; every answer is written right."""
+    """Forwards of the target after the prompt for an answer to a source; every answer is right."""
     model, assembly = follows(answer, len(source)), assemble(speculative_lane("aggressive", "greedy_match"))
     assembly.decoder.drafter = drafter
     lane = write(assembly, {"target": model}, source, Limits(0, len(answer)), Draws(0))

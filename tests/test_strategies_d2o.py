@@ -183,7 +183,7 @@ class HeadsShareAThreshold(D2O):
 
 
 class UnevenLayersGetMore(D2O):
-    """Variances are small where they were large."""
+    """Swaps small and large variances."""
 
     def _layer_budgets(self, held):
         self._received = {layer: received / received.var(1, keepdim=True) for layer, received in self._received.items()}
@@ -212,14 +212,14 @@ class NoSinks(D2O):
 @pytest.mark.refuses("d2o")
 @pytest.mark.parametrize("wrong", variants_of(D2O, __name__), ids=lambda cls: cls.__name__)
 def test_a_wrong_compensation_is_detected(wrong):
-    """With four heads to a layer: how two compare in their variance is the same in every layer."""
+    """With four heads per layer: two would compare in their variance alike in every layer."""
     expected = room_by_hand("gpt_neox", D2OByHand())
     assert the_same(room(alone(D2O(**D2O_TIGHT)), "gpt_neox"), expected)
     found = room(alone(wrong(**D2O_TIGHT)), "gpt_neox")
     assert found.course != expected.course or found.off(expected) > 1e-3
 
 
-# --- a judge of its own: how much room a layer gets, and what a threshold does ---
+# --- layer budgets and the threshold ---
 
 def test_the_layer_with_the_largest_variance_gets_the_smallest_budget():
     spread = torch.tensor([[3.0, 3.0, 3.0, 3.0], [0.0, 0.0, 1.0, 1.0], [0.0, 9.0, 9.0, 9.0]])
@@ -257,7 +257,7 @@ def delayed(rule: Callable) -> Callable:
 
 
 class EvenRooms(D2O):
-    """What is to be had without merging and without a say for layers."""
+    """D2O without merging and without layer budgets."""
 
     def _layer_budgets(self, held):
         return [(5, 4)] * held.layers
@@ -284,6 +284,6 @@ def test_after_the_prefill_no_layer_exceeds_its_budget(recipe):
 
 
 def test_a_budget_of_the_whole_prompt_is_not_the_full_cache():
-    """Budgets are settled by the prompt, so what is generated pushes something out."""
+    """Budgets depend on the prompt, so generated tokens cause evictions."""
     whole = room(alone(make("d2o", heavy=0.5, recent=0.5, **ALL_LAYERS)))
     assert any(len(head) < len(PROMPT) + LENGTH - 1 for layer in whole.course[-1] for head in layer)

@@ -1,4 +1,4 @@
-"""Masked diffusion over tables whose every conditional is a sum, so that laws and orders are checked against brute
+"""Masked diffusion over tables whose conditionals are sums, so that distributions and orders are checked against brute
 force.
 """
 from __future__ import annotations
@@ -82,7 +82,7 @@ def recorded(model: OracleDenoiser, prompt: list[int] = [], seed: int = 0, **kno
 
 
 def drive(model: OracleDenoiser, strategy: CanvasDecoder, seed: int = 0) -> list[Event]:
-    """Events of a decoder that is in no registry."""
+    """Events of an unregistered decoder."""
     assembly = assemble(LaneConfig("masked_diffusion", {"temperature": getattr(strategy, "temperature", 0.0)}))
     assembly.decoder = strategy
     runner, events = Runner(canvas(model, assembly, seed=seed), assembly), []
@@ -168,7 +168,7 @@ def test_sentences_are_padded_to_one_length_without_changing_their_text():
 
 
 def test_sentences_are_distinct_and_their_words_are_dependent():
-    """Drawn word by word from the marginals alone, hardly any would come out whole."""
+    """Sampled word by word from the marginals, few sentences would be complete."""
     blind = ORACLE.denoise([None] * ORACLE.context)
     chance = sum(math.exp(float(blind[range(ORACLE.context), string].sum())) for string in ORACLE.strings)
     assert len({tuple(string) for string in ORACLE.strings.tolist()}) == 60 and chance < 1e-3
@@ -194,7 +194,7 @@ def test_every_string_needs_a_weight(weights):
         )
 
 
-# --- the law of what is written ---
+# --- the distribution of texts ---
 
 @pytest.mark.oracle("masked_diffusion")
 @pytest.mark.parametrize("letters, length", [(3, 2), (2, 3)])
@@ -210,7 +210,7 @@ def test_low_confidence_order_is_biased_above_temperature_zero_even_at_one_token
 
 
 class Stale(MaskedDiffusion):
-    """Wrong: it goes on with what it proposed before anything was revealed."""
+    """Wrong: it continues with proposals made before anything was filled."""
 
     def decode(self, lm) -> Iterator:
         rows = yield lm.read()
@@ -225,7 +225,7 @@ def test_reusing_stale_proposals_changes_the_distribution():
 
 
 def test_several_tokens_per_forward_cost_exactly_their_total_correlation():
-    """KL(table || written) is the sum over passes of what the tokens revealed together know of each other."""
+    """KL(table || written) is the sum over forwards of the total correlation of the tokens filled together."""
     table = random_table(2, 4, seed=4)
     found = law(table, decoder(order="left_to_right", steps=2, temperature=1.0))
     kl = sum(p * math.log(p / found[text]) for text, p in law_of(table).items())
@@ -258,10 +258,10 @@ def test_blocks_of_one_position_are_left_to_right_decoding(order):
     assert list(law(table, decoder(order=order, block_length=1))) == [tuple(greedy.values())]
 
 
-# --- which positions are revealed ---
+# --- which positions are filled ---
 
 def preference(order: str, row: list[float]) -> float:
-    """How early a position goes, by the row of its probabilities; its proposal is the likeliest token."""
+    """Priority of a position, by its probabilities; its proposal is the most probable token."""
     best, second, *_ = sorted(row, reverse=True)
     return {
         "low_confidence": best,
@@ -302,7 +302,7 @@ def test_a_temperature_changes_neither_order_nor_confidence(order):
 
 
 class Tempered(MaskedDiffusion):
-    """Wrong: it ranks positions by scores that went through the temperature."""
+    """Wrong: it ranks positions by scores after the temperature."""
 
     def _ranked(self, lm, rows, proposed) -> Iterator[int]:
         return iter(sorted(proposed, key=lambda position: float(entr(rows.p[position]).sum())))
@@ -328,7 +328,7 @@ def test_every_random_order_occurs():
     assert len(courses) == 6
 
 
-# --- how many, and when it is over ---
+# --- how many, and when decoding ends ---
 
 @pytest.mark.parametrize("length, block", [(4, 4), (4, 2), (5, 5), (5, 2), (6, 4), (6, 1)])
 def test_every_position_is_filled_once_in_exactly_the_requested_forwards(length, block):
@@ -336,7 +336,7 @@ def test_every_position_is_filled_once_in_exactly_the_requested_forwards(length,
     for steps in range(1, length + 2):
         events = recorded(model, steps=steps, block_length=block)
         assert sorted(position for fill in fills(events) for position in fill.positions) == list(range(length))
-        # a pass fills one at least, and only of one block
+        # a forward fills at least one position, of one block only
         assert passes(events) == len(fills(events)) == min(max(steps, blocks), length)
 
 

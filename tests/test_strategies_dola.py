@@ -1,5 +1,5 @@
-"""DoLa: what the last layer says against what an earlier one does, and which tokens compete at all. Reckoned again
-plainly.
+"""DoLa: the last layer contrasted with an earlier one, among plausible tokens. Compared with an
+independent computation.
 """
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLLAPSES = {
 }
 
 
-# --- what competes ---
+# --- plausible tokens ---
 
 def test_plausible_tokens_have_a_share_of_the_best_ones_probability():
     logits = torch.tensor([[0.5, 0.3, 0.05, 0.15]], dtype=torch.float64).log()

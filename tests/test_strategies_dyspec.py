@@ -64,7 +64,7 @@ def test_sixty_four_samples_without_replacement_take_one_pass_over_the_vocabular
 
 @pytest.mark.oracle("dyspec")
 def test_sampling_over_one_cumulative_sum_equals_sampling_from_renormalised_rows():
-    """Until none remains, with tokens of probability 0 and some so improbable that differences would be rounding."""
+    """Until none remains, with tokens of probability 0 and some so improbable that subtraction would round."""
     chances = torch.tensor([0.0, 0.3, 1e-9, 0.0, 0.5, 0.2 - 1e-9, 1e-12, 0.0], dtype=torch.float64)
     for seed in range(200):
         lazy, whole, rest, taken = RemainingTokens(chances), Draws(seed), chances.clone(), []
@@ -79,7 +79,7 @@ def test_sampling_over_one_cumulative_sum_equals_sampling_from_renormalised_rows
 
 
 def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
-    """A model whose probabilities go by the letters after the prompt; evenly where none are given."""
+    """A model whose probabilities depend on the letters after the prompt; uniform where none are given."""
     def rule(context):
         return torch.tensor(
             odds.get("".join("abc"[token] for token in context[1:]), [1 / size] * size), dtype=torch.float64
@@ -108,7 +108,7 @@ def test_dyspecs_tree_grows_in_the_order_of_a_worked_example():
 
 def test_a_certain_draft_makes_a_chain_and_an_uncertain_one_siblings():
     sure = TableModel("abc", rule=lambda context: torch.tensor([50.0, 0.0, 0.0], dtype=torch.float64))
-    # so that there is an order
+    # so that no two are equal
     even = TableModel("abcdefghij", rule=lambda context: -1e-9 * torch.arange(10, dtype=torch.float64))
     for draft, shape in ((sure, ["a" * n for n in range(1, 7)]), (even, list("abcdef"))):
         assert (
@@ -197,7 +197,7 @@ def test_the_threshold_variant_takes_one_draft_forward_per_level():
 
 
 class TakesTheBest(find("dyspec")):
-    """The most probable tokens, passed for drawn."""
+    """The most probable tokens, declared as sampled."""
 
     def _draw(self, lm, tree, remaining, parent, position):
         left = remaining.left
@@ -206,7 +206,7 @@ class TakesTheBest(find("dyspec")):
 
 
 class DropsTheUnlikely(find("dyspec")):
-    """Draws more than it needs and feeds those that turned out likely."""
+    """Samples more than it needs and feeds the most probable ones."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
@@ -216,7 +216,7 @@ class DropsTheUnlikely(find("dyspec")):
 
 
 class JudgesAtAnotherTemperature(find("dyspec")):
-    """Draws at one temperature and reports another's q."""
+    """Samples at one temperature and reports q at another."""
 
     def _remaining(self, lm, tree, rows, parent):
         remaining = RemainingTokens((draft_distribution(lm, tree, rows, parent).log() / 0.3).softmax(-1))

@@ -1,4 +1,4 @@
-"""EMS: first evict, then merge, a mix of its own in each head, compared with decoding by hand with the library's own
+"""EMS: eviction, then merging, with a mix of scores in each head, compared with decoding by hand with the library's own
 cache.
 """
 from __future__ import annotations
@@ -34,7 +34,7 @@ COLLAPSES = {
 
 @dataclass
 class EMSByHand:
-    """A head at a time, with loops over tokens in place of the class of nothing."""
+    """Head by head, with loops over tokens in place of the class that is merged into nothing."""
 
     size: int = 9
     window: int = 3
@@ -154,7 +154,7 @@ class TheNearestCountMost(EMS):
 
 
 class LayersAreAskedOneByOne(EMS):
-    """No wrong one: all at once is the same."""
+    """Not a wrong variant: all layers at once give the same."""
 
     def retain_all(self, held):
         return [self.retain(layer) for layer in held]

@@ -1,4 +1,4 @@
-"""Cache policies that go by attention: which positions stay, compared with decoding by hand with the library's own
+"""Cache policies by attention scores: which positions stay live, compared with decoding by hand with the library's own
 cache.
 """
 from __future__ import annotations
@@ -40,7 +40,7 @@ from support.wrong_variants import variants_of
 
 
 def roomy(name: str, **knobs: int) -> list[Collapse]:
-    """Every lane that takes the policy, with room for the whole text."""
+    """Every lane that supports the policy, with a budget for the whole text."""
     added = [(replace(plain, extras=[*plain.extras, (name, knobs)]), plain) for plain in lanes()]
     return [Collapse(lane, plain) for lane, plain in added if can_be_had(lane)]
 
@@ -94,14 +94,14 @@ def test_snapkv_text_and_cache_equal_decoding_by_hand(architecture, knobs):
 
 
 def test_layers_and_heads_hold_different_positions():
-    """Otherwise the tests above could not distinguish them."""
+    """Otherwise the tests above could not tell them apart."""
     for policy in (make("h2o", heavy=5, recent=4), make("snapkv", window=3, capacity=9)):
         _, held = course(alone(policy), models())
         assert len({frozenset(head) for layer in held[-1] for head in layer}) > 3
         assert held[0] != held[-1]
 
 
-# --- and what a rule that is wrong looks like ---
+# --- wrong variants ---
 
 class OnlyTheLastRowVotes(H2O):
     def observe_attention(self, layer, weights, query_positions, key_positions):
@@ -134,7 +134,7 @@ class RecentTokensTakePlacesOfHeavyOnes(H2O):
 
 
 class PositionsAreSlots(H2O):
-    """Counts by the place in the cache, which moves when something before it goes."""
+    """Counts by slot index, which changes when an earlier slot is evicted."""
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
         self.attention.add(layer, weights, torch.arange(key_positions.shape[1])[None])
@@ -178,7 +178,7 @@ def test_a_wrong_prompt_compression_is_detected(wrong):
     assert course(alone(wrong(window=3, capacity=9, kernel=5)), models())[1] != expected
 
 
-# --- votes, with numbers small enough to check on paper ---
+# --- attention scores, in small worked examples ---
 
 
 def test_attention_scores_accumulate_over_rows_and_follow_their_positions():
@@ -214,7 +214,7 @@ def test_of_equal_scores_the_later_position_is_kept(scores, count, among, kept):
 
 
 def keeps_the_best(choose: Callable[[torch.Tensor, int, torch.Tensor], torch.Tensor], seed: int) -> bool:
-    """Whether rows of many equal scores keep what sorting them by score and place would, however many are too many."""
+    """Whether the top k of rows with many ties equals sorting by score and position, for any k."""
     chance = torch.Generator().manual_seed(seed)
     scores, among = torch.randint(0, 3, (4, 7), generator=chance).float(), torch.rand(4, 7, generator=chance) < 0.7
     rooms = [(scores, count, among) for count in range(8)]
@@ -286,7 +286,7 @@ def test_snapkv_scores_by_the_last_prompt_rows_alone():
     assert [position for position in range(12) if policy.wants_attention(position, 9)] == [6, 7, 8]
 
 
-# --- what it means for a lane ---
+# --- effects on a lane ---
 
 @pytest.mark.parametrize("recent", [1, 5])
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_events_report_evicted_slots_and_memory_decreases(decoder):
 
 
 def test_a_rejected_draft_token_adds_no_attention_score():
-    """Speculation that always errs keeps what plain decoding keeps, whatever the draft tokens looked at."""
+    """Speculation with rejected drafts retains what plain decoding retains, whatever the draft tokens attended to."""
     plain = course(alone(make("h2o", heavy=5, recent=4)), models())
     decoder = make("speculative", verifier="greedy_match")
     decoder.drafter = Wrong()

@@ -1,4 +1,4 @@
-"""Drafting with the model's own layers: from which layer, and when its quantised copy does."""
+"""Drafting with the model's own early layers, or with its quantised copy."""
 from __future__ import annotations
 
 from itertools import product
@@ -32,7 +32,7 @@ COLLAPSES = {
 }
 
 
-# --- DEL: the exit layer is chosen by what each layer would have drafted ---
+# --- DEL: the exit layer is chosen by the acceptance rate of each layer ---
 
 DEL = find("del_exit")
 tokens_per_layer = DEL.plan.__globals__["tokens_per_layer"]
@@ -92,7 +92,7 @@ def test_counts_decay_from_round_to_round():
 
 
 def read_by_layers(model: Model, tokens: list[int]) -> dict[int, torch.Tensor]:
-    """The head's rows [n, V] after every layer of a fresh reading, the last by its own number."""
+    """Rows [n, V] of the lm_head after every layer of a fresh forward, by number of layers."""
     inner = range(1, model.depth)
     work = ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))
     (logits,), captured = model.forward([work], LayerPlan(capture=frozenset(inner)))
@@ -164,7 +164,7 @@ def test_a_chain_ends_with_its_first_uncertain_draft_token_which_is_verified_too
 
 
 class TwoLayers(EarlyTable):
-    """Its first layer has its own preferences, and they can be read."""
+    """Its first layer has other preferences, available as an early exit."""
 
     depth = 2
 
@@ -209,7 +209,7 @@ def test_a_model_of_one_layer_is_decoded_without_drafts():
     assert not lane.target._left_early and set(lane.main.origins) == {"sampled"}
 
 
-# --- a model as its own draft ---
+# --- a quantised copy as the draft ---
 
 @pytest.fixture(scope="module")
 def packed() -> Models:

@@ -25,7 +25,7 @@ from support.speculation import GREEDY
 
 
 def cost(model: TableModel, prompt: list[int], span: Text) -> float:
-    """-log p of a span and an end right after it, each context read again."""
+    """-log p of a span and the end after it, with every context recomputed."""
     ends = sorted(model.end_ids)
     after = model.scores((*prompt, *span)).log_softmax(-1)
     return -logp(model, prompt, span) - (float(after[ends].logsumexp(0)) if ends else 0.0)
@@ -185,7 +185,7 @@ def test_without_a_passage_spans_come_from_the_prompt():
 # --- labels by perplexity ---
 
 def label_costs(model: TableModel, prompt: list[int], labels: list[Text], end: bool) -> dict[str, list[float]]:
-    """The three readings of every label, each context read again."""
+    """The three scores of every label, with every context recomputed."""
     before, length = (
         -sum(float(model.scores(tuple(prompt[:i])).log_softmax(-1)[prompt[i]]) for i in range(1, len(prompt))),
         len(prompt) - 1,

@@ -1,5 +1,5 @@
-"""FastKV: which tokens of a prompt go on behind a middle layer, what they see there, what stays, and what the reading
-cost.
+"""FastKV: which prompt tokens later layers read, what they attend to there, what is retained, and what the
+prefill costs.
 """
 from __future__ import annotations
 
@@ -41,14 +41,13 @@ from support.wrong_variants import variants_of
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 EXACT = 1e-9
 WINDOW, CAPACITY, KERNEL = 3, 8, 3
-# one layer of three reads everything
+# the first of three layers reads everything
 KNOBS = dict(window=WINDOW, capacity=CAPACITY, kernel=KERNEL, rate=0.5, depth=0.35)
 ONWARD = 11  # of the 22 tokens of PROMPT
 
 
 def collapsing() -> list[Collapse]:
-    """With everything going on and room for all a full cache, also where strategies look inside; with less room SnapKV.
-    """
+    """With all tokens selected and a full budget it is a full cache, with a smaller budget SnapKV."""
     room, cut = {"rate": 1.0, "capacity": 2048}, {"window": 3, "capacity": 6, "kernel": 3, "pooling": "max"}
     inside = LaneConfig("greedy", {}, [("dola", {})])
     plain = [
@@ -63,7 +62,7 @@ def collapsing() -> list[Collapse]:
 COLLAPSES = {"fastkv": collapsing()}
 
 
-# --- the engine: tokens that go on through the later layers, recomputed by the library ---
+# --- the engine: selected tokens in the later layers, recomputed by the library ---
 
 
 @torch.inference_mode()
@@ -131,7 +130,7 @@ def test_selected_tokens_attend_to_each_other_at_their_true_positions_only(archi
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox", "mistral"])
 def test_renumbered_positions_give_other_rows(architecture):
-    """Positions enter gpt2 with the embedding alone, so there they are true in any case."""
+    """In gpt2 positions enter with the embedding, so they are the true ones in any case."""
     right, _ = chosen_rows(pair(architecture).target, 1, SOME)
     wrong, _ = chosen_rows(pair(architecture).target, 1, SOME, places=list(range(len(SOME))))
     assert (right - wrong).abs().max() > 1e-3
@@ -163,7 +162,7 @@ def test_layers_cache_the_tokens_they_read_and_later_tokens_attend_to_those():
 # --- whole texts, by hand with the library alone ---
 
 def smoothed(votes: list[float], window: int, kernel: int, pool: Callable) -> list[float]:
-    """Votes slot by slot, those of the window left out, each pooled with those of the slots around it."""
+    """Attention scores by slot without the window, each pooled with its neighbours."""
     reach, early = kernel // 2, [*votes[:len(votes) - window], *[0.0] * window]
     padded = [0.0] * reach + early + [0.0] * reach
     return [pool(padded[slot:slot + kernel]) for slot in range(len(votes))]
@@ -239,7 +238,7 @@ def test_later_layers_retain_the_best_of_the_selected_tokens():
     assert len({frozenset(head) for layer in found[0] for head in layer}) > 3, "layers and heads choose for themselves"
 
 
-# --- and what a rule that is wrong looks like ---
+# --- wrong variants ---
 
 class OneHeadChoosesForAll(FastKV):
     def _pooled(self, held, late):
@@ -286,7 +285,7 @@ def test_a_wrong_token_selection_is_detected(wrong):
     assert course(alone(wrong(**knobs)), models()) != expected
 
 
-# --- what it costs, and what it holds ---
+# --- cost and cache contents ---
 
 
 @pytest.mark.parametrize("chunk", [128, 7])
@@ -310,7 +309,7 @@ def test_forwards_report_exactly_the_computed_rows(rate, depth, whole, chunk, mo
 
 
 def test_computed_tokens_and_retained_slots_have_separate_knobs():
-    """The rate changes what reading costs and not what is held; the capacity the other way round."""
+    """The rate changes the cost of the prefill and not the cache; the capacity the other way round."""
     def costs(**knobs) -> tuple[int, int]:
         recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
         return layer_tokens(recorded(recipe, Forward)), recorded(recipe, Cache)[0].bytes
@@ -339,7 +338,7 @@ def test_a_token_budget_selects_at_least_that_many_tokens(tokens, prompt):
     assert policy.expected_share(Full(prompt, 0, 6, 2, 8, 32)) * prompt == pytest.approx(min(tokens, prompt))
 
 
-# --- combinations with other parts of a lane ---
+# --- combinations with other strategies ---
 
 def test_chunked_prefill_equals_a_single_prefill(monkeypatch):
     whole = course(alone(make("fastkv", **KNOBS)), models())

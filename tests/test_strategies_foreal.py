@@ -1,4 +1,4 @@
-"""A leader and a follower that write a text by turns: against exact laws."""
+"""A leader and a follower model that write a text in turns: against exact distributions."""
 from __future__ import annotations
 
 import pytest
@@ -79,7 +79,7 @@ def led(n: int, p: float, seed: int, cap: int = 128, length: int = 40):
 
 
 def sentences_of(lane: Lane, writers: list[str]) -> list[list[str]]:
-    """Writers by sentence; one is over after a stop, once it has a letter."""
+    """Writers by sentence; a sentence ends at a stop after at least one letter."""
     found, letters = [[]], False
     for token, writer in zip(lane.main.written, writers):
         found[-1].append(writer)

@@ -1,4 +1,4 @@
-"""Samplers that remember the text: penalties, DRY, momentum and mirostat, each against its formula in plain loops.
+"""Samplers that depend on the text: penalties, DRY, momentum and mirostat, each against its formula in plain loops.
 
 Every strategy has one `check_...(cls)`, written without its code. The strategy passes it, and subclasses with one
 mistake fail it.
@@ -55,7 +55,7 @@ def refused(check: Callable, wrong: type[Sampler]) -> None:
 
 
 def check_counts(cls: type[Sampler], cost: Callable[[int], int]) -> None:
-    """s_v - penalty * cost(occurrences of v), counted in the window, and in the prompt only where asked for."""
+    """s_v - penalty * cost(occurrences of v), counted in the window, and in the prompt on request only."""
     for number, text in enumerate(texts()):
         start, scores = len(text) // 2, scores_for(number)
         for window, prompt in ((0, False), (0, True), (3, True), (5, False)):
@@ -155,7 +155,7 @@ class ForgetsThePrompt(NoRepeatNgram):
 
 
 class OnlyTheLastPlace(NoRepeatNgram):
-    """Removes only what followed the last place of the n-gram's beginning."""
+    """Removes only the continuation of the last occurrence of the n-gram's prefix."""
 
     def banned(self, history):
         found = super().banned(history)
@@ -178,7 +178,7 @@ def test_a_wrong_no_repeat_ngram_is_refused(wrong):
 
 
 def dry_by_definition(text: list[int], allowed: int, breaker: int | None) -> list[float]:
-    """Penalties [V]: from every earlier place of the last token, how far back the text agrees with its end."""
+    """Penalties [V]: from every earlier position of the last token, how far back the text agrees with its end."""
     longest = [0] * V
     for i in range(len(text) - 1):
         length = 0
@@ -215,7 +215,7 @@ class ReachesAcrossBreakers(DRY):
 
 
 class PunishesBreakers(DRY):
-    """Knows what ends a stretch, and forgets that a breaker itself is never punished."""
+    """Breaks repeats at breakers, but penalises breakers themselves."""
 
     def repeats(self, history):
         unbroken, self._breaks = self._unbroken(history), lambda token: False
@@ -246,7 +246,7 @@ def repeat(text: list[int], token: int) -> int:
 
 
 def check_momentum(cls: type[Sampler]) -> None:
-    """Of the k most probable tokens the one of the largest p - alpha * resistance, and no other token can be drawn."""
+    """Of the k most probable tokens the one of the largest p - alpha * resistance; no other can be sampled."""
     for number, text in enumerate(texts(200, letters=V)):
         p = scores_for(number).softmax(-1).tolist()
         best = sorted(range(V), key=lambda token: -p[token])[:3]
@@ -315,7 +315,7 @@ def allowed_tokens(row: list[float], mu: float, version: str, ranks: int) -> set
 
 
 def check_mirostat(cls: type[Sampler]) -> None:
-    """Along a text: what may be drawn at mu, and mu after each token, mu -= eta (surprise - tau) from 2 tau on."""
+    """Along a text: the tokens allowed at mu, and mu after each token, mu -= eta (surprise - tau) from 2 tau on."""
     chance = torch.Generator().manual_seed(0)
     for version, judged in (("1", "full"), ("2", "full"), ("2", "renormalised")):
         sampler, mu = made(cls, version=version, tau=2.0, eta=0.4, surprise=judged, ranks=10), 4.0
@@ -353,7 +353,7 @@ class CorrectsTheWrongWay(Mirostat):
 
 
 class ForgetsTheFullRow(Mirostat):
-    """Always takes the surprise under what the cut left."""
+    """Always takes the surprise under the truncated distribution."""
 
     def observe(self, rows, token, position):
         self.surprise = "renormalised"

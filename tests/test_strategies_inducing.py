@@ -1,6 +1,4 @@
-"""A model that is made to err, and what it says taken from what it says otherwise: ICD, and LOL, which adds layers.
-Reckoned again plainly.
-"""
+"""Contrast with an induced stream: ICD, and LOL, which adds layers. Compared with an independent computation."""
 from __future__ import annotations
 
 import pytest
@@ -58,7 +56,7 @@ def test_the_second_stream_has_the_instruction_before_the_question(chat):
 def test_the_instruction_changes_the_text_and_without_one_it_is_greedy():
     greedy = recorded(GREEDY, SAID)[0]
     assert recorded(alone("icd", instruction=""), SAID)[0] == greedy != recorded(alone("icd"), SAID)[0]
-    for gamma in (-1.0, 0.0, 2.0):  # an empty call for truth changes nothing, however it is amplified
+    for gamma in (-1.0, 0.0, 2.0):  # an empty instruction changes nothing, however it is amplified
         assert recorded(alone("lol", refocus="", gamma=gamma, omega=0.0), SAID)[0] == recorded(alone("icd"), SAID)[0]
 
 

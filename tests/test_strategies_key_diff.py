@@ -1,4 +1,4 @@
-"""KeyDiff evicts, head by head, the tokens whose keys point where the mean of the normalised keys does."""
+"""KeyDiff evicts, in each head, the tokens whose keys are most similar to the mean of the normalised keys."""
 from __future__ import annotations
 
 import math
@@ -26,7 +26,7 @@ def likeness(keys: dict[int, list[float]]) -> dict[int, float]:
 
 
 def staying(keys: dict[int, list[float]], size: int, late: set[int]) -> set[int]:
-    """The positions of one head that stay: the late ones, and those least like the mean."""
+    """Live positions of one head: the recent ones, and those least similar to the mean."""
     scores = likeness(keys)
     return late | best({p: -score for p, score in scores.items() if p not in late}, size - len(late))
 
@@ -92,7 +92,7 @@ class EvictsTheDistinctive(KeyDiff):
 
 
 class AveragesKeysAsTheyAre(KeyDiff):
-    """Long keys count for more in the mean."""
+    """Keys of larger norm count more in the mean."""
 
     def scores(self, held):
         keys = held.read("keys").masked_fill(~held.live[..., None], 0.0)
@@ -107,7 +107,7 @@ class ComparesWithAllHeads(KeyDiff):
 
 
 class ProjectsInsteadOfTheCosine(KeyDiff):
-    """Long keys seem more alike."""
+    """Keys of larger norm seem more similar."""
 
     def scores(self, held):
         keys = held.read("keys").masked_fill(~held.live[..., None], 0.0)

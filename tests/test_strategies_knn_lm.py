@@ -1,4 +1,4 @@
-"""kNN-LM: rows mixed with what followed alike states in texts the model has read. Reckoned again plainly."""
+"""kNN-LM: rows mixed with the tokens after similar states of stored texts. Compared with a plain computation."""
 from __future__ import annotations
 
 import copy
@@ -41,7 +41,7 @@ TEXT = "The green bird sings, and the red fox listens. The red bird sings, and t
 
 
 def knn(model=None, **knobs):
-    """The sampler with its store, of a network that read the text."""
+    """The sampler with its datastore of a text, built with a network."""
     return prepared([make("knn_lm", text=TEXT, **knobs)], {"target": model or pair().target}, PROMPT)[0]
 
 
@@ -145,10 +145,10 @@ def test_forked_sequences_share_the_stored_states():
     assert copy.deepcopy(knn()).store is not None and copy.deepcopy(sampler := knn()).store is sampler.store
 
 
-# --- kNN-LM: where it helps, and why its text is no better ---
+# --- kNN-LM: on which tokens it helps ---
 
 def geometric(sampler, rows):
-    """A mixture of logarithms: what one of the two rules out, no one may say."""
+    """A mixture of log-probabilities: a token that one of the two excludes is impossible."""
     near = sampler.neighbours(rows["hidden"], rows["target"].shape[-1]).p.to(rows["target"])
     return ((1 - sampler.lam) * rows["target"].log_softmax(-1) + sampler.lam * near.log().clamp(min=-1e4)).log_softmax(
         -1
@@ -156,8 +156,7 @@ def geometric(sampler, rows):
 
 
 def worst(sampler, mix) -> float:
-    """By how much the likeliest loser falls below the share of the model, in nats; nothing where the promise is kept.
-    """
+    """By how much the worst token falls below the model's share, in nats; 0 if the guarantee holds."""
     rows = {"target": random_rows(3, 20, 320), "hidden": random_rows(4, 20, 32)}
     return float((math.log(1 - sampler.lam) + rows["target"].log_softmax(-1) - mix(rows)).max())
 

@@ -1,4 +1,4 @@
-"""Cache policies: which positions they leave, and when."""
+"""Cache policies: which positions stay live, and when."""
 from __future__ import annotations
 
 import pytest
@@ -56,7 +56,7 @@ def argmax(model: TableModel, context: list[int]) -> int:
 
 
 def check_sink_window(policy: type[SinkWindow], decoder: str) -> None:
-    """Text and live positions of a table model, whose scores depend on all that a row sees."""
+    """Text and live positions of a table model, whose logits depend on all that a row attends to."""
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", spread=3.0)}
     for sinks, window in ((2, 3), (0, 4), (4, 1)):
         assembly = Assembly(make(decoder), cache_policy=policy(sinks=sinks, window=window))
@@ -70,7 +70,7 @@ def check_sink_window(policy: type[SinkWindow], decoder: str) -> None:
 
 
 class OneTooMany(SinkWindow):
-    """The window does not count the token that is being written."""
+    """The window does not include the current token."""
 
     def visible(self, query_positions, key_positions):
         return (key_positions < self.sinks) | (query_positions - key_positions <= self.window)

@@ -1,4 +1,4 @@
-"""Legal tokens: ready grammars, GBNF, and drawing by rejection with weights that are right on average."""
+"""Allowed tokens: bundled grammars, GBNF, and rejection sampling with unbiased weights."""
 from __future__ import annotations
 
 import ast
@@ -52,12 +52,12 @@ def accepts(engine: GrammarEngine, constraint, text: str) -> bool:
     return all(matcher.advance(token) for token in TOKENS.encode(text)) and matcher.accepting
 
 
-# --- grammars that come along ---
+# --- bundled grammars ---
 
 def is_sql(text: str) -> None:
     try:
         sqlite3.connect(":memory:").execute(f"EXPLAIN {text}")
-    except sqlite3.Error as error:  # tables no one made are no fault of the grammar
+    except sqlite3.Error as error:  # missing tables are no fault of the grammar
         assert not any(fault in str(error) for fault in ("syntax", "unrecognized", "incomplete")), error
 
 
@@ -342,14 +342,14 @@ SOUND = {"gbnf": [({"source": ANIMALS}, lambda text: text[-1] == "." and is_anim
          "lark": [({"ready": "date"}, is_day)]}
 
 
-# --- rejections: E[weight where v was taken] = p(v) for each legal v ---
+# --- rejections: E[weight, if v was taken] = p(v) for each allowed v ---
 
 P = torch.tensor([0.4, 0.05, 0.25, 0.0, 0.2, 0.1], dtype=torch.float64)
 LEGAL = {"some": {1, 3, 4}, "all": set(range(6)), "one": {1}, "the favourite": {0}}
 
 
 def weighed(way, p: torch.Tensor, legal: set[int]) -> tuple[dict[int, float], dict[int, float]]:
-    """Exact E[weight where v was taken] and P(v was taken), over every course of chance."""
+    """Exact E[weight, if v was taken] and P(v was taken), over every random outcome."""
     draws, mass, law = Enumerating(), defaultdict(float), defaultdict(float)
     for _ in draws.runs():
         token, weight = way(Tries(p, legal.__contains__, lambda q: draws.pick(q, "try", 0)))
@@ -397,7 +397,7 @@ def test_wrong_weights_are_detected(wrong):
 
 
 def drawn(way, p: torch.Tensor, legal: set[int], times: int, seed: int) -> list[tuple[int | None, float, int]]:
-    """Token, weight and number of tries of many draws."""
+    """Token, weight and number of trials of many samples."""
     chance, found, values = random.Random(seed), [], list(range(len(p)))
     for _ in range(times):
         tries = Tries(p, legal.__contains__, lambda q: chance.choices(values, q.tolist())[0])
@@ -410,7 +410,7 @@ def counts(accepts: int, most: int = 10**6):
 
 
 def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
-    """Largest distance of E[weight where v was taken] from p(v), in standard errors."""
+    """Largest deviation of E[weight, if v was taken] from p(v), in standard errors."""
     errors = []
     for v in range(len(p)):
         values = torch.tensor([weight if token == v else 0.0 for token, weight, _ in found], dtype=torch.float64)
@@ -422,7 +422,7 @@ def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
 @pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("accepts, most", [(2, 10**6), (4, 10**6), (2, 3), (3, 1)])
 def test_counts_are_unbiased_within_four_standard_errors(accepts, most):
-    """12,000 draws: a bias of 4 % of the mass would be found."""
+    """12,000 samples: a bias of 4 % of the mass would be detected."""
     legal = LEGAL["some"]
     assert off_by(drawn(counts(accepts, most), P, legal, 12_000, seed=accepts), P, legal) < 4
 
@@ -441,7 +441,7 @@ def test_the_same_test_detects_wrong_counts(wrong, monkeypatch):
 
 
 def test_requiring_more_accepted_tokens_lowers_variance_and_costs_trials():
-    """Of a flat row, of which a sixth is legal."""
+    """For a uniform row, of which a sixth is allowed."""
     flat = torch.full((12,), 1 / 12, dtype=torch.float64)
     found = [
         drawn(way, flat, {3, 7}, 6000, seed=5)
@@ -480,13 +480,13 @@ def test_dropping_the_weights_of_a_population_is_detected(monkeypatch):
 
 
 def test_one_particle_equals_a_plain_mask_and_more_weighted_ones_approach_the_model():
-    """A mask says 1/2, the model's own law 1/3."""
+    """A mask gives 1/2, the model's own distribution 1/3."""
     assert zeros_of(1, 0.0, weights=False) == pytest.approx(1 / 2) == zeros(1, 0.0)
     assert 1 / 3 < zeros_of(2, 0.0) < 0.49
 
 
 def zeros_of(particles: int, threshold: float, **knobs) -> float:
-    """Probability that the answer is 00, of all that is legal of two fair coins."""
+    """Probability of the answer 00 among the allowed answers of two fair coins."""
     recipe, draws, found = (
         LaneConfig(
             "awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive", **knobs}, [SKEWED]
@@ -528,7 +528,7 @@ def test_if_all_tokens_are_allowed_all_texts_count_and_nothing_is_rejected():
 
 
 class Balanced:
-    """A black box: brackets that close, at most three deep. It counts its questions."""
+    """A black box: balanced brackets, at most three deep. It counts its calls."""
 
     def __init__(self):
         self.asked = 0
@@ -557,7 +557,7 @@ class Brackets(Constraint):
 
 
 def brackets(context: tuple[int, ...]) -> torch.Tensor:
-    """Mostly brackets, of equal chance, the end after six at the earliest, and a little of everything else."""
+    """Mostly brackets with equal probability, the end after six at the earliest, and little of everything else."""
     row = torch.full((len(TOKENIZER),), math.log(1e-4), dtype=torch.float64)
     row[TOKENIZER.convert_tokens_to_ids(list("()"))] = math.log(0.45)
     row[TOKENIZER.eos_token_id] = math.log(0.5 if len(context) > 6 else 1e-9)
@@ -565,7 +565,7 @@ def brackets(context: tuple[int, ...]) -> torch.Tensor:
 
 
 def boxed(name: str, seed: int = 0, **knobs):
-    """A lane under the black box, and the box."""
+    """A lane constrained by the black box, and the box."""
     box, decoder = Balanced(), make(name, **knobs)
     toggles = [*decoder.toggles(), Brackets(box)]
     model = TableModel(tokenizer=TOKENIZER, rule=brackets)
@@ -626,7 +626,7 @@ Items = list[list[int]]
 
 
 def random_items(seed: int, vocabulary: int = 40, count: int = 30, length: int = 6, ragged: bool = False) -> Items:
-    """None is a prefix of another: each ends with a token that occurs nowhere else."""
+    """None is a prefix of another: each ends with a unique token."""
     chance = random.Random(seed)
     lengths = [chance.randint(1, length - 1) if ragged else length - 1 for _ in range(count)]
     return [
@@ -766,7 +766,7 @@ def test_a_single_item_is_always_written():
 
 @pytest.mark.refuses("static")
 def test_unmasked_padding_of_a_row_is_detected(monkeypatch):
-    """The search would leave the items, for other rows of the matrix follow."""
+    """The search would leave the items, since other rows of the matrix follow."""
     following = CsrTrie.following
 
     def unmasked(self, states, depth):

@@ -1,5 +1,5 @@
-"""Decoding that tries several ways on before it writes: cautious next token prediction and contrastive search, against
-oracles of our own.
+"""Decoding that tries several continuations: cautious next token prediction and contrastive search, against
+independent oracles.
 """
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_empty_bounds_are_refused():
         make("cntp", low=1.0, high=0.5)
 
 
-# --- the law of a cautious text: two trials a branching, summed over all pairs ---
+# --- the distribution of CNTP: two trials per branching, summed over all pairs ---
 
 Perplexity = Callable[[list[float]], float]
 
@@ -90,14 +90,14 @@ def per_token(chances: list[float]) -> float:
 
 @dataclass
 class Cautious:
-    """A lane of two trials wherever the entropy reaches `unsure` nats, worked out by hand."""
+    """A lane of two trials wherever entropy reaches `unsure` nats, computed by hand."""
 
     model: TableModel
     terminators: set[int]
     t: float = 1.0
     unsure: float = 1.0
     perplexity: Perplexity = per_token
-    judged_at: float | None = None  # temperature of the probabilities a trial is judged by, where that is another one
+    judged_at: float | None = None  # temperature of the probabilities that score a trial, if different
     whole: bool = True  # False: only the first token of the winner is kept
 
     def p(self, text: Text, t: float | None = None) -> list[float]:
@@ -116,7 +116,7 @@ class Cautious:
         return [(trial, weight, self.perplexity(chances)) for trial, weight, chances in found]
 
     def steps(self, text: Text, room: int) -> list[tuple[Text, float]]:
-        """What may be written next, and how probably."""
+        """The possible next commits, with probabilities."""
         row = self.p(text)
         if float(entropy(torch.tensor(row, dtype=torch.float64).log()[None])) < self.unsure:
             return [((token,), chance) for token, chance in enumerate(row)]
@@ -194,7 +194,7 @@ class LeastSureTrial(Continuation):
 
 
 def law_is_right(seed: int, t: float) -> None:
-    found = law_of_two.__wrapped__(seed, t)  # computed again, with what was changed
+    found = law_of_two.__wrapped__(seed, t)  # computed again with the change
     assert distance(found, Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
 
 
@@ -307,7 +307,7 @@ def test_tokens_of_discarded_trials_are_counted():
     assert [data["series"]["share"] for data in figures(events, "tokens discarded")] == [0.75] * 10
 
 
-# --- contrastive search, with every state read from the beginning by the library ---
+# --- contrastive search, with every state recomputed by the library ---
 
 # log-probabilities [V] after a text, and the states [tokens, width] of all of it
 Sees = Callable[[list[int]], tuple[Tensor, Tensor]]
@@ -316,7 +316,7 @@ Sees = Callable[[list[int]], tuple[Tensor, Tensor]]
 def searched(
     sees: Sees, text: list[int], length: int, k: int, alpha: float, ignored: int = 0, worth: Callable | None = None
 ) -> list[int]:
-    """What contrastive search writes; the first `ignored` tokens are not looked back at."""
+    """What contrastive search writes; the first `ignored` tokens do not count in the similarity."""
     text, start = list(text), len(text)
     for _ in range(length):
         logp, said = sees(text)

@@ -1,4 +1,4 @@
-"""LoopServe reads along lines of attention and chooses again and again: compared with attention written out over the
+"""LoopServe attends along selected lines and selects them repeatedly: compared with attention written out over the
 whole text.
 """
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_sampled_rows_are_spread_over_the_segment_and_include_its_last_row(count
     assert not gaps or max(gaps) - min(gaps) <= 1
 
 
-# --- a lane of them ---
+# --- a lane ---
 
 @dataclass
 class LoopByHand:
@@ -151,7 +151,7 @@ class LoopByHand:
 
 
 def views(assembly: Assembly, speakers: dict) -> tuple[list[int], list[LivePositions]]:
-    """What a lane wrote and what its view showed after every keep; its cache holds everything."""
+    """What a lane wrote and the slots its mask showed after every commit; its cache holds everything."""
     found: list[LivePositions] = []
     for lane in watch(assembly, speakers, PROMPT, Limits(0, LENGTH), Draws(0)):
         if lane.generated > len(found):
@@ -240,7 +240,7 @@ def test_a_wrong_loop_is_detected(wrong):
 
 
 def test_counting_intersections_twice_covers_too_little():
-    """Where columns and diagonals are summed, lines have less weight than claimed; in 20 matrices some fall short."""
+    """If intersections count twice, lines cover less than required; in some of 20 matrices this shows."""
     short = 0
     for seed in range(20):
         weights, rows = causal_rows(1, 12, power=2.0, seed=seed), list(range(12))
@@ -253,7 +253,7 @@ def test_counting_intersections_twice_covers_too_little():
     assert short >= 10
 
 
-# --- what it means for a lane ---
+# --- effects on a lane ---
 
 TIGHT = {"uncomp": UNCOMP_TIGHT, "loopserve": LOOP_TIGHT}
 each = pytest.mark.parametrize(

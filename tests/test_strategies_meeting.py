@@ -1,6 +1,4 @@
-"""What is evicted may meet what stays: which tokens meet in which, what becomes of their rows, and where their votes
-go.
-"""
+"""Merging evicted slots into live ones: targets, rows and attention scores."""
 from __future__ import annotations
 
 import math
@@ -16,7 +14,7 @@ from playground.contract import Merge
 from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, selected_indices
 from support.slot_meetings import by_loop, slots
 
-# --- what meets in what ---
+# --- which slots merge into which ---
 
 
 def everyone(keys: Tensor) -> Tensor:
@@ -47,7 +45,7 @@ Nearest = Callable[[Tensor, Tensor, Tensor], NearestSlots]
 
 
 def by_slot(alike: NearestSlots) -> list[dict[int, tuple[int, float]]]:
-    """For each head its slots that have a nearest one: which, and how like it is."""
+    """For each head its slots with a nearest key: its index and similarity."""
     heads = zip(*(part.tolist() for part in alike))
     return [{source: (target, cosine) for source, target, cosine in zip(*head) if cosine > -math.inf} for head in heads]
 
@@ -138,7 +136,7 @@ def test_masked_slots_come_first_in_their_order():
 
 
 def meeting(*heads: dict[int, int], count: int = 4) -> MergeMap:
-    """Slots that go, each with the one it goes into, head by head."""
+    """Evicted slots with their targets, head by head."""
     pairs = [(head, source, target) for head, into in enumerate(heads) for source, target in into.items()]
     which, sources, targets = (
         torch.tensor(column, dtype=torch.long) for column in (zip(*pairs) if pairs else ((), (), ()))
@@ -174,7 +172,7 @@ def test_weights_of_merged_slots_sum_to_one():
 
 
 def some_meeting(chance: torch.Generator) -> Merge:
-    """In each of three heads a few of twelve slots go into some of the others; how much of them is left to chance."""
+    """In each of three heads a few of twelve slots merge into others, with random weights."""
     heads = [dict(zip(order[:4], (order[4 + i] for i in torch.randint(0, 3, (4,), generator=chance).tolist())))
              for order in torch.rand(3, 12, generator=chance).argsort(1).tolist()]
     met = meeting(*heads, count=12)
@@ -182,7 +180,7 @@ def some_meeting(chance: torch.Generator) -> Merge:
 
 
 def adds_up(wrong: Callable[[Merge], Merge], seed: int) -> bool:
-    """Whether rows become the sums of what meets in them, and all others stay bit for bit."""
+    """Whether targets become the weighted sums of their sources, and all other rows stay exact."""
     chance = torch.Generator().manual_seed(seed)
     rows, merge = torch.randn(3, 12, 5, generator=chance).double(), some_meeting(chance)
     pool = KVBuffer()
@@ -230,7 +228,7 @@ def test_half_precision_is_accumulated_in_float32():
     assert pool.read(1).item() == 2056 and pool.rows.dtype == torch.half
 
 
-# --- votes that move on ---
+# --- attention scores of merged slots ---
 
 def test_attention_scores_of_a_merged_token_go_to_its_target():
     votes = torch.tensor([[1.0, 2.0, 4.0, 8.0], [1.0, 2.0, 4.0, 8.0]])
@@ -281,7 +279,7 @@ def test_attention_of_the_latest_rows_equals_a_table_of_all_positions():
         moving = MergedTokens(torch.arange(heads), gone[:, 0], slots.amax(1))
         lately.move(0, moving)
         table, slots = move_scores(table, moving), slots.scatter(1, loses, -1)
-        if position % 3 == 0:  # holes are closed now and then; in between, slots are empty
+        if position % 3 == 0:  # holes are closed from time to time; in between, slots are empty
             order = (slots < 0).byte().argsort(dim=1, stable=True)[:, :int((slots >= 0).sum(1).max())]
             slots = slots.gather(1, order)
         there = slots >= 0

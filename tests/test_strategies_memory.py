@@ -56,7 +56,7 @@ def test_the_longest_known_suffix_is_used_and_its_probabilities_sum_to_one():
 
 
 class Primed(find("stand")):
-    """Believes the same after every text from the beginning."""
+    """Has the same row after every text."""
 
     beliefs = {0: 0.6, 1: 0.3, 2: 0.1}
 
@@ -93,7 +93,7 @@ class PassedForDrawn(Primed):
 
 
 class NotScaledUp(Primed):
-    """Tells what was stored, though only the likeliest were."""
+    """Reports the whole stored row, though only the most probable tokens were stored."""
 
     def _children(self, lm, tree, parent, likely, width, like):
         children = super()._children(lm, tree, parent, likely, width, like)

@@ -1,4 +1,4 @@
-"""What merging means for a lane, whatever the policy that merges."""
+"""Effects of merging on a lane, for every merging policy."""
 from __future__ import annotations
 
 import pytest
@@ -56,7 +56,7 @@ def test_merged_values_lie_between_their_sources(name):
 
 
 def before_generating(policy: CachePolicy) -> list[Tensor]:
-    """Values of the prompt's slots, by layer, after the first cut; the texts of two lanes may differ afterwards."""
+    """Values of the prompt's slots, by layer, after the first eviction; the texts of two lanes may differ later."""
     for lane in watch(alone(policy), models(), PROMPT, Limits(0, LENGTH), Draws(0)):
         store = lane.target.store
         if store.live_slots() < store.depth * store.heads * store.length:

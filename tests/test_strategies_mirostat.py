@@ -1,4 +1,4 @@
-"""Mirostat: the surprisal of a text is controlled to a target, compared with a plain computation."""
+"""Mirostat: the surprisal of a text is controlled to a target, compared with an independent computation."""
 from __future__ import annotations
 
 import math
@@ -32,7 +32,7 @@ COLLAPSES = {
 # --- Mirostat: rows by hand ---
 
 def mirostat(mu: float, **knobs):
-    """The sampler with its cut set by hand."""
+    """The sampler with a given truncation."""
     made = make("mirostat", **knobs)
     made.mu = mu
     return made
@@ -100,11 +100,11 @@ def test_worked_example_a_token_changes_mu_by_eta_times_its_error():
     list(sampler.observe({"target": scores}, 1, 0))
     assert sampler.mu == pytest.approx(1.5 - 0.1 * (2 - 3))
     renormalised = mirostat(1.5, tau=3.0, eta=0.1, surprise="renormalised")
-    list(renormalised.observe({"target": scores}, 0, 0))  # it is the only one left, so it surprises by nothing
+    list(renormalised.observe({"target": scores}, 0, 0))  # it is the only one left, so its surprise is 0
     assert renormalised.mu == pytest.approx(1.5 + 0.1 * 3)
 
 
-# --- ... and whole texts ---
+# --- whole texts ---
 
 def surprises(model: TableModel, prompt: list[int], new: list[int], t: float = 1.0) -> list[float]:
     """Bits of every token under the whole distribution, read off the table."""
@@ -112,7 +112,7 @@ def surprises(model: TableModel, prompt: list[int], new: list[int], t: float = 1
 
 
 def drift(lane: Lane, knobs: dict) -> float:
-    """What the errors of a run must add up to: the way mu went, over eta."""
+    """What the errors of a run must add up to: the change of mu, over eta."""
     sampler = next(sampler for sampler in lane.chain.samplers if sampler.name == "mirostat")
     return (2 * knobs["tau"] - sampler.mu) / knobs["eta"]
 
@@ -135,7 +135,7 @@ def test_errors_do_not_sum_for_other_definitions_of_surprise():
     knobs, model = {"tau": 1.5, "eta": 0.5}, TableModel("abcdefgh")
     lane, _ = run(alone("mirostat", **knobs, surprise="renormalised"), {"target": model}, [0, 1], 40)
     bits = surprises(model, [0, 1], lane.main.written)
-    assert abs(sum(bits) - 60 - drift(lane, knobs)) > 1  # a cut distribution surprises less
+    assert abs(sum(bits) - 60 - drift(lane, knobs)) > 1  # surprise is lower under a truncated distribution
     lane, _ = run(alone("mirostat", **knobs), {"target": model}, [0, 1], 40)
     bits = surprises(model, [0, 1], lane.main.written)
     assert abs(sum(bits) * LN2 - 60 - drift(lane, knobs)) > 1  # nats
@@ -152,7 +152,7 @@ def test_without_truncation_and_correction_it_samples_from_the_model():
 
 
 def course(sampler, spread: float, count: int, size: int = 256) -> list[tuple[float, float, bool]]:
-    """Draws from random rows: for each mu before, surprise, and whether it was the most probable token."""
+    """Samples of random rows: mu before, surprise, and whether it was the most probable token."""
     chance, found = torch.Generator().manual_seed(0), []
     draws = Draws(0)
     for position in range(count):
@@ -205,7 +205,7 @@ def test_a_forced_token_of_probability_zero_does_not_change_mu():
 
 
 class Swaps(Decoder):
-    """Two sequences; the second takes the row of the first for every token it keeps."""
+    """Two sequences; the second takes the row of the first for every token it commits."""
 
     def decode(self, lm):
         yield lm.prefill()

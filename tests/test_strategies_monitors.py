@@ -1,5 +1,5 @@
-"""Monitors: after a dot only names that the value has, in whichever tokens they come; everywhere else nothing is
-touched.
+"""Monitors: after a dot only attributes of the value, in any tokenisation; everywhere else scores are
+unchanged.
 """
 from __future__ import annotations
 
@@ -111,14 +111,14 @@ def test_the_mask_equals_its_definition_over_the_whole_vocabulary(rests):
 
 
 class NeverPastTheName(Spelling):
-    """Forgets that a token may hold the end of a name and what follows."""
+    """Ignores that a token may hold the end of a name and what follows."""
 
     def legal(self, rest):
         return [token for token in super().legal(rest) if not rest or rest.startswith(self.spelled[token])]
 
 
 class AnythingPastTheName(Spelling):
-    """Forgets that what follows a name may not be more of it."""
+    """Ignores that what follows a name must not continue it."""
 
     def legal(self, rest):
         return [
@@ -144,7 +144,7 @@ def test_a_mask_that_is_wrong_differs_from_the_definition(wrong):
     )
 
 
-# --- a model that wants names no one has ---
+# --- a model that prefers missing names ---
 
 def wanting(*wishes: str) -> TableModel:
     """Scores that always prefer these pieces, the first the most."""
@@ -241,7 +241,7 @@ def untouched(prompt: str) -> bool:
 
 
 def monitor(prompt: str, **knobs):
-    """A monitor that is bound to a lane."""
+    """A monitor with its lane."""
     lane = next(
         watch(
             assemble(LaneConfig("greedy", {}, [("monitors", knobs)])),

@@ -1,5 +1,5 @@
-"""Different answers by asking again with those found in the prompt: against the procedure written out plainly, each
-context read again.
+"""Diverse answers by repeating the prompt with the answers found: against the procedure written out,
+with every context recomputed.
 """
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def tried_of(recorded) -> list[str]:
 
 @pytest.mark.parametrize("strip", [False, True])
 def test_first_tokens_are_distinct_as_text(strip):
-    """Two tokens that read the same count once, and with `strip` two that differ by a blank."""
+    """Two tokens with equal text count once, and with `strip` also two that differ by a space."""
     letters = ["a", "a", " a", "b", '"']
     recorded = run(navigation(n_run=4, n_tol=2, navigate=False, strip=strip), TableModel(letters, seed=1), PROMPT, 20)
     tried = tried_of(recorded)
@@ -187,10 +187,10 @@ def test_known_answers_are_in_every_prompt_and_their_first_tokens_are_skipped():
     assert tried_of(recorded)[:2] == best[:2]
 
 
-# --- keys ---
+# --- lm_head rows ---
 
 class Planted(TableModel):
-    """The keys of a to c point one way, those of the others each their own."""
+    """The lm_head rows of a to c have one direction, all others different ones."""
 
     @property
     def lm_head_weights(self):
@@ -200,7 +200,7 @@ class Planted(TableModel):
 
 
 def falling(context: Text) -> torch.Tensor:
-    """Answers of one letter, the first letter the best."""
+    """Answers of one letter, the first letter being the best."""
     scores = torch.linspace(2, 0, len(LETTERS), dtype=torch.float64)
     scores[-1] = -5.0 if LETTERS[context[-1]] == '"' else 5.0
     return scores
@@ -237,7 +237,7 @@ def test_lm_head_rows_are_compared_by_direction(monkeypatch):
 
 
 def test_if_all_clusters_are_main_ones_no_token_is_outside_them(monkeypatch):
-    """A comparison that takes the clusters of every token for the main ones is none."""
+    """If the clusters of all tokens count as main ones, the comparison is empty."""
     monkeypatch.setattr(keys.Atlas, "main", lambda atlas, count: set(atlas.cluster))
     assert compared(
         run(navigation(n_run=1, n_tol=1, clusters=9, main=2, ranked=10), Planted(LETTERS, rule=falling), PROMPT, 30)
@@ -325,7 +325,7 @@ def test_no_figure_is_drawn_if_the_lm_head_is_no_plain_matrix(monkeypatch):
     assert answers_of(recorded) and not [event for event in recorded.of(Figure) if event.shape == "points"]
 
 
-# --- ways ---
+# --- reasoning paths ---
 
 DIGITS = 'ab12#"'
 

@@ -47,10 +47,10 @@ COLLAPSES = {
 }
 
 
-# --- two models with tokens of their own ---
+# --- two models with different tokens ---
 
 class Pieces(Letters):
-    """Letters that cut a text into the longest pieces they know; what they do not know is passed over."""
+    """A tokenizer of letters that splits a text into the longest known pieces and skips unknown ones."""
 
     def encode(self, text: str) -> list[int]:
         found = []
@@ -72,7 +72,7 @@ def speaking(letters: list[str], ends: str = "", **settings) -> TableModel:
 
 
 def strangers(seed: int = 0, ends: bool = False) -> dict[str, TableModel]:
-    """The target writes "ab" as one token, the draft "ba", and both give their common letters other numbers."""
+    """The target has a token "ab", the draft "ba", and their common letters have different ids."""
     return {"target": speaking(["a", "b", "ab", *["."] * ends], "." * ends, seed=seed),
             "draft": speaking([*["!"] * ends, "b", "a", "ba"], "!" * ends, seed=seed + 1)}
 
@@ -113,7 +113,7 @@ def law_between(lane: LaneConfig | Assembly, models: dict, prompt: list[int], le
 
 
 class Knowing(find("omnidraft")):
-    """Knows some spellings beforehand, right and wrong ones."""
+    """Knows some translations beforehand, right and wrong ones."""
 
     recorded = {(0, 1): 2, (1, 0): 2, (0, 0, 1): 1}
 
@@ -123,32 +123,32 @@ class Knowing(find("omnidraft")):
 
 
 class Nested(Knowing):
-    """Knows spellings one of which begins another."""
+    """Knows translations of which one is a prefix of another."""
 
     recorded = {(0, 1): 2, (0, 1, 0): 1}
 
 
 class NestedAlike(Knowing):
-    """Knows two spellings of one token, one of which begins the other."""
+    """Knows two translations of one token, one a prefix of the other."""
 
     recorded = {(0, 1): 2, (0, 1, 0): 2}
 
 
 class NestedDeeply(Knowing):
-    """Knows runs that begin one another three times over, and others that begin within them."""
+    """Knows runs that are nested prefixes three deep, and others that begin within them."""
 
     recorded = {(0, 1): 2, (0, 1, 0): 1, (0, 1, 1): 2, (1, 0): 2, (1, 0, 1): 0, (1, 1): 0}
 
 
 class DraftsEverySpellingOfAToken(NestedAlike):
-    """Two children with one token: the shorter run is reached only where the longer one was not drawn."""
+    """Two children with one token: the shorter run is reached only if the longer one was not sampled."""
 
     def _merges(self, tokens):
         return list(self._spellings.beginnings(tokens, self.longest))
 
 
 class DraftsTheLongestRunAlone(Nested):
-    """Whether a run gives a node depends on what was drawn behind it, so below that node q is biased."""
+    """Whether a run gives a node depends on the tokens sampled after it, so below that node q is biased."""
 
     def _begin(self, lm):
         super()._begin(lm)
@@ -264,7 +264,7 @@ def test_greedily_the_text_is_the_targets_own(drafter):
 
 
 def agreeing() -> dict[str, TableModel]:
-    """Both mean to write abababab: the target by twos, the draft letter by letter."""
+    """Both write abababab: the target in pairs, the draft letter by letter."""
     def target(context):
         return torch.tensor([0.0, 0.0, 5.0], dtype=torch.float64)
 
@@ -361,7 +361,7 @@ def test_the_draft_takes_no_forward_within_a_character():
 
 
 class GoesBack(Decoder):
-    """Writes four tokens, lets the draft read them, takes some back and asks the draft once more, each time for the row
+    """Writes four tokens, lets the draft read them, rolls some back and runs the draft again, each time for the row
     after the text.
     """
 
@@ -485,7 +485,7 @@ def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(a
     assert any(isinstance(s.event, Forward) and s.event.stream == "draft" for s in recorded)
 
 
-# --- who may use such a draft ---
+# --- which lanes can use such a draft ---
 
 def ends_of(models: Models, *recipes: LaneConfig) -> list[Event]:
     session = prepare(models, list(recipes), Prompt("ab"), Limits(0, 4))

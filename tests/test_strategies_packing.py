@@ -1,4 +1,4 @@
-"""Cache policies that pack rows into fewer bits: what is lost by it, what is saved, and when it happens."""
+"""Cache policies that quantise rows: their error, the memory they save, and when they quantise."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ ADDED = [(replace(plain, extras=[*plain.extras, ("kivi", {"residual": 1024})]), 
 COLLAPSES = {"kivi": [Collapse(lane, plain) for lane, plain in ADDED if can_be_had(lane)]}
 
 
-# --- bits in bytes ---
+# --- bit packing ---
 
 @pytest.mark.parametrize(
     "codes, bits, packed",
@@ -49,7 +49,7 @@ def test_codes_survive_packing(bits, count):
     assert torch.equal(unpack_bits(packed, bits, count), codes)
 
 
-# --- numbers in bits ---
+# --- quantisation ---
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis, size", [(1, 8), (1, 24), (2, 8), (2, 4), (2, 1)])
@@ -64,7 +64,7 @@ def test_no_value_is_off_by_more_than_half_a_step_of_its_group(bits, axis, size,
 @pytest.mark.parametrize("bits", [2, 4, 8])
 @pytest.mark.parametrize("axis", [1, 2])
 def test_the_step_is_close_to_the_range_of_the_group(bits, axis):
-    """The zero is rounded to half precision, so a group far from 0 for its width has somewhat longer steps."""
+    """The zero point is rounded to half precision, so a narrow group far from 0 has slightly larger steps."""
     written = rows() + torch.linspace(-3, 3, 8)
     groups = written.unflatten(axis, (-1, 8))
     ideal = (groups.amax(axis + 1) - groups.amin(axis + 1)) / (2 ** bits - 1)
@@ -74,7 +74,7 @@ def test_the_step_is_close_to_the_range_of_the_group(bits, axis):
 
 
 def by_hand(written: torch.Tensor, bits: int) -> torch.Tensor:
-    """One group [n] by the definition alone, all in exact numbers."""
+    """One group [n] by the definition, in exact arithmetic."""
     step = (written.max() - written.min()) / (2 ** bits - 1)
     return written.min() + step * ((written - written.min()) / step).round()
 
@@ -117,7 +117,7 @@ def test_groups_shrink_until_they_divide_the_axis(whole, wanted, size):
 
 @dataclass
 class Held:
-    """What the target of a lane holds after a keep."""
+    """What the target of a lane holds after a commit."""
 
     length: int
     keys: Quantised | None
@@ -159,14 +159,14 @@ def test_keys_share_their_scale_along_tokens_and_values_along_channels():
 
 
 class KeysByTheToken(Kivi):
-    """One scale for the channels of a token, though keys have channels that are large in every token."""
+    """One scale per token for keys too, although some key channels are large in every token."""
 
     def quantise(self, part, rows, packed):
         return super().quantise("values", rows, packed)
 
 
 class ValuesWaitForABlock(Kivi):
-    """Values are packed a block at a time, as keys are."""
+    """Quantises values in blocks, like keys."""
 
     def quantise_count(self, part, exact):
         return super().quantise_count("keys", exact)
@@ -178,7 +178,7 @@ class RecentValuesArePackedToo(Kivi):
 
 
 class LevelsAreCutOff(Kivi):
-    """A number becomes the level below it in place of the nearest."""
+    """Rounds down instead of to the nearest level."""
 
     def quantise(self, part, rows, packed):
         axis = 1 if part == "keys" else 2
@@ -212,10 +212,10 @@ def groups_of(part: str, head: torch.Tensor, size: int) -> list[tuple[slice | in
 
 
 def check_kivi(policy: type[Kivi]) -> None:
-    """Every number is read as the nearest of the four levels that divide its group evenly, and the recent ones are not
+    """Every value is decoded as the nearest of the four evenly spaced levels of its group, and recent ones are not
     packed.
     """
-    written = rows(2, 37, 16) + 6 * rows(2, 1, 16, seed=3)  # channels with a level of their own
+    written = rows(2, 37, 16) + 6 * rows(2, 1, 16, seed=3)  # channels with different offsets
     for part, expected in (("keys", 32), ("values", 29)):
         count, read = read_back(policy(bits="2", group=8, residual=8), part, written, prompt=20)
         assert count == expected
@@ -273,10 +273,10 @@ def computed(length: int, bits: int, group: int, residual: int) -> int:
     return exact * 8 * 8 + (keys + values) * bits + 4 * constants
 
 
-# --- what it does to the text ---
+# --- effect on the text ---
 
 class Whole(Kivi):
-    """The same schedule, in a form that loses nothing."""
+    """The same schedule with a lossless encoding."""
 
     def quantise(self, part, rows, packed):
         return Verbatim(torch.cat([packed.rows, rows], 1) if packed else rows.clone())
@@ -311,7 +311,7 @@ def test_lossless_packing_changes_nothing(architecture, decoder):
 
 
 def off(bits: str, architecture: str) -> float:
-    """How far the packed keys of a lane are from what was written, on average."""
+    """Mean error of the quantised keys of a lane."""
     policies = Whole(residual=8), make("kivi", bits=bits, residual=8)
     exact, packed = (course(policy, architecture=architecture)[0].keys for policy in policies)
     return float((packed.unpack() - exact.unpack()).abs().mean())

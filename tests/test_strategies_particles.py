@@ -1,4 +1,4 @@
-"""Sequences that are weighed and drawn again, against the law they should have."""
+"""Weighted and resampled particles, against their target distribution."""
 from __future__ import annotations
 
 import pytest
@@ -53,7 +53,7 @@ def test_wrong_weights_are_detected(wrong, monkeypatch):
 
 
 def test_one_particle_equals_a_plain_mask_and_more_approach_the_model():
-    """A mask says 1/2, the model's own law 1/3."""
+    """A mask gives 1/2, the model's own distribution 1/3."""
     assert zeros(1, 0.0) == pytest.approx(1 / 2)
     by_importance = [zeros(particles, 0.0) for particles in (1, 2, 3)]
     assert by_importance == sorted(by_importance, reverse=True) and 1 / 3 < by_importance[-1] < 0.42
@@ -75,7 +75,7 @@ def test_if_all_tokens_are_allowed_weights_stay_equal_and_nothing_is_resampled()
 
 
 def test_a_resampled_particle_continues_like_a_separate_run():
-    """On a real network: rows of copies are those of the whole text read from scratch."""
+    """On a real network: rows of copies equal a fresh forward over the whole text."""
     model, recipe = (
         pair("llama").target,
         LaneConfig("smc", {"particles": 6, "threshold": 1.0}, [("regex", {"pattern": "(ab|cd|efg){2,9}"})]),

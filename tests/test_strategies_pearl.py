@@ -183,10 +183,10 @@ def test_the_clock_includes_waiting_for_the_other_model():
     assert gain[4.0] == pytest.approx(2) and gain[1.0] == gain[16.0] == pytest.approx(1.25)
 
 
-# --- really at once ---
+# --- real parallelism ---
 
 class Rings(TableModel):
-    """A draft that rings a bell at each of its passes."""
+    """A draft that signals each of its forwards."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -212,7 +212,7 @@ class Waits(TableModel):
         return super().flops(rows, context, layers)
 
     def forward(self, works, plan=None):
-        with self.draft.bell:  # nothing is drafted before the prefill
+        with self.draft.bell:  # there is no draft before the prefill
             patience = self.patience if self.forwards and all(self.met[1:]) else 0
             self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, patience))
         self.threads.append(threading.current_thread())
@@ -229,7 +229,7 @@ def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bo
         session.advance()
     met = list(target.met)
     session.stop()
-    with draft.bell:  # a pass that is still under way has nothing to wait for any more
+    with draft.bell:  # a forward still running has nothing to wait for any more
         draft.forwards += 1
         draft.bell.notify_all()
     return met, target.threads[:len(met)]
@@ -280,7 +280,7 @@ def test_a_lanes_clock_includes_waiting_time():
 
 
 class Breaks(TableModel):
-    """A target that fails at a pass."""
+    """A target that fails in a forward."""
 
     def forward(self, works, plan=None):
         if self.forwards == 3:

@@ -1,6 +1,4 @@
-"""What texts pay for repeating themselves: penalties, forbidden n-grams, DRY and momentum, against the library and
-counts of our own.
-"""
+"""Repetition: penalties, forbidden n-grams, DRY and momentum, against the library and independent counts."""
 from __future__ import annotations
 
 import math
@@ -96,7 +94,7 @@ def ngrams(text: list[int], n: int) -> set[tuple[int, ...]]:
 
 
 def repeat(text: list[int], token: int, longest: int = 99) -> int:
-    """Tokens of the longest n-gram that a token would repeat, itself included; 0 where it is new. By scanning all
+    """Tokens of the longest n-gram that a token would repeat, itself included; 0 if it is new. By scanning all
     n-grams.
     """
     lengths = [
@@ -215,7 +213,7 @@ def test_no_ngram_occurs_twice_while_there_is_an_alternative(n):
 def dry_penalties(
     text: list[int], size: int, breakers: set[int], multiplier: float = 0.8, base: float = 1.75, allowed: int = 2
 ) -> list[float]:
-    """Straight from its definition: every earlier place of the last token, and how far back both agree."""
+    """By its definition: every earlier position of the last token, and how far back both agree."""
     longest = {}
     for i in range(len(text) - 1):
         if text[i] != text[-1] or text[-1] in breakers or text[i + 1] in breakers:
@@ -257,7 +255,7 @@ def test_a_token_that_contains_a_breaker_breaks_repeats():
     sampler.begin(0, lambda token: ["a", "b", ".\n", "c:", "d"][token])
     assert sampler.apply(torch.zeros(1, 5), [[0, 1, 4, 0, 1]])[0].tolist() == pytest.approx([0, 0, 0, 0, -0.8])
     assert not sampler.apply(torch.zeros(1, 5), [[0, 2, 1, 4, 0, 2, 1]])[0].any()  # only one token since the line break
-    assert not sampler.apply(torch.zeros(1, 5), [[0, 1, 3, 0, 1]])[0].any()  # what would follow is a breaker itself
+    assert not sampler.apply(torch.zeros(1, 5), [[0, 1, 3, 0, 1]])[0].any()  # the next token would be a breaker itself
 
 
 def test_breakers_are_separated_by_spaces():

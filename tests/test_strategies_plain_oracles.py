@@ -1,7 +1,7 @@
-"""Decoders that write one text: greedy, sampling and anchored decoding against the model's own rows, read one by one.
+"""Decoders that write one text: greedy, sampling and anchored decoding against the model's rows, computed one by one.
 
 Every strategy has one `check_...(cls)`, written without its code. The strategy passes it, and subclasses with one
-mistake fail it. Laws of texts are exact: `tables.law` sums over every course of chance.
+mistake fail it. Distributions of texts are exact: `tables.law` sums over every random outcome.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SecondBest(PlainDecoder):
 
 
 class ReadsOneRowTwice(Greedy):
-    """Writes two tokens after one row: the second does not know of the first."""
+    """Writes two tokens from one row: the second does not depend on the first."""
 
     def decode(self, lm):
         rows = yield lm.prefill()
@@ -152,7 +152,7 @@ def check_sample(cls: type[Decoder]) -> None:
 
 
 class TemperatureLast(Sample):
-    """Cuts rows first, as llama.cpp does."""
+    """Truncates rows first, as llama.cpp does."""
 
     def toggles(self):
         penalty, temperature, *cuts = super().toggles()
@@ -197,7 +197,7 @@ def between(p: list[float], r: list[float], theta: float) -> list[float]:
 
 
 def paid(p: list[float], r: list[float], budget: float) -> list[float]:
-    """The law p^(1 - theta) r^theta of the largest theta that costs no more than the budget, by bisection."""
+    """The distribution p^(1 - theta) r^theta of the largest theta within the budget, by bisection."""
     low, high = 0.0, 1.0
     if kl(r, p) <= budget:
         return r
@@ -219,7 +219,7 @@ def owed(models: dict[str, TableModel], prompt: list[int], count: int) -> float:
 
 
 def anchored_law(models: dict[str, TableModel], prompt: list[int], length: int, k: float, debt: float) -> Law:
-    """Token by token: k nats come in, what the step spends goes out, and the rest is saved."""
+    """Token by token: k nats are added, the step's divergence is spent, and the rest is saved."""
     found, accounts = {(): 1.0}, {(): -debt}
     for _ in range(length):
         longer = {}
@@ -243,7 +243,7 @@ def check_anchored(cls: type[Decoder]) -> None:
 
 
 class SpendsNothing(Anchored):
-    """Always writes as the safe model would."""
+    """Always samples from the safe model."""
 
     def __post_init__(self):
         self.k = 0.0

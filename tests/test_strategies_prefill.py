@@ -1,6 +1,4 @@
-"""Cache policies that cut a prompt once: how much each layer gets, and what the answer will ask for, compared with the
-library's own attention.
-"""
+"""Cache policies that compress a prompt once: layer budgets and pseudo-answers, against the library's attention."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,7 +27,7 @@ from support.wrong_variants import variants_of
 
 
 def by_the_paper(layers: int, prompt: int, window: int, capacity: int, beta: int) -> list[float]:
-    """Tokens of a prompt beyond the capacity that each layer keeps, before they are rounded, as the authors' code
+    """Tokens of a prompt beyond the capacity that each layer retains, before rounding, as the authors' code
     computes them: below twice the capacity without the window it is SnapKV.
     """
     if prompt < 2 * (capacity - window):
@@ -144,7 +142,7 @@ def test_the_figure_of_a_pyramid_shows_the_slots_of_its_layers():
     assert figure.data["values"] == [len(held[layer * first.heads]) for layer in range(first.layers)] == [13, 9, 5]
 
 
-# --- a rehearsal of the answer ---
+# --- a pseudo-answer ---
 
 @torch.inference_mode()
 def cast_by(architecture: str, pretended: list[int]) -> list[torch.Tensor]:
@@ -158,7 +156,7 @@ def cast_by(architecture: str, pretended: list[int]) -> list[torch.Tensor]:
 def by_the_answer(
     architecture: str, pretended: list[int], capacity: int, recent: int = 0
 ) -> Callable[[Seen], list[set[int]]]:
-    """The prompt is cut by what such an answer would attend to; all else stays."""
+    """The prompt is compressed by what such an answer would attend to; the rest is unchanged."""
     votes, cut = cast_by(architecture, pretended), len(PROMPT) - recent
 
     def rule(seen):
@@ -208,7 +206,7 @@ class TheStartLendsTheMost(DapQ):
 
 
 class ReadOnePlaceLate(DapQ):
-    """The right tokens, but behind one more of them."""
+    """The right tokens, but after one more of them."""
 
     def probe_tokens(self, text):
         return super().probe_tokens(text)[:1] + super().probe_tokens(text)
@@ -238,16 +236,16 @@ def test_a_fork_places_its_pseudo_answer_after_the_prefix():
     )
 
 
-# --- one level for all layers ---
+# --- one retained share for all layers ---
 
 def uneven(layers: int, length: int, seed: int = 0) -> torch.Tensor:
-    """Votes of layers that gather their attention more and more, [layers, length]."""
+    """Attention scores of layers with increasingly concentrated attention, [layers, length]."""
     votes = torch.rand(layers, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     return votes ** torch.arange(1, layers + 1)[:, None]
 
 
 def curves(votes: torch.Tensor) -> list[list[float]]:
-    """Share of its votes that the best n tokens of a layer have, n from 0."""
+    """Share of a layer's attention that its best n tokens have, n from 0."""
     return [
         [sum(sorted(layer, reverse=True)[:n]) / sum(layer) for n in range(len(layer) + 1)] for layer in votes.tolist()
     ]

@@ -1,4 +1,4 @@
-"""A shorter view of a passage that drafts for the longer one, and moves it: against the law by hand."""
+"""A shorter context drafts for the longer one and shifts its distribution: against a computation by hand."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -31,7 +31,7 @@ COLLAPSES = {
 
 
 def moved_by_hand(scores: torch.Tensor, q: list[float], eta: float, tail: float) -> list[float]:
-    """The moved p, number by number."""
+    """The shifted p, value by value."""
     p = scores.softmax(-1).tolist()
     raised = [float(s.exp()) * 2.718281828459045 ** (eta * (b - a)) for s, a, b in zip(scores - scores.max(), p, q)]
     raised = [value / sum(raised) for value in raised]
@@ -83,7 +83,7 @@ def test_the_output_distribution_is_that_of_the_rule(gamma, eta, tail):
 
 
 def off(decoder) -> float:
-    """By how much a lane's law is not the one the rule comes to."""
+    """Distance of a lane's output distribution from that of the rule."""
     model, prompt = TableModel("abcde", seed=6), [1, 0]
     found = law(Assembly(decoder, [make("temperature", t=1.0)]), {"target": model}, prompt, 2)
     return distance(found, rapid_law(model, prompt, 2, decoder.gamma, decoder.eta, decoder.tail))
@@ -103,14 +103,14 @@ class ForgetsTheMove(find("rapid")):
 
 
 class MovesScoresByScores(find("rapid")):
-    """Moves by the difference of log-probabilities in place of probabilities."""
+    """Shifts by the difference of log-probabilities in place of probabilities."""
 
     def shifted(self, scores, q):
         return (scores + self.eta * (q.log() - scores.log_softmax(-1))).softmax(-1)
 
 
 class NotMadeWhole(find("rapid")):
-    """Leaves out the last step, so that the moved p does not sum to 1."""
+    """Omits the last step, so that the shifted p does not sum to 1."""
 
     def shifted(self, scores, q):
         p = scores.softmax(-1)

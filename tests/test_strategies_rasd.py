@@ -1,4 +1,4 @@
-"""Retrieved and drafted tokens in one tree: matches in the text next to proposals of a draft model."""
+"""Retrieved and drafted tokens in one tree: matches in the text and proposals of a draft model."""
 from __future__ import annotations
 
 import copy
@@ -81,7 +81,7 @@ def test_a_continuation_is_limited_by_its_length_knob_the_budget_and_its_text():
 
 
 def retrieved_by_scanning(texts: list[list[int]], context: list[int], longest: int, length: int) -> tuple[int, list]:
-    """The longest ending that something follows anywhere, and all that follows it, text by text and place by place."""
+    """The longest suffix with a continuation, and all its continuations, by a scan over texts and positions."""
     for size in range(min(longest, len(context)), 0, -1):
         ending = context[len(context) - size:]
         places = [(text, i + size) for text in texts for i in range(len(text) - size) if text[i:i + size] == ending]
@@ -91,7 +91,7 @@ def retrieved_by_scanning(texts: list[list[int]], context: list[int], longest: i
 
 
 def check_retrieval(drafter: type[RASD]) -> None:
-    """What is found in random texts and documents."""
+    """Retrieval results in random texts and documents."""
     for seed in range(150):
         chance = Random(seed)
         texts = [[chance.randrange(3) for _ in range(chance.randrange(1, 12))] for _ in range(chance.randrange(1, 4))]
@@ -109,7 +109,7 @@ class FollowsOneOccurrence(RASD):
 
 
 def reading_on(store: SuffixIndex, place: int, most: int, ends) -> list[int]:
-    """Wrong: a continuation that goes on in the next document."""
+    """Wrong: a continuation that extends into the next document."""
     return [token for token in store.tokens[place:place + most + 1] if token != BREAK][:most]
 
 
@@ -215,7 +215,7 @@ def test_the_output_distribution_is_the_targets_whatever_was_retrieved(knobs, ve
 
 
 class PassesForDrawn(find("rasd")):
-    """Judges what was looked up as if it had been drawn from the draft."""
+    """Verifies retrieved tokens as if they had been sampled from the draft."""
 
     drawn = "independent"
 
@@ -261,7 +261,7 @@ def test_the_draft_model_is_not_run_if_it_neither_drafts_nor_prunes():
 
 
 def retrievals(prompt: list[int], **knobs) -> list[list[int]]:
-    """What is drafted without a draft model for a text that repeats abcabc."""
+    """The drafts without a draft model for a text that repeats abcabc."""
     target = TableModel("abc", rule=lambda context: torch.eye(3, dtype=torch.float64)[(context[-1] + 1) % 3] * 9)
     recorded = ran(
         speculative_lane("rasd", nodes=0, prune=0, **knobs), {"target": target, "draft": TableModel("abc")}, prompt, 12

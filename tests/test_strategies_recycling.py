@@ -57,7 +57,7 @@ def test_rejected_draft_tokens_update_the_matrix_and_the_last_row_of_a_token_cou
 
 
 def circle(size: int = 9) -> TableModel:
-    """Writes its letters in a circle."""
+    """Writes its letters in a cycle."""
     return TableModel(
         "abcdefghijk"[:size], rule=lambda context: torch.eye(size, dtype=torch.float64)[(context[-1] + 1) % size] * 50
     )
@@ -128,7 +128,7 @@ def test_memory_serves_the_same_visitors_next_run_only():
 
 
 class Garbage(Memory):
-    """Remembers what never was."""
+    """Has a memory of wrong tokens."""
 
     def __init__(self, seed: int):
         super().__init__()

@@ -40,10 +40,10 @@ COLLAPSES = {
 START = [5, 9, 2, 7, 7, 1]
 
 
-# --- a drafter for the drafter ---
+# --- an inner drafter ---
 
 def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[int]]:
-    """What was sent to be checked, round by round."""
+    """The draft tokens to verify, round by round."""
     seen = []
 
     class Watched(Verifier):
@@ -59,7 +59,7 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_draft_tokens_with_an_inner_draft_equal_the_draft_models_own(samplers):
-    """A chain is sampled from the same distributions, whichever way saves the draft model's forwards."""
+    """A chain is sampled from the same distributions, however the draft model's forwards are saved."""
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
     for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):
@@ -91,7 +91,7 @@ def test_on_repeating_text_the_draft_model_takes_few_forwards():
 
 
 class BelievesLookup(find("hierarchical")):
-    """Takes the inner draft token for the draft model's own choice."""
+    """Takes the inner draft token as the draft model's own choice."""
 
     def _follow(self, lm, inner, rows, leaf, chain):
         while children := inner.children(leaf):
@@ -110,13 +110,13 @@ def test_the_output_distribution_is_the_targets_only_if_the_draft_model_verifies
     assert off < EXACT if right else off > WRONG
 
 
-# --- reflective verification: two readings of the draft tokens ---
+# --- reflective verification: two rows for each draft token ---
 
 Reflective = find("reflective")
 
 
 class Shifted(Reflective):
-    """Takes each second row for that of the place before it."""
+    """Takes each second row for that of the position before it."""
 
     def mixed(self, first, second):
         return super().mixed(first, second.roll(1, 0))
@@ -128,7 +128,7 @@ def reflecting(cls: type = Reflective, drafter: str = "draft_model", **knobs) ->
 
 
 def read_after(model: Model, tokens: list[int], count: int) -> torch.Tensor:
-    """The last `count` rows [count, V] of a fresh reading."""
+    """The last `count` rows [count, V] of a fresh forward."""
     return model.forward([ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))])[0][0][-count:]
 
 
@@ -155,7 +155,7 @@ def test_draft_tokens_are_verified_with_a_mixture_of_two_rows(cls, right, ending
 
 
 def copying() -> TableModel:
-    """Goes on as the same two tokens went on before, and where they are new, as it likes."""
+    """Repeats the earlier continuation of the same two tokens; for new ones any continuation."""
     opinion = TableModel("abcdefgh", seed=5)
 
     def scores(context):

@@ -1,4 +1,4 @@
-"""Cache policies that act on what a row may look at: against attention written out by hand over the whole text."""
+"""Cache policies that act on what a row attends to: against attention written out over the whole text."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_a_wrong_oracle_is_detected(wrong):
 
 
 def test_the_oracle_works_with_soft_capped_attention():
-    """gemma2's scores are squeezed, and some of its layers see a window alone, within which the oracle chooses."""
+    """gemma2's scores are soft-capped, and some of its layers have a window, within which the oracle chooses."""
     with exact_softmax():
         plain = course(alone(make("oracle_keep", size=64)), models("gemma2"))
     assert plain[0] == course(Assembly(make("greedy")), models("gemma2"))[0]
@@ -148,10 +148,10 @@ def test_the_figure_shows_the_share_of_retained_attention():
     assert all(0 < share < 1 for figure in narrow for share in figure.data["series"].values())
 
 
-# --- places in the cache ---
+# --- positions in the cache ---
 
 def numbered_by_the_cache(sinks: int, window: int) -> Change:
-    """Unrotate every query and key, and rotate them again, row by row, by their place among what the row sees."""
+    """Unrotate every query and key, and rotate them again, row by row, by their index among what the row sees."""
     def change(q, k, scores, scaling):
         changed = scores.clone()
         for row in range(len(PROMPT), q.shape[1]):

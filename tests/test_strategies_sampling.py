@@ -1,6 +1,4 @@
-"""Samplers that cut rows, plain decoders and entropy adaptive decoding, against the library and numbers worked out by
-hand.
-"""
+"""Truncation samplers, plain decoders and entropy adaptive decoding, against the library and worked examples."""
 from __future__ import annotations
 
 import math
@@ -83,7 +81,7 @@ def test_ties_go_to_the_lower_id(recipe):
     assert lane.text == "b" * 8
 
 
-# --- samplers that cut a row ---
+# --- truncation ---
 
 def with_knobs(name: str, *values: float):
     """A sampler at a setting that may be beyond its slider."""
@@ -95,7 +93,7 @@ def random_rows(size: int, seed: int = 0, dtype: torch.dtype = torch.float32) ->
 
 
 def kept(name: str, value: float, rows: torch.Tensor) -> torch.Tensor:
-    """Where a row's tokens are left, [n, V]."""
+    """Which tokens of each row are left, [n, V]."""
     return with_knobs(name, value).apply(rows, [[]] * len(rows)) > -math.inf
 
 

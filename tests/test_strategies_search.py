@@ -1,5 +1,4 @@
-"""Searches over several texts: beams, samples that are chosen among, and drafts in superposition, against brute force.
-"""
+"""Searches over several texts: beams, selection among samples, and superposed drafts, against brute force."""
 from __future__ import annotations
 
 import math
@@ -243,7 +242,7 @@ def test_the_text_is_the_group_winner_of_highest_model_probability():
 def test_beam_search_equals_the_librarys(architecture, exponent, early):
     prompt = [54, 71, 71, 54, 9]
     library, ours = network(architecture), network(architecture)
-    end = run(GREEDY, pair(architecture).target, prompt, 4).texts()[0][-1]  # a token that turns up early
+    end = run(GREEDY, pair(architecture).target, prompt, 4).texts()[0][-1]  # a token that occurs early
     ours.generation_config.eos_token_id = end
     expected = library.generate(
         torch.tensor([prompt]),
@@ -292,7 +291,7 @@ def test_diversity_counts_distinct_ngrams():
     assert shared_start([[1, 2, 1], [1, 2, 3]]) == 2 and shared_start([[1], [2]]) == 0
 
 
-# --- samples that are chosen among ---
+# --- selection among samples ---
 
 
 @pytest.mark.oracle("best_of_n")
@@ -413,7 +412,7 @@ def test_answers_of_the_bundled_model_are_parsed_and_voted_on(bundled):
 # --- superposed decoding ---
 
 def after(model: Model, node: Callable[[ForwardInput], None] | None, token: int) -> torch.Tensor:
-    """The row after a prompt and one token more, which `node` may turn into a blend."""
+    """The row after a prompt and one more token, which `node` may replace by a mixture."""
     store = model.new_store()
     work = ForwardInput(store, [54, 71, 9, token], [-1, 0, 1, 2])
     if node:

@@ -1,7 +1,7 @@
 """Decoders that choose among several texts: each against enumeration over a table model, which needs no decoder at all.
 
 Every strategy has one `check_...(cls)`, written without its code. The strategy passes it, and subclasses with one
-mistake fail it. Laws of texts are exact: `tables.law` sums over every course of chance.
+mistake fail it. Distributions of texts are exact: `tables.law` sums over every random outcome.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class OneBeamFewer(BeamSearch):
 
 
 class ForgetsTheSum(Beams):
-    """Looks at the last token's log-probability alone."""
+    """Scores by the last token's log-probability alone."""
 
     def choose(self, gains, ends):
         for beam in self.live:
@@ -130,7 +130,7 @@ def test_beams_that_are_chosen_wrongly_are_refused(wrong, monkeypatch):
     refused(check_beam_search, BeamSearch)
 
 
-# --- a choice among independent draws ---
+# --- selection among independent samples ---
 
 Choose = Callable[[list[Text]], Text]
 
@@ -158,7 +158,7 @@ def model_of(seed: int) -> TableModel:
 
 
 def check_best_of_n(cls: type[Decoder]) -> None:
-    """The model's own log-probability decides, whatever temperature the texts were drawn at."""
+    """The model's log-probability decides, whatever the sampling temperature."""
     for seed, (score, power) in product((3,), (("mean", 1), ("sum", 0))):
         model = model_of(seed)
 
@@ -265,7 +265,7 @@ def letters(text: Text) -> str:
 
 
 def check_mbr(cls: type[Decoder]) -> None:
-    """The text that is most like all texts on average, itself included; of equals the first."""
+    """The text with the highest mean similarity to all texts, itself included; on ties the first."""
     model = TableModel("ab", seed=3, spread=0.8)
 
     def most_alike(texts: list[Text]) -> Text:
@@ -281,7 +281,7 @@ class LeastAlike(MBR):
 
 
 class OneThatIsAlike(MBR):
-    """Takes the text with the nearest other one, however far it is from the rest."""
+    """Takes the text with the single most similar other one."""
 
     def _table(self, samples):
         table = super()._table(samples)
@@ -455,7 +455,7 @@ class NeverLoses(Superposed):
 
 
 class ColdAfterwards(Superposed):
-    """Leaves the temperature out of what decides."""
+    """Ignores the temperature in the scores."""
 
     def _gains(self, raw, followers):
         return super()._gains(raw * self.temperature, followers)

@@ -1,4 +1,4 @@
-"""A model's own first layers as its draft: what they draft, what it costs, and that the output distribution stays."""
+"""A model's own first layers as its draft: the draft tokens, their cost, and the unchanged output distribution."""
 from __future__ import annotations
 
 from collections import defaultdict
@@ -45,7 +45,7 @@ class ChecksNothing(find("layer_skip")):
 
 
 def check_layer_skip(preset: type) -> None:
-    """The law of three tokens is the whole model's."""
+    """The distribution of three tokens is the full model's."""
     assembly = assemble(LaneConfig("layer_skip", {}, [AT_ONE]))
     assembly.decoder = preset(make("layer_skip_draft", depth=2), make("rejection"))
     found = law(assembly, {"target": EarlyTable("ab")}, [0, 1, 0], 3)

@@ -49,7 +49,7 @@ P, Q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.
 
 
 def siblings(count: int, q: torch.Tensor, drawn: str, draws: Enumerating) -> TokenTree:
-    """Draft tokens drawn from q one after another, with or without replacement."""
+    """Draft tokens sampled from q one after another, with or without replacement."""
     tree, rest = TokenTree(drawn=drawn), q
     for place in range(count):
         token = draws.pick(rest, "draft", place)
@@ -184,7 +184,7 @@ def first_round(models: dict, depth: int, draws) -> list[int]:
     raise AssertionError("nothing was written")
 
 
-# --- what is seen of a round ---
+# --- events of a round ---
 
 def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
     session = prepare(models, [recipe], Prompt("The green bird"), Limits(seed, length))
@@ -276,7 +276,7 @@ def test_draft_tokens_after_the_first_rejection_count_as_untested():
     )
 
 
-# --- draws that are shared ---
+# --- shared random numbers ---
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt_neox"])
 @pytest.mark.parametrize(

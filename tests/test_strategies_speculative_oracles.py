@@ -56,7 +56,7 @@ def assert_refused(check: Callable, *case) -> None:
 
 
 class Recording(Verifier):
-    """Notes the text, the tree and the verdict of every round; what judges is another verifier."""
+    """Records the text, the tree and the verdict of every round, and delegates to another verifier."""
 
     def __init__(self, verifier: Verifier):
         self.verifier, self.rounds = verifier, []
@@ -72,7 +72,7 @@ class Recording(Verifier):
 
 def first_trees(drafter: Drafter, models: dict, length: int,
                 *samplers: tuple[str, dict]) -> Iterator[tuple[float, TokenTree]]:
-    """Every tree that may be proposed first behind a prompt of one token, with its probability."""
+    """Every tree that may be proposed first after a prompt of one token, with its probability."""
     draws = Enumerating()
     for _ in draws.runs():
         seen = Recording(make("sample_match"))
@@ -89,7 +89,7 @@ def law_of_first_trees(drafter: Drafter, models: dict, length: int, describe: Ca
     return dict(found)
 
 
-# --- verifiers: the text follows the target's law, whatever was drafted ---
+# --- verifiers: the text follows the target's distribution, whatever was drafted ---
 
 def check_law(verifier: Verifier, drafter: Drafter) -> None:
     models = tables()
@@ -140,7 +140,7 @@ class ComparesEverySiblingWithTheTarget(find("rejection")):
 
 
 class DrawsAgainAfterAMiss(find("sample_match")):
-    """Throws the drawn token away where no child drafted it, and draws another."""
+    """Discards the sampled token if no child proposed it, and samples another."""
 
     def judge(self, lm, tree, rows):
         def rule(node, children):
@@ -151,7 +151,7 @@ class DrawsAgainAfterAMiss(find("sample_match")):
 
 
 class MatchesTheMostProbable(find("sample_match")):
-    """Asks for the most probable token although tokens are drawn."""
+    """Takes the most probable token although tokens are sampled."""
 
     def judge(self, lm, tree, rows):
         return walk(
@@ -319,7 +319,7 @@ def check_assisted(decoder: type) -> None:
 
 
 class BelievesTheDraft(Verifier):
-    """Accepts all draft tokens of a chain and asks the target for the one behind them."""
+    """Accepts all draft tokens of a chain and takes the target's token after them."""
 
     def __init__(self, recorded: Verifier):
         self.recorded = recorded
@@ -330,7 +330,7 @@ class BelievesTheDraft(Verifier):
 
 
 class AcceptsOneAtMost(Verifier):
-    """The text is right, but every round throws accepted tokens away."""
+    """The text is right, but every round discards accepted tokens."""
 
     def __init__(self, recorded: Verifier):
         self.recorded = recorded
@@ -361,7 +361,7 @@ def test_a_wrong_round_differs_from_the_library_in_text_or_forwards(wrong):
     assert_refused(check_assisted, wrong)
 
 
-# --- drafters that draw: the law of their first tree ---
+# --- drafters that sample: the distribution of their first tree ---
 
 def chain_of(tree: TokenTree) -> tuple[int, ...]:
     return tuple(tree.tokens)
@@ -372,7 +372,7 @@ def siblings_of(tree: TokenTree) -> tuple[int, ...]:
 
 
 def check_draft_model(drafter: type[Drafter]) -> None:
-    """Chains have the draft's own law and every q is the row of its token; without chance they are its argmaxes."""
+    """Chains have the draft's distribution and every q is the row of its token; greedily they are its argmaxes."""
     models = tables()
     draft = models["draft"]
     assert distance(law_of_first_trees(drafter(depth=2), models, 3, chain_of), product_law(draft, [0], 2)) < EXACT
@@ -387,7 +387,7 @@ def check_draft_model(drafter: type[Drafter]) -> None:
 
 
 class DrawsEveryTokenFromOneRow(find("draft_model")):
-    """The second token does not know of the first."""
+    """The second token does not depend on the first."""
 
     def propose(self, lm, budget):
         tree = new_tree(lm, self)
@@ -399,7 +399,7 @@ class DrawsEveryTokenFromOneRow(find("draft_model")):
 
 
 class TellsASofterRow(find("draft_model")):
-    """q is not what the token was drawn from."""
+    """q is not the distribution the token was sampled from."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
@@ -419,7 +419,7 @@ def test_a_wrong_draft_chain_is_detected(wrong):
 
 
 def without_replacement(chances: Law, count: int) -> Law:
-    """Law of `count` outcomes drawn one after another, none twice."""
+    """Distribution of `count` outcomes sampled one after another without replacement."""
     found = {}
     for order in permutations(chances, count):
         found[order], left = 1.0, 1.0
@@ -460,7 +460,7 @@ def test_siblings_sampled_with_replacement_have_another_distribution():
 
 
 def check_rsd_s(drafter: type[Drafter]) -> None:
-    """A beam of two continuations of two tokens is drawn without replacement among all four."""
+    """A beam of two continuations of two tokens is sampled without replacement among all four."""
     models = tables("ab")
 
     def leaves(tree: TokenTree) -> tuple:
@@ -471,7 +471,7 @@ def check_rsd_s(drafter: type[Drafter]) -> None:
 
 
 class ForgetsWhatWasTaken(find("rsd_s")):
-    """A branch weighs as much after a child was drawn from it as before."""
+    """A branch keeps its weight after a child was sampled from it."""
 
     def _weights(self, branches, begun, alive):
         weights = [branch.mass * (branch.remaining.left > 0) for branch in branches[:begun]]
@@ -479,7 +479,7 @@ class ForgetsWhatWasTaken(find("rsd_s")):
 
 
 class FollowsEveryBranchAlike(find("rsd_s")):
-    """Gives each path one child in turn, without regard to its probability."""
+    """Gives each path one child in turn, regardless of its probability."""
 
     def _weights(self, branches, begun, alive):
         return [1.0 * (index == begun) for index in range(min(begun + 1, len(branches)))]
@@ -509,7 +509,7 @@ def check_spectr(drafter: type[Drafter]) -> None:
 
 
 class ForgetsRepeats(find("spectr")):
-    """How often a node was drawn is lost."""
+    """Loses how often a node was sampled."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
@@ -602,7 +602,7 @@ def check_token_recycling(drafter: type[Drafter]) -> None:
 
 
 class KeepsTheFirstSuccessors(find("token_recycling")):
-    """What was learned once is never replaced."""
+    """Never replaces what was learned once."""
 
     def observe(self, tree, rows, verdict):
         before = dict(self._memory.known)
@@ -635,16 +635,16 @@ def test_a_wrong_adjacency_matrix_is_detected(wrong):
     assert_refused(check_token_recycling, wrong)
 
 
-# --- STAND: means of all rows that were read, kept apart ---
+# --- STAND: means of all rows, stored separately ---
 
 def remembered_row(rows: dict[tuple, list[torch.Tensor]], text: list[int], orders: int) -> torch.Tensor | None:
-    """Mean of the rows behind the longest ending that is known."""
+    """Mean of the rows after the longest known suffix."""
     known = (rows[tuple(text[-n:])] for n in range(orders, 0, -1) if tuple(text[-n:]) in rows)
     return next((torch.stack(found).mean(0) for found in known), None)
 
 
 def check_stand(drafter: type[Drafter]) -> None:
-    """Every q is the mean of the rows after the same ending; wherever one is known there is a draft."""
+    """Every q is the mean of the rows after the same suffix; wherever one is known there is a draft."""
     model, seen, rows, orders = TableModel("abc", seed=2), Recording(make("rejection")), defaultdict(list), 2
     assembly = speculation(drafter(nodes=6, orders=orders), seen, AT_ONE)
     write(assembly, {"target": model}, [0, 1], Limits(0, 40), Draws(0))
@@ -675,7 +675,7 @@ class AsksTheShortestEnding(find("stand")):
 
 
 class RemembersTheLastRow(find("stand")):
-    """What was known of an ending is replaced in place of averaged."""
+    """Replaces the stored row of a suffix instead of averaging."""
 
     def observe(self, tree, rows, verdict):
         for node in (ROOT, *verdict.kept):
@@ -696,14 +696,14 @@ def test_a_wrong_row_memory_is_detected(wrong):
     assert_refused(check_stand, wrong)
 
 
-# --- ADED: the search of the sheet over paths in place of linked nodes ---
+# --- ADED: the published search over paths in place of linked nodes ---
 
 Table = dict[tuple[int, int], dict[int, float]]
 STEPS, LENGTH, C1, C2 = 60, 4, 4.0, 8.0
 
 
 def expected_weight(known: Table, pair_: tuple[int, int], steps: int) -> float:
-    """Mean sum of weights of a random way of at most so many tokens, each drawn by its weight."""
+    """Expected sum of weights of a random path of at most so many tokens, each sampled by its weight."""
     row = known.get(pair_, {}) if steps else {}
     total = sum(row.values())
     rest = {token: expected_weight(known, (pair_[1], token), steps - 1) for token in row}
@@ -753,7 +753,7 @@ def random_table(chance: Random) -> Table:
 
 
 def check_aded(drafter: type[Drafter]) -> None:
-    """Visits of the search, and the ways that follow from them, on random tables."""
+    """Visits of the search, and the resulting paths, on random tables."""
     for seed in range(6):
         known = random_table(Random(seed))
         searching = drafter(iterations=STEPS, length=LENGTH, c1=C1, c2=C2, paths=200)
@@ -767,14 +767,14 @@ def check_aded(drafter: type[Drafter]) -> None:
 
 
 class IgnoresTheWeights(find("aded")):
-    """Explores every child alike, however likely the table has it."""
+    """Explores every child alike, whatever its probability in the table."""
 
     def _select(self, place):
         return min(place.children, key=lambda child: child.visits)
 
 
 class NeverExplores(find("aded")):
-    """Goes by the mean score alone."""
+    """Uses the mean score alone."""
 
     def _select(self, place):
         return max(place.children, key=lambda child: child.score / child.visits if child.visits else float("inf"))

@@ -1,5 +1,5 @@
-"""UNComp's stages: which tokens of a prompt go on at each of several cuts, compared with attention written out over the
-whole text, and what it spares.
+"""UNComp's stages: which prompt tokens later layers read, compared with attention written out over the
+whole text, and the compute they save.
 """
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STAGED = {**UNCOMP_TIGHT, "stages": "1.1.1", "floor": 6}  # of 22 tokens the thr
 ROOMY = {"high": 2048, "low": 2048}
 
 
-# --- by hand: no row sees what did not get as far as its layer ---
+# --- by hand: no row sees tokens that its layer did not read ---
 
 @dataclass
 class StagedText(WholeText):
@@ -48,7 +48,7 @@ class StagedText(WholeText):
             return super()._seen(layer, full, causal)
         self.read[layer] = self._gets_as_far(layer, len(causal))
         self.queries[layer] = self.queries[layer][:, self.read[layer]]
-        seen = torch.eye(len(causal)).bool()  # what was left behind sees itself and is seen by no one
+        seen = torch.eye(len(causal)).bool()  # a token that was not selected sees itself and is seen by no other
         seen[:, self.read[layer]] |= causal[:, self.read[layer]]
         self.seen[layer] = seen.expand_as(full).clone()
         return self.seen[layer]
@@ -103,7 +103,7 @@ def test_chunked_prefill_equals_a_single_prefill(chunk, monkeypatch):
     assert course(alone(make("uncomp", **STAGED)), models()) == whole
 
 
-# --- and what a rule that is wrong looks like ---
+# --- wrong variants ---
 
 class TheLeastAttendedGoOn(UNComp):
     def _received(self, held):
@@ -169,7 +169,7 @@ def test_the_last_token_is_always_selected():
     assert found[0] == [[set(range(22))] * 2, [{21}] * 2, [{21}] * 2]
 
 
-# --- how many go on ---
+# --- how many tokens are selected ---
 
 @pytest.mark.parametrize("floor", [1, 3, 6, 15, 22, 40])
 @pytest.mark.parametrize("longest", [0, 48, 2048])
@@ -206,7 +206,7 @@ def test_without_a_floor_stages_change_nothing():
     assert course(alone(make("uncomp", **STAGED)), models()) != plain
 
 
-# --- what it costs, and what it holds ---
+# --- cost and cache contents ---
 
 @pytest.mark.parametrize("chunk", [128, 7])
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_its_expected_share_equals_the_cached_share(knobs):
         assert policy.expected_share(Full(22, generated, 3, 2, 8, 64)) == pytest.approx(slots / (22 + generated) / 6)
 
 
-# --- combinations with other parts of a lane ---
+# --- combinations with other strategies ---
 
 BESIDE = [
     LaneConfig("greedy"),

@@ -1,5 +1,5 @@
-"""Texts under a grammar that are chosen without replacement: which stay, with what weight, and that the model's law is
-met whatever is dropped.
+"""Texts under a grammar, selected without replacement: which survive, with what weight, and that the
+distribution is right whatever is dropped.
 """
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def steering(particles: int, n_beam: int, grammar=TWINS) -> LaneConfig:
 SHARES = torch.tensor([0.5, 0.2, 0.1, 0.08, 0.07, 0.05], dtype=torch.float64)
 
 
-# --- who stays ---
+# --- survivors ---
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_survival_probabilities_are_capped_multiples_of_the_shares_and_sum_to_the_capacity(count):
@@ -59,7 +59,7 @@ def test_each_particle_survives_with_its_probability_and_at_most_once(stay):
     assert [sum(p for p, staying in outcomes if i in staying) for i in range(len(stay))] == pytest.approx(stay)
 
 
-# --- the law ---
+# --- the distribution ---
 
 def twin_chances(ones: float) -> dict:
     zero, one = legal_chances(ones), coins(2).tokens.encode
@@ -126,7 +126,7 @@ def dropped(branches: list[Branches]) -> list[int]:
     return [number for event in branches for number in event.dropped]
 
 
-# --- what is seen, and what it costs ---
+# --- events and costs ---
 
 def test_as_many_texts_continue_as_the_capacity_and_counts_add_up():
     lane = steered(steering(4, 3, SKEWED), coins(2, 0.3), Draws(3))

@@ -51,7 +51,7 @@ COLLAPSES = {
 # --- SpecDec++: stop when a rejection becomes likely ---
 
 def saying(*chances: float) -> TableModel:
-    """After a prompt of one token, its most probable tokens have these probabilities, one after another."""
+    """After a prompt of one token, its successive argmaxes have these probabilities."""
     def scores(context):
         chance = chances[min(len(context), len(chances)) - 1]
         return torch.tensor([chance, (1 - chance) / 2, (1 - chance) / 2], dtype=torch.float64).log()
@@ -60,7 +60,7 @@ def saying(*chances: float) -> TableModel:
 
 
 def first_chain(models: dict, **knobs) -> list[int]:
-    """What SpecDec++ drafts first, by the draft's own probabilities."""
+    """SpecDec++'s first draft, by the draft's own probabilities."""
     recipe = speculative_lane("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
     ((_, tree, _),) = first_drafts(recipe, models, 30)
     return tree.tokens
@@ -77,7 +77,7 @@ def test_a_chain_ends_when_its_acceptance_probability_falls_below_one_minus_h(la
 
 
 def length_by_formula(chances: list[float], h: float, least: int, most: int, late: bool) -> int:
-    """The first length at which 1 minus the product of the chances exceeds h; judged late, without the last one."""
+    """The first length at which 1 minus the product of the probabilities exceeds h; judged late, without the last."""
     for length in range(1, most):
         if length >= least and 1 - prod(chances[:length - late]) > h:
             return length
@@ -85,7 +85,7 @@ def length_by_formula(chances: list[float], h: float, least: int, most: int, lat
 
 
 def check_specdec(drafter: type[SpecDecPlusPlus]) -> None:
-    """Length of the first chain where every token has a chance of its own."""
+    """Length of the first chain, given the acceptance probability of every token."""
     lengths = set()
     for seed in range(30):
         chance = Random(seed)
@@ -106,14 +106,14 @@ class GoesByTheLastChance(SpecDecPlusPlus):
 
 
 class ForgetsTheLag(SpecDecPlusPlus):
-    """Judges the newest token at once, which the head could not."""
+    """Judges the newest token at once, which the prediction head could not."""
 
     def survival(self, chances):
         return list(accumulate(chances, mul))
 
 
 class StopsAtTheLeast(SpecDecPlusPlus):
-    """Takes the smallest number of tokens for one that may not be reached."""
+    """Ignores the minimum draft length."""
 
     def _should_stop(self, tree):
         return len(tree) > self.least and super()._should_stop(tree)
@@ -280,7 +280,7 @@ def check_smartspec(preset: type[SmartSpec]) -> None:
 
 
 class DraftsForNothing(SmartSpec):
-    """Leaves the cost of the draft's passes out."""
+    """Ignores the cost of the draft's forwards."""
 
     def decode(self, lm):
         yield from rounds(
@@ -365,7 +365,7 @@ def test_smartspec_supports_only_chains():
             assemble(LaneConfig("smartspec", {}, [(drafter, knobs)]))
 
 
-# --- what they share ---
+# --- properties of both ---
 
 def test_a_stop_rule_is_evaluated_after_each_draft_token_and_ends_the_chain():
     asked = []

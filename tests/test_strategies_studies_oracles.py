@@ -1,4 +1,4 @@
-"""Studies and variants: what they report, computed again from the definitions, and what training leaves behind.
+"""Studies and variants: their reports, recomputed from the definitions, and the results of training.
 
 Every strategy has one `check_...(cls)`, written without its code. The strategy passes it, and subclasses with one
 mistake fail it.
@@ -50,7 +50,7 @@ def smallest_threshold(starts: list[float], eps: float, delta: float) -> float:
 
 
 def fewest_lost(costs: list[float], parents: list[int], tau: float, holes: int) -> int:
-    """Fewest parts to lose, by trying every set of holes, so that what stays costs -log tau at most."""
+    """Fewest parts to remove, by trying every set of holes, so that the rest costs at most -log tau."""
 
     def under(part: int) -> set[int]:
         return {part}.union(*(under(child) for child, parent in enumerate(parents) if parent == part))
@@ -65,7 +65,7 @@ def fewest_lost(costs: list[float], parents: list[int], tau: float, holes: int) 
 
 
 def letters_lane(seed: int) -> Trace:
-    """A lane that wrote CODE letter by letter, each with a log-probability of its own."""
+    """A lane that wrote CODE letter by letter, with given log-probabilities."""
     chance = random.Random(seed)
     logprobs = [-chance.expovariate(0.4) for _ in CODE]
     commit = Commit(0, list(range(len(CODE))), list(CODE), CODE, logprobs, ["sampled"] * len(CODE))
@@ -73,7 +73,7 @@ def letters_lane(seed: int) -> Trace:
 
 
 def parts_of_code(logprobs: list[float]) -> tuple[list[str], list[float], list[int]]:
-    """Own texts, costs and parents of the parts of CODE, read off by hand: each letter belongs to one part."""
+    """Own texts, costs and parents of the parts of CODE, by hand: each letter belongs to one part."""
     own = ["", "=", "a", "+", "()", "f", "3", "4", "=", "b", "a"]
     places = [[], [2], [0], [9], [5, 7], [4], [6], [11], [15], [13], [17]]
     parents = [-1, 0, 1, 1, 3, 4, 4, 3, 0, 8, 8]
@@ -94,7 +94,7 @@ def check_pac_sets(cls: type[Strategy]) -> None:
             if isinstance(event, Figure) and "covered" in event.name
         ]
         assert covered == [sum(start <= step for start in starts) / 40 for step in GRID]
-    for seed, holes in ((2, 1), (2, 3), (5, 2)):  # at the smallest tau nothing was lost before
+    for seed, holes in ((2, 1), (2, 3), (5, 2)):  # at the smallest tau nothing was removed before
         lane = letters_lane(seed)
         table = figure(cls(holes=holes, tau=GRID[0], calibration=json.dumps(calibration)).draw([lane]), "parts")
         own, costs, parents = parts_of_code(lane.events[0].event.logprobs)
@@ -106,7 +106,7 @@ def check_pac_sets(cls: type[Strategy]) -> None:
 
 
 class MissesTheShareItself(PACSets):
-    """Lets a share eps of the calibration be missed, as if it were all programs."""
+    """Lets a share eps of the calibration fail, as if it were all programs."""
 
     def _threshold(self, calibration):
         starts = sorted(calibration.thresholds(self.holes), reverse=True)

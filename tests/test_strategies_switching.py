@@ -1,4 +1,4 @@
-"""Two models that take turns: who writes which token, compared with the rule written out by hand."""
+"""Two models in turns: which writes each token, compared with the rule written out by hand."""
 from __future__ import annotations
 
 from math import log
@@ -40,7 +40,7 @@ COLLAPSES = {
 
 
 def little_and_big(ends: str = "", seed: int = 0) -> dict[str, TableModel]:
-    """A draft that mostly wants what the target wants, at times surely something else."""
+    """A draft that mostly agrees with the target and is sometimes certain of another token."""
     big, own = TableModel("abcd" + ends, ends, seed, spread=3.0), TableModel("abcd" + ends, ends, seed + 1, spread=3.0)
     return {
         "target": big,
@@ -55,7 +55,7 @@ def odds(model: TableModel, text: list[int]) -> torch.Tensor:
 def written_by_hand(
     models: dict[str, TableModel], fallback: float, rollback: float, most: int
 ) -> tuple[list[int], int]:
-    """Tokens of the text, and how many the small model wrote that were taken back."""
+    """Tokens of the text, and how many of the small model's were rolled back."""
     big, small = models["target"], models["draft"]
     text, taken = [*PROMPT, int(odds(big, PROMPT).argmax())], 0
     end = len(PROMPT) + LENGTH
@@ -86,7 +86,7 @@ def _wrong(p: torch.Tensor, token: int, rollback: float) -> bool:
 
 
 class WritesOnBeforeHandingOver(BiLD):
-    """Hands over after the token it is unsure of, as a switch by entropy does."""
+    """Switches after the uncertain token, as a switch by entropy does."""
 
     def _draft(self, lm):
         tree = yield from super()._draft(lm)
@@ -97,7 +97,7 @@ class WritesOnBeforeHandingOver(BiLD):
 
 
 class TakesBackWhatItWouldWrite(BiLD):
-    """Goes by the surprise alone, and takes back a token it then writes again."""
+    """Uses the surprise alone, and rolls back a token it then writes again."""
 
     def _verify(self, lm, tree, rows, node, children):
         ruling = super()._verify(lm, tree, rows, node, children)

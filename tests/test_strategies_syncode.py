@@ -1,4 +1,4 @@
-"""SynCode: a lexer over bytes, a store of masks, and an engine that has the last word."""
+"""SynCode: a lexer over bytes, a mask store, and a grammar engine that decides the rest."""
 from __future__ import annotations
 
 import ast
@@ -63,7 +63,7 @@ SOURCES = {
     "arithmetic": {"ready": "arithmetic"},
     "date": {"ready": "date"},
 }
-EXACT = ("sums", "json", "arithmetic", "date")  # where no keyword is spelled like a name
+EXACT = ("sums", "json", "arithmetic", "date")  # without keywords that match names
 
 
 def calculates(text: str) -> bool:
@@ -166,10 +166,10 @@ def test_too_many_states_are_refused(pattern):
         compiled(pattern)
 
 
-# --- the store against its definition ---
+# --- the mask store against its definition ---
 
 def by_definition(store: MaskStore, first: str, state: int, second: str, text: bytes) -> tuple[bool, bool]:
-    """(surely legal, undecided), of a token that has to leave the first terminal."""
+    """(certainly allowed, undecided), of a token that has to leave the first terminal."""
     one, two = store.automata[first], store.automata[second]
     end = max(end for end in range(len(text) + 1) if one.run(text[:end], state) != DEAD)
     if end == len(text) or not one.finals[one.run(text[:end], state)]:
@@ -193,10 +193,10 @@ def test_every_lookup_equals_its_definition(name):
             assert store.inside(first, state).tolist() == inside
 
 
-# --- the store against the engine ---
+# --- the mask store against the engine ---
 
 def walked(engine: GrammarEngine, strategy, seed: int, steps: int):
-    """Places of a text drawn under the engine: (what the engine allows, what the store says)."""
+    """Positions of a text sampled under the engine: (tokens the engine allows, result of the store)."""
     matcher, chance, history = engine.compile(*strategy.grammar()).matcher(), random.Random(seed), []
     for _ in range(steps):
         legal = matcher.mask()
@@ -215,8 +215,8 @@ def begun(name: str):
 
 
 def disagreements(engine: GrammarEngine, name: str) -> tuple[int, int, int]:
-    """Tokens that the store misses, tokens it is wrongly sure of, and tokens it leaves undecided, over 24 texts; the
-    end is another test's.
+    """Tokens that the store misses, tokens it is wrongly certain of, and tokens it leaves undecided, over 24 texts; the
+    end token has its own test.
     """
     missed = wrong = open_ = 0
     strategy, spelled = begun(name), torch.tensor([len(text) for text in SPELLED]) > 0
@@ -265,7 +265,7 @@ def test_the_end_is_allowed_where_the_engine_allows_it(engine, name):
             assert bool(legal[engine.end_index].any()) == bool(found.sure[engine.end_index].any())
 
 
-# --- words that are not whole yet ---
+# --- incomplete words ---
 
 def terminals_after(text: str, source: str = WORDS) -> set[str]:
     terminals = Terminals(source)
@@ -397,7 +397,7 @@ def test_overruling_by_the_engine_is_reported(monkeypatch):
 def test_a_second_run_with_the_same_grammar_and_tokenizer_reuses_the_masks(monkeypatch):
     made, inner = [], MaskStore._made
     monkeypatch.setattr(MaskStore, "_made", lambda self, *key: made.append(key) or inner(self, *key))
-    source = SUM.replace("1,3", "1,7")  # no other test has it
+    source = SUM.replace("1,3", "1,7")  # used by no other test
     first = lane(("syncode", {"source": source})).tokens
     assert made
     made.clear()

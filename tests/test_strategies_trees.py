@@ -58,7 +58,7 @@ COLLAPSES = {
 
 
 def golden() -> dict[str, TableModel]:
-    """Two models that say P and Q wherever they are asked."""
+    """Two models with rows P and Q after every text."""
     return {
         "target": TableModel("abc", rule=lambda context: P.log()),
         "draft": TableModel("abc", rule=lambda context: Q.log()),
@@ -69,7 +69,7 @@ def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
     return sum(weight * (len(verdict.kept) + 1) for weight, _, verdict in first_drafts(recipe, golden(), depth + 1))
 
 
-# --- drawing without replacement ---
+# --- sampling without replacement ---
 
 def test_samples_without_replacement_have_the_order_of_sequential_sampling():
     draws, found = Enumerating(), defaultdict(float)
@@ -82,7 +82,7 @@ def test_samples_without_replacement_have_the_order_of_sequential_sampling():
 
 
 def sequences_without_replacement(model: TableModel, prompt: list[int], width: int, length: int) -> dict[tuple, float]:
-    """Law of the ordered beam by the chain rule: `width` whole continuations drawn one after another, none twice."""
+    """Distribution of the ordered beam by the chain rule: `width` continuations sampled without replacement."""
     chance = product_law(model, prompt, length)
 
     def drawn(order: tuple) -> float:
@@ -165,11 +165,11 @@ def test_if_the_draft_is_the_target_the_first_path_is_accepted_entirely(recipe):
         assert verdict.kept == [tree.order[0], tree.children(tree.order[0])[0]] and verdict.origin == "bonus"
 
 
-# --- wrong ways to draw and to judge siblings ---
+# --- wrong ways to sample and verify siblings ---
 
 
 class MostProbable(find("rsd_c")):
-    """Siblings that were chosen, and pass for drawn."""
+    """Siblings that were chosen, declared as sampled."""
 
     def _children(self, lm, tree, rows, leaf, width):
         q = draft_distribution(lm, tree, rows, leaf)
@@ -179,7 +179,7 @@ class MostProbable(find("rsd_c")):
 
 
 class Pruned(find("rsd_c")):
-    """Of the drawn siblings only the most probable is fed."""
+    """Feeds only the most probable of the sampled siblings."""
 
     def _children(self, lm, tree, rows, leaf, width):
         q, remaining = (
@@ -191,7 +191,7 @@ class Pruned(find("rsd_c")):
 
 
 class Merged(find("spectr")):
-    """How often a node was drawn is forgotten."""
+    """Loses how often a node was sampled."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)
@@ -288,8 +288,8 @@ def test_k_seq_gives_p_and_is_close_to_the_optimal_acceptance(data, size, k):
 
 
 def best_acceptance(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
-    """Optimal transport with membership cost, as a flow from drafts to tokens: its value is that of the least cut, one
-    for each set of tokens.
+    """Optimal transport with membership cost, as a flow from drafts to tokens: its value is that of the minimum cut,
+    one for each set of tokens.
     """
     sets = map(list, product([False, True], repeat=len(p)))
     return min(float(p[chosen].sum() + 1 - q[chosen].sum() ** k) for chosen in sets)
@@ -324,7 +324,7 @@ def test_rows_with_equal_prefixes_share_nodes_with_a_count():
 START = [5, 9, 2, 7, 7, 1]
 
 
-# --- draws that are shared ---
+# --- shared random numbers ---
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 @pytest.mark.parametrize("drafter", ["rsd_c", "rsd_s", "spectr", "token_recycling", "layer_skip_draft"])
@@ -367,7 +367,7 @@ def test_a_row_computed_alone_equals_the_row_computed_among_all():
 
 
 class RowsCounted(find("temperature")):
-    """Notes how many rows it is given."""
+    """Records how many rows it is given."""
 
     def apply(self, scores, histories):
         assert len(histories) == len(scores)
@@ -389,7 +389,7 @@ def test_samplers_see_only_the_visited_rows_of_a_tree(verifier):
 
 
 def test_a_round_of_sixty_four_rows_has_at_most_two_milliseconds_of_overhead(monkeypatch):
-    """Of this thread's own time, so that whatever else the machine does is not counted."""
+    """In CPU time of this thread, so that other load on the machine does not count."""
     models, costs, forward = load(), [], [0.0, 0]
     original = models.target.forward
 

@@ -130,7 +130,7 @@ class DropsTies(TopK):
 
 
 class KeepsTheTail(TopK):
-    """Keeps just what it should remove."""
+    """Retains exactly what it should remove."""
 
     def apply(self, scores, histories):
         return scores.masked_fill(super().apply(scores, histories) > REMOVED, REMOVED) if self.k else scores
@@ -182,7 +182,7 @@ class WithoutTheCrossingToken(TopP):
 
 
 class CrossesTwice(TopP):
-    """Shifts its mask by one too many."""
+    """Shifts its mask by one position too many."""
 
     def apply(self, scores, histories):
         once = super().apply(scores, histories)
@@ -364,7 +364,7 @@ class TypicalInBits(Typical):
 
 
 class AlwaysTheBest(Typical):
-    """Never lets the most probable token go."""
+    """Never removes the most probable token."""
 
     def apply(self, scores, histories):
         best = scores.argmax(-1, keepdim=True)
@@ -423,7 +423,7 @@ class OfProbabilities(TopNSigma):
 
 
 class CountsRemovedTokens(TopNSigma):
-    """Takes removed tokens for scores of zero."""
+    """Counts removed tokens as scores of zero."""
 
     def apply(self, scores, histories):
         return super().apply(scores.clamp(min=0.0), histories).where(scores > REMOVED, REMOVED) if self.n else scores
@@ -460,7 +460,7 @@ def check_repetition_penalty(cls: type[Sampler]) -> None:
         assert torch.equal(cls(penalty).apply(awkward_rows(), history.tolist()), expected)
     beyond = cls(1.3).apply(
         torch.ones(1, 3, dtype=torch.float64), [[2, 7]]
-    )  # the text may know tokens that have no score
+    )  # the text may contain tokens without a score
     assert beyond[0].tolist() == pytest.approx([1, 1, 1 / 1.3])
 
 

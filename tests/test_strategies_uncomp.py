@@ -1,5 +1,4 @@
-"""UNComp asks how various a head's queries are before it cuts: compared with attention written out over the whole text.
-"""
+"""UNComp budgets heads by the entropy of their queries: compared with attention written out over the whole text."""
 from __future__ import annotations
 
 import math
@@ -41,7 +40,7 @@ def random_rows(*shape: int, seed: int = 0) -> Tensor:
 
 
 def axes(d: int) -> Tensor:
-    """Rows that point both ways along every axis, [1, 2 d, d]."""
+    """Rows in both directions of every axis, [1, 2 d, d]."""
     return torch.cat([torch.eye(d), -torch.eye(d)])[None].double()
 
 
@@ -83,7 +82,7 @@ def test_the_half_of_the_heads_with_higher_entropy_is_wide():
     assert written([torch.tensor([True, False]), torch.tensor([False, True])]) == "10.01"
 
 
-# --- by hand: the whole text again for each token, what every row saw written down ---
+# --- by hand: the whole text again for each token, recording what every row saw ---
 
 
 UNCOMPS = [{}, {"pooling": "avg"}, {"eigenvalues": 2}, {"window": 1, "kernel": 1, "low": 2}, {"high": 22, "low": 18}]
@@ -175,7 +174,7 @@ def test_with_equal_budgets_the_first_eviction_is_snapkvs_and_each_new_token_evi
     assert {len(head) for layer in once[-1] for head in layer} == {9 + LENGTH - 1}
 
 
-# --- what rows of the prompt ask for ---
+# --- queries of prompt rows ---
 
 class Overheard(UNComp):
     def observe_queries(self, layer, query_states):

@@ -1,4 +1,4 @@
-"""A model drafting for itself at several positions at once: Jacobi and lookahead decoding."""
+"""A model that drafts for itself at several positions in parallel: Jacobi and lookahead decoding."""
 from __future__ import annotations
 
 from random import Random
@@ -40,7 +40,7 @@ def test_a_window_that_is_correct_from_the_start_is_accepted_entirely():
 
 @pytest.mark.parametrize("init", ["random", "uniform", "repeat"])
 def test_if_the_model_ignores_its_text_every_fresh_draft_token_is_accepted(init):
-    """Then p is the q it was drawn from. Draft tokens of a first window and of new positions may be rejected."""
+    """Then p equals the q it was sampled from. Draft tokens of a first window and of new positions may be rejected."""
     anew = []
     for seed in range(5):
         kept, expected = [], 0
@@ -65,7 +65,7 @@ def test_sampled_windows_keep_the_targets_distribution_over_several_rounds(init)
 
 
 class KeepsTheOldGuess(find("jacobi")):
-    """An untested draft token stays, and counts as drawn from its new row."""
+    """An untested draft token stays, and counts as sampled from its new row."""
 
     def _resampled(self, lm, node, place):
         old = self._rows.tree.tokens[node + 1:]
@@ -74,7 +74,7 @@ class KeepsTheOldGuess(find("jacobi")):
 
 
 class OffByOne(find("jacobi")):
-    """Tells the row of the place before."""
+    """Returns the row of the position before."""
 
     def _resampled(self, lm, node, place):
         token, _ = super()._resampled(lm, node, place)
@@ -106,7 +106,7 @@ def test_greedy_and_deterministic_sampling_give_the_same_iteration():
 
 
 def windows_by_hand(model: TableModel, text: list[int], window: list[int], accepted: int, size: int) -> list[int]:
-    """The next window without chance: what the model says behind each old token; the last one fills new places."""
+    """The next greedy window: the model's token after each old one; the last one fills new positions."""
     said = [argmax(model, text + window[:end]) for end in range(len(window) + 1)]
     coming = said[accepted + 1:]
     while len(coming) < size:
@@ -137,7 +137,7 @@ def check_greedy_windows(drafter: type) -> None:
 
 
 class KeepsTheOldWindow(find("jacobi")):
-    """Tokens that were not accepted stay as they were."""
+    """Tokens that were not accepted stay unchanged."""
 
     def _resampled(self, lm, node, place):
         token, q = super()._resampled(lm, node, place)
@@ -230,7 +230,7 @@ def n_grams_by_scanning(text: list[int], n: int, most: int) -> list[tuple[int, .
 
 
 def check_lookahead(drafter: type) -> None:
-    """The first tree holds the n-grams of the prompt behind its last token, each beginning once."""
+    """The first tree holds the n-grams of the prompt after its last token, without repeated prefixes."""
     branches = 0
     for seed in range(25):
         chance, seen = Random(seed), []
@@ -252,7 +252,7 @@ class TheOldestFirst(find("lookahead")):
 
 
 class ForgetsTheLatest(find("lookahead")):
-    """A full pool takes no n-gram any more."""
+    """A full pool takes no more n-grams."""
 
     def _begin(self, lm):
         super()._begin(lm)

@@ -94,7 +94,7 @@ class HasNoExemption(XTC):
 
 
 class LeavesOnlyExemptTokens(XTC):
-    """Removes the others, where the rule removes none."""
+    """Removes the others if the rule removes none."""
 
     def top_choices(self, scores):
         return super().top_choices(scores) & torch.tensor([not self._keeps_form(t) for t in range(scores.shape[-1])])
@@ -111,7 +111,7 @@ def test_a_wrong_rule_is_refused(wrong):
 
 
 def always(**knobs):
-    """A sampler that applies its rule whenever it flips; a and b are letters, 2 is a line break, 3 an end token."""
+    """A sampler with probability 1; a and b are letters, 2 is a line break, 3 an end token."""
     sampler = XTC(**knobs)
     sampler.chance = lambda probability, history, purpose: True
     sampler.begin(0, lambda token: LETTERS[token], frozenset([3]))
