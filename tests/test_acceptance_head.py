@@ -69,13 +69,13 @@ def new_guesses(shuffled: bool = False) -> DraftSamples:
     return DraftSamples(*map(torch.cat, zip(*texts(shuffled=shuffled, seed=9))))
 
 
-def test_learning_lowers_the_loss_on_texts_that_are_held_out():
+def test_training_lowers_the_loss_on_held_out_texts():
     curve = [event.data["series"]["held-out loss"] for event in learnt(texts())[1] if event.kind == "figure"]
     assert len(curve) == SHORT.epochs + 1 and curve[-1] < curve[0] / 2
 
 
 @pytest.mark.parametrize("shuffled", [False, True], ids=["true", "shuffled"])
-def test_a_head_beats_one_chance_for_all_only_if_states_are_informative(shuffled):
+def test_a_head_beats_a_constant_probability_only_if_states_are_informative(shuffled):
     """On 4000 fresh draft tokens. Of the loss of one constant over the true probabilities, the head recovers nine
     tenths, or nothing.
     """
@@ -90,7 +90,7 @@ def test_a_head_beats_one_chance_for_all_only_if_states_are_informative(shuffled
 
 @pytest.mark.parametrize("put_right", [True, False])
 @pytest.mark.parametrize("weight", [1.0, 6.0])
-def test_refusals_count_more_while_it_learns_and_chances_are_chances_afterwards(weight, put_right):
+def test_rejections_have_a_higher_weight_in_training_and_probabilities_are_calibrated_afterwards(weight, put_right):
     """On fresh draft tokens the predicted acceptance rate is right within 0.02; without correcting the weight it is far
     too low.
     """
@@ -103,7 +103,7 @@ def test_refusals_count_more_while_it_learns_and_chances_are_chances_afterwards(
     assert put_right or weight == 1 or off < -0.05
 
 
-def test_the_loss_is_the_sheets_sum_over_its_weights():
+def test_the_loss_is_the_papers_weighted_sum():
     odds, chances = torch.tensor([0.0, 2.0, -1.0]), torch.tensor([1.0, 0.25, 0.0])
     a = odds.sigmoid()
     by_hand = -sum(c * a_i.log() + 6 * (1 - c) * (1 - a_i).log() for c, a_i in zip(chances, a)) / (
@@ -117,7 +117,7 @@ def test_the_same_seed_gives_the_same_head():
     assert torch.equal(one, same) and not torch.equal(one, other)
 
 
-def test_a_block_adds_what_it_finds_to_what_came_in():
+def test_a_block_is_residual():
     head, state = AcceptanceHead(3, 2), torch.tensor([[1.0, -2.0, 0.5]])
     head.read.weight.data = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
     assert head(state).item() == pytest.approx(-0.5), "blocks that know nothing change nothing"
@@ -153,7 +153,7 @@ def by_library(answer: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("mixed", [0.0, 0.5, 1.0])
-def test_a_draft_token_is_accepted_with_p_over_q_and_its_state_is_that_of_the_draft_having_read_it(mixed):
+def test_training_pairs_are_draft_states_and_acceptance_with_p_over_q(mixed):
     answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(3))[0]
     found = guesses.rollout(pair(), PROMPT, answer, Sampling(1), mixed)
     drawn, fed, standing = again(answer, mixed, 1)
@@ -166,7 +166,7 @@ def test_a_draft_token_is_accepted_with_p_over_q_and_its_state_is_that_of_the_dr
         assert (head(found.states) - logits[places]).abs().max() < 1e-9
 
 
-def test_where_nothing_is_drawn_a_draft_token_is_the_drafts_best_token_and_is_accepted_if_it_is_the_targets():
+def test_greedily_a_draft_token_is_accepted_if_it_is_both_argmaxes():
     answer = guesses.answers(pair().target, [PROMPT], 40, Sampling(sampled=False))[0]
     assert answer == by_library(answer).argmax(-1).tolist(), "the answer is the greedy one"
     found = guesses.rollout(pair(), PROMPT, answer, Sampling(sampled=False), 0.0)
@@ -174,7 +174,7 @@ def test_where_nothing_is_drawn_a_draft_token_is_the_drafts_best_token_and_is_ac
     assert found.chances.tolist() == (best == torch.tensor(answer)).double().tolist() and 0 < found.chances.mean() < 1
 
 
-def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them():
+def test_answers_are_sampled_from_the_target_up_to_its_end_token():
     """400 answers of two tokens by a table: each first token comes as often as it should, within 0.1, four standard
     errors; 'c' ends a text.
     """
@@ -185,12 +185,12 @@ def test_answers_are_drawn_from_the_targets_own_law_and_end_where_it_ends_them()
     assert all((len(answer) == 1) == (answer[0] == 2) for answer in found)
 
 
-def test_draft_tokens_of_a_lone_target_are_refused():
+def test_a_target_without_a_draft_is_refused():
     with pytest.raises(Refusal, match="has none"):
         list(guesses.rollouts(Models(pair().target), [PROMPT], Sampling()))
 
 
-def test_questions_that_are_held_out_are_none_of_its_prompts():
+def test_held_out_questions_are_not_among_its_prompts():
     class Spelled:
         tokens = type(
             "Tokens",
@@ -241,7 +241,7 @@ def with_head(*samplers, verifier: str = "rejection", **knobs):
     return speculative_lane(NAME, verifier, *samplers, predictor="head", **knobs)
 
 
-def test_weights_are_found_again_by_the_models_they_were_learnt_for(alone):
+def test_weights_are_found_by_the_models_they_were_trained_for(alone):
     models = streams(pair())
     keep(models, random_head(pair().draft.width))
     found = fitted.find(SpecDec(predictor="head"), models)
@@ -249,7 +249,7 @@ def test_weights_are_found_again_by_the_models_they_were_learnt_for(alone):
 
 
 @pytest.mark.parametrize("stream", ["target", "draft"])
-def test_a_head_that_was_fitted_to_other_weights_is_refused_before_the_run_and_the_proxy_is_offered(
+def test_a_head_for_other_weights_is_refused_before_the_run_with_the_proxy_as_alternative(
     alone, monkeypatch, stream
 ):
     keep(streams(pair()), random_head(pair().draft.width))
@@ -264,14 +264,14 @@ def drafts(lane) -> list[Draft]:
     return of(Draft, recorded(lane)[1])
 
 
-def test_without_a_choice_the_head_predicts_where_one_was_trained_and_the_proxy_elsewhere(alone):
+def test_by_default_the_head_predicts_if_there_is_one_and_the_proxy_otherwise(alone):
     proxy = drafts(speculative_lane(NAME, predictor="proxy"))
     assert drafts(speculative_lane(NAME)) == proxy
     keep(streams(pair()), random_head(pair().draft.width, bias=-3.0))
     assert drafts(speculative_lane(NAME)) == drafts(speculative_lane(NAME, predictor="head")) != proxy
 
 
-def test_where_there_is_no_head_the_refusal_says_how_to_learn_one(alone):
+def test_without_a_head_the_refusal_says_how_to_train_one(alone):
     (failed,) = of(Failed, recorded(with_head())[1])
     assert "has not been fitted" in failed.message and "set predictor to proxy" in failed.message
 
@@ -284,7 +284,7 @@ def test_a_damaged_file_is_named(alone):
     assert place.name in failed.message and "damaged" in failed.message
 
 
-def test_what_was_learnt_here_comes_before_what_comes_with_the_project_and_gives_way_where_it_does_not_fit(
+def test_a_local_head_precedes_the_bundled_one_unless_it_does_not_fit(
     alone, monkeypatch
 ):
     models = streams(pair())
@@ -361,13 +361,13 @@ class WithoutLag(SpecDec):
 
 
 @pytest.mark.parametrize("cls, guesses", [(SpecDec, 4), (StopsOnTheProduct, 1), (WithoutLag, 1)])
-def test_a_chain_ends_one_draft_token_after_the_one_that_made_it_doubtful(alone, cls, guesses):
+def test_a_chain_ends_one_draft_token_after_the_doubtful_one(alone, cls, guesses):
     """1 - .9 = .1, 1 - .72 = .28, 1 - .36 = .64. The first number is of the prompt, and counts for nothing."""
     assert chain_length(cls, predicting(.4, .9, .8, .5, .99), h=0.5, least=1) == guesses
 
 
 @pytest.mark.parametrize("cls, right", [(SpecDec, True), (StopsOnTheLast, False)])
-def test_many_draft_tokens_that_are_each_quite_sure_are_doubtful_together(alone, cls, right):
+def test_many_fairly_certain_draft_tokens_are_doubtful_together(alone, cls, right):
     assert (chain_length(cls, predicting(.9), h=0.5, least=1, most=20) == 8) == right  # .9 ^ 7 = .48
 
 
@@ -382,14 +382,14 @@ def test_many_draft_tokens_that_are_each_quite_sure_are_doubtful_together(alone,
     ],
     ids=str,
 )
-def test_a_head_that_trusts_nothing_drafts_two_tokens_and_one_that_trusts_all_drafts_the_most(
+def test_a_pessimistic_head_drafts_two_tokens_and_an_optimistic_one_the_maximum(
     alone, chance, knobs, guesses
 ):
     assert chain_length(SpecDec, predicting(chance), **knobs) == guesses
 
 
 @pytest.mark.slow
-def test_lanes_that_draw_and_lanes_that_do_not_ask_heads_of_their_own(alone):
+def test_sampling_and_greedy_lanes_use_different_heads(alone):
     models = tables("abc")
     keep(models, random_head(3, 50.0, 0.0), random_head(3, -50.0, 0.0))
     lengths = [
@@ -423,7 +423,7 @@ def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, sc
 @pytest.mark.parametrize(
     "knobs", [{"h": 0.5, "least": 1, "most": 3}, {"h": 0.2, "least": 1}, {"h": 0.9, "least": 2, "most": 4}], ids=str
 )
-def test_the_law_is_the_targets_with_a_head_that_knows_nothing(alone, knobs):
+def test_the_output_distribution_is_the_targets_with_an_untrained_head(alone, knobs):
     keep(tables("ab"), random_head(2))
     assert law_distance(with_drafter(SpecDec(predictor="head", **knobs), AT_ONE), tables("ab")) < EXACT
 
@@ -440,7 +440,7 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
         return tree.only(list(range(len(tree) - 1))) if self._predicted[len(tree) - 1] < 0.5 else tree
 
 
-def test_a_draft_token_that_is_withdrawn_for_what_the_head_says_of_it_bends_the_law(alone):
+def test_withdrawing_a_draft_token_by_its_prediction_changes_the_distribution(alone):
     keep(tables("ab"), random_head(2))
     assert (
         law_distance(
@@ -451,7 +451,7 @@ def test_a_draft_token_that_is_withdrawn_for_what_the_head_says_of_it_bends_the_
 
 
 @pytest.mark.parametrize("beside", [("knn_lm", {"tokens": 16}), ("dola", {})], ids=lambda added: added[0])
-def test_samplers_that_mix_rows_of_the_target_leave_the_drafts_alone(alone, beside):
+def test_samplers_that_mix_target_rows_do_not_affect_the_draft(alone, beside):
     keep(streams(pair()), random_head(pair().draft.width))
     plain, guessed = (
         recorded(recipe, length=12)[1]
@@ -466,7 +466,7 @@ def with_drafted(recipe, beside):
 
 # --- what is shown ---
 
-def test_each_draft_token_that_was_tested_is_shown_with_what_was_predicted_and_what_came(alone):
+def test_tested_draft_tokens_are_reported_with_prediction_and_outcome(alone):
     keep(streams(pair()), random_head(pair().draft.width))
     events = recorded(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
     shown = figures(events, "predicted, and what came")
@@ -501,7 +501,7 @@ class Watched(SpecDec):
 
 
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_the_bundled_head_is_better_than_one_chance_for_all_in_rounds_over_questions_no_one_learnt_from(
+def test_the_bundled_head_beats_a_constant_probability_on_held_out_questions(
     bundled, samplers
 ):
     """Eight answers, chains of eight, more than a hundred tested draft tokens; the constant is fitted to them
@@ -540,7 +540,7 @@ def words(saved, tmp_path, monkeypatch) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_command_learns_a_head_reports_its_loss_and_lanes_find_it(alone, words, capsys):
+def test_the_command_trains_a_head_that_lanes_find(alone, words, capsys):
     assert main(["fit", NAME, *words]) == 0
     out = capsys.readouterr().out
     assert "held-out loss" in out and "Trained on" in out and str(alone / "fitted") in out

@@ -54,7 +54,7 @@ def fill(queue: AdmissionQueue, *visitors: Visitor, kind: str = PAGE) -> list:
 
 # --- seats ---
 
-def test_seats_are_given_in_order_and_the_next_gets_the_one_that_is_left():
+def test_seats_are_given_in_order_of_arrival():
     queue = small(1)
     first, second, third = (queue.join(PAGE) for _ in range(3))
     assert [ticket.place for ticket in (first, second, third)] == [0, 1, 2] and next(second.wait()) == 1
@@ -62,7 +62,7 @@ def test_seats_are_given_in_order_and_the_next_gets_the_one_that_is_left():
     assert [*second.wait()] == [] and third.place == 1
 
 
-def test_a_waiting_visitor_gets_a_free_seat_at_once():
+def test_a_free_seat_goes_to_a_waiting_visitor_at_once():
     queue = small(1)
     first, second = queue.join(PAGE), queue.join(PAGE)
     waiting = threading.Thread(target=lambda: list(second.wait()), daemon=True)
@@ -72,7 +72,7 @@ def test_a_waiting_visitor_gets_a_free_seat_at_once():
     assert not waiting.is_alive() and second.state == "seated"
 
 
-def test_one_address_cannot_take_all_seats_however_many_sessions_it_invents():
+def test_one_address_cannot_take_all_seats_with_many_sessions():
     queue = AdmissionQueue(QueueLimits.for_visitors())
     taken = fill(queue, *map(loud, range(80)))
     assert sum(ticket.state == "seated" for ticket in taken) == 8
@@ -212,7 +212,7 @@ def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monke
     assert visit.run.over and site.admission.counts()["resting"] == 0
 
 
-def test_a_run_at_home_is_held_as_long_as_one_likes(monkeypatch):
+def test_a_local_run_can_be_held_indefinitely(monkeypatch):
     monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
     site = counting_site(lambda models, settings, memory: Counting([]))
     page, changes = stream(site)
@@ -247,7 +247,7 @@ def test_when_the_server_stops_every_run_ends_with_a_sentence_and_new_ones_are_r
 
 # --- readers ---
 
-def test_a_client_that_takes_nothing_has_left(monkeypatch):
+def test_a_client_that_fetches_nothing_has_left(monkeypatch):
     now, backlog = [0.0], [0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
     reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
@@ -257,7 +257,7 @@ def test_a_client_that_takes_nothing_has_left(monkeypatch):
     assert heard.index(True) == 10
 
 
-def test_a_client_that_stops_taking_is_given_longer(monkeypatch):
+def test_a_client_that_stops_fetching_gets_more_time(monkeypatch):
     now, backlog = [0.0], [0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
     reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
@@ -270,7 +270,7 @@ def test_a_client_that_stops_taking_is_given_longer(monkeypatch):
 @pytest.mark.parametrize(
     "backlogs", [[0] * 99, [5] * 99, [1, 2, 1, 2, 1, 2] * 16, [None] * 99], ids=["quick", "behind", "slow", "unknown"]
 )
-def test_a_client_that_takes_messages_stays(monkeypatch, backlogs):
+def test_a_client_that_fetches_messages_stays(monkeypatch, backlogs):
     now = [0.0]
     monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
     waiting = iter(backlogs)

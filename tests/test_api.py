@@ -52,7 +52,7 @@ def trace(*events, stop=()) -> Trace:
 
 # --- load ---
 
-def test_importing_the_playground_takes_no_torch():
+def test_importing_the_playground_does_not_import_torch():
     code = (
         "import sys, playground; from playground.trace import Trace; "
         "assert not {'torch', 'transformers', 'gradio', 'pandas'} & set(sys.modules)"
@@ -76,13 +76,13 @@ def test_a_draft_of_another_vocabulary_is_refused_by_the_lane_that_cannot_transl
     )
 
 
-def test_loading_reports_how_far_it_is(saved):
+def test_loading_reports_progress(saved):
     shares = []
     playground.load(saved.target, saved.draft, progress=lambda share, text: shares.append(share))
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
 
 
-def test_loads_share_a_shelf(saved):
+def test_loads_share_a_model_cache(saved):
     shelf = Shelf(lambda network, tokenizer, facts: Model(network, tokenizer, facts.name))
     first, second = (
         playground.load(saved.target, saved.draft, shelf=shelf),
@@ -91,7 +91,7 @@ def test_loads_share_a_shelf(saved):
     assert first.target is second.target
 
 
-def test_a_model_that_is_its_own_draft_is_held_once(saved):
+def test_a_model_that_is_its_own_draft_is_loaded_once(saved):
     models = playground.load(saved.target, saved.target)
     assert models.target is models.draft
 
@@ -108,14 +108,14 @@ def test_a_path_is_a_folder_even_if_it_reads_like_a_model_or_a_hub_id():
 
 
 @pytest.mark.parametrize("name, meant", [("poket", "pocket"), ("Pocket_draft", "pocket-draft")])
-def test_a_misspelt_model_is_answered_with_the_name_that_was_meant(monkeypatch, name, meant):
+def test_a_misspelt_model_is_refused_with_the_closest_name(monkeypatch, name, meant):
     monkeypatch.setattr(hub_files, "HfApi", lambda: pytest.fail("the hub was asked"))
     with pytest.raises(playground.Refusal, match=f"Did you mean {meant}?"):
         playground.load(name)
 
 
 @pytest.mark.parametrize("draft", ["poket-draft", Path("/nowhere")])
-def test_a_draft_that_is_not_there_is_refused_before_the_target_is_loaded(saved, monkeypatch, draft):
+def test_a_missing_draft_is_refused_before_the_target_is_loaded(saved, monkeypatch, draft):
     monkeypatch.setattr(Shelf, "_load", lambda *asked: pytest.fail("a model was loaded"))
     with pytest.raises(playground.Refusal):
         playground.load(saved.target, draft)
@@ -125,7 +125,7 @@ def test_a_draft_that_is_not_there_is_refused_before_the_target_is_loaded(saved,
     {"model": 3}, {"model": True}, {"draft": 3}, {"device": 0}, {"device": "gpu"}, {"dtype": 32}, {"model": "\ud800"},
     {"draft_device": 1},
 ])
-def test_what_cannot_be_a_model_or_a_device_is_refused_in_one_sentence(asked):
+def test_invalid_models_and_devices_are_refused_in_one_sentence(asked):
     with pytest.raises(playground.Refusal) as refusal:
         playground.load(**asked)
     assert is_a_sentence(refusal)
@@ -155,7 +155,7 @@ def test_knobs_toggles_chat_and_seed_reach_the_lane(models):
     assert result.header.chat and result.header.seed == 5 and len(result.text) == 9
 
 
-def test_an_extra_may_be_a_mere_name(models):
+def test_an_extra_may_be_a_plain_name(models):
     result = playground.run(
         "speculative", PROMPT, models=models, extras=["prompt_lookup", "greedy_match"], max_new_tokens=3
     )
@@ -255,7 +255,7 @@ def test_a_stop_string_cannot_be_empty(models):
         {"models": "pocket"},
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence_before_a_model_is_loaded(monkeypatch, asked):
+def test_bad_input_is_refused_in_one_sentence_before_a_model_is_loaded(monkeypatch, asked):
     monkeypatch.setattr(playground, "load", lambda: pytest.fail("a model was loaded"))
     with pytest.raises(playground.Refusal) as refusal:
         playground.run(**{"strategy": "greedy", "prompt": PROMPT} | asked)
@@ -281,7 +281,7 @@ def test_results_come_in_the_order_of_the_lanes(models):
     ].message
 
 
-def test_a_lane_of_a_comparison_is_all_that_a_run_is(models):
+def test_a_lane_of_a_comparison_has_all_results_of_a_run(models):
     alone = playground.run("sample", PROMPT, models=models, knobs={"temperature": 1.5}, extras=["epsilon"], seed=5)
     knobs, extras = {"temperature": 1.5}, ["epsilon"]
     lanes = [LaneConfig("sample", knobs, extras, seed=5), {"strategy": "sample", "knobs": knobs, "extras": extras}]
@@ -289,7 +289,7 @@ def test_a_lane_of_a_comparison_is_all_that_a_run_is(models):
         assert playground.compare([lane], PROMPT, models=models, seed=seed)[0].token_ids == alone.token_ids
 
 
-def test_what_all_lanes_are_given_goes_to_those_that_can_take_it(models):
+def test_common_settings_go_to_the_lanes_that_accept_them(models):
     lanes = ["greedy", ("sample", {"temperature": 0.5}), "sample", "speculative"]
     results = playground.compare(
         lanes, PROMPT, models=models, knobs={"temperature": 1.5}, extras=["prompt_lookup"], max_new_tokens=3
@@ -331,7 +331,7 @@ def test_a_text_is_scored_by_the_target_and_its_draft(models):
         assert all(logprob < 0 for logprob in reading.logprobs)
 
 
-def test_logprobs_are_the_models_own_whatever_chose_the_tokens(models):
+def test_logprobs_are_the_models_own_for_any_strategy(models):
     drawn = playground.run(
         "sample", PROMPT, models=models, knobs={"temperature": 0.5, "top_k": 3}, seed=1, max_new_tokens=6
     )
@@ -348,7 +348,7 @@ def test_a_single_token_cannot_be_scored(models):
 
 # --- results are made from traces alone ---
 
-def test_a_result_is_one_line_to_people(models):
+def test_the_repr_of_a_result_is_one_line(models):
     result = playground.run("greedy", PROMPT, models=models, max_new_tokens=40)
     assert repr(result).startswith("<Result of greedy: 40 tokens, length, ") and len(repr(result)) < 150
     assert "\n" not in repr(playground.Result(trace(Commit(0, [5], ["a\nb"], "a\nb"), Done("end"))))
@@ -364,7 +364,7 @@ def test_a_result_is_saved_as_the_page_that_plays_it(models, tmp_path):
             result.to_html(place)
 
 
-def test_a_notebook_shows_a_result_in_a_frame_that_reaches_nothing_around_it():
+def test_a_notebook_shows_a_result_in_a_sandboxed_frame():
     shown = playground.Result(trace(Commit(0, [5], ['"></iframe><b>'], '"></iframe><b>'), Done("end")))
     frame = re.fullmatch(r'<iframe srcdoc="([^"]*)" sandbox="([^"]*)"[^<>]*></iframe>', shown._repr_html_())
     assert unescape(frame[1]) == shown.to_html() and frame[2].split() == ["allow-scripts", "allow-downloads"]
@@ -378,7 +378,7 @@ def test_a_data_frame_has_a_row_per_token(models):
     assert playground.Result(trace(Done("end"))).to_dataframe().empty
 
 
-def test_what_was_not_recorded_is_missing_in_a_data_frame():
+def test_unrecorded_values_are_missing_in_a_data_frame():
     row, = playground.Result(trace(Commit(0, [5], ["a"], "a"), Done("end"))).to_dataframe().to_dict("records")
     assert row["text"] == "a" and all(pandas.isna(row[name]) for name in ("entropy", "logprob", "rank"))
 
@@ -398,7 +398,7 @@ def test_a_result_survives_its_traces_file(models, tmp_path):
     assert again == {**result.to_json(), "metrics": {name: result.metrics[name] for name in again["metrics"]}}
 
 
-def test_several_texts_come_best_first_without_the_dropped():
+def test_several_texts_are_ordered_best_first_without_dropped_ones():
     result = Result(
         trace(
             Commit(0, [5], ["a"], "a"),

@@ -144,7 +144,7 @@ def test_a_benchmark_names_its_machine_and_settings(measured):
     assert document["machine"]["processor"] in page
 
 
-def test_a_processor_goes_by_its_generation_too_for_a_cloud_hides_its_name():
+def test_a_processor_is_named_with_family_and_model_number():
     told = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t:\n\n"
     assert processor(told + told.replace("17", "18")) == "AMD EPYC, family 25, model 17"
     assert processor("model name\t: Some: thing\n") == "Some: thing"
@@ -157,7 +157,7 @@ def test_the_page_has_a_table_for_each_pair(measured):
     assert page.count(" against ") == page.count("\n| birds |") == page.count("\n| foxes |") == len(WITHOUT_COMPILING)
 
 
-def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
+def test_the_copy_for_the_library_shares_weights_but_not_hooks():
     ours = network()
     theirs = twin(ours)
     expected = theirs(torch.tensor([[1, 2, 3]])).logits
@@ -168,7 +168,7 @@ def test_the_copy_for_the_library_shares_the_weights_and_not_the_seams():
     assert torch.equal(theirs(torch.tensor([[1, 2, 3]])).logits, expected)
 
 
-def test_no_one_always_follows_the_same_other():
+def test_the_order_rotates_so_that_nothing_always_follows_the_same_other():
     order = []
     everyone = [
         Baseline(name, lambda task: None, lambda asked, name=name: order.append(name), lambda left: [1])
@@ -179,7 +179,7 @@ def test_no_one_always_follows_the_same_other():
     assert [len(writing.seconds) for writing in writings] == [2, 2, 2]
 
 
-def test_without_a_draft_its_pairs_are_left_out():
+def test_comparisons_with_a_draft_model_are_omitted_without_one():
     everyone = [writer(name) for name in {n for pair in PAIRS[:2] for n in pair}]
     compared = compare(time_rounds(everyone, [Task("t", "p")], 1, lambda share, text: None))
     assert [(c.first, c.second) for c in compared] == list(PAIRS[:2]) and compared[0].first == PLAIN
@@ -200,7 +200,7 @@ def test_a_failure_is_reported_with_its_reason_and_the_others_are_measured():
     assert failures(writings) == [f"{names[1]} failed (RuntimeError: no compiler here)"]
 
 
-def test_a_prompt_that_cannot_be_read_ends_the_benchmark_with_its_own_sentence():
+def test_a_refused_prompt_ends_the_benchmark():
     def refuse(asked):
         raise Refusal("Shorten it.", "prompt")
 
@@ -232,7 +232,7 @@ def test_the_loop_writes_what_the_library_writes(twice):
     assert [*first.tolist(), *loop.decode(first, 10, 9).tolist()] == greedy(twice.untouched, ids.tolist(), 10)
 
 
-def test_everyone_writes_the_same_tokens_after_the_first(twice):
+def test_all_baselines_write_the_same_tokens_after_the_first(twice):
     task, ours = Task("16", "", ids=tuple(range(20, 36))), without_end_tokens(twice)
     expected = greedy(twice.untouched, list(task.ids), 7)
     for contender in decode_baselines(ours, 7, [1, 2], compiled=False):
@@ -242,7 +242,7 @@ def test_everyone_writes_the_same_tokens_after_the_first(twice):
         assert contender.read(contender.write(contender.ready(task))) == expected[:1], contender.name
 
 
-def test_no_end_token_ends_a_text_whose_length_counts(twice):
+def test_texts_of_fixed_length_ignore_end_tokens(twice):
     ours = without_end_tokens(twice)
     assert not ours.model.end_ids and twice.model.end_ids
     assert ours.model.network is twice.model.network and ours.untouched.generation_config.eos_token_id is None
@@ -250,7 +250,7 @@ def test_no_end_token_ends_a_text_whose_length_counts(twice):
 
 # --- single forwards, memory and bandwidth ---
 
-def test_a_block_is_a_tree_of_two_draft_tokens_after_every_token_and_leaves_the_store_as_it_was(twice):
+def test_a_block_is_a_binary_draft_tree_and_leaves_the_cache_unchanged(twice):
     assert binary_tree(6) == [-1, -1, 0, 0, 1, 1]
     store, rows = prefilled_cache(twice.model, list(range(9))), []
     forward = twice.model.forward
@@ -261,7 +261,7 @@ def test_a_block_is_a_tree_of_two_draft_tokens_after_every_token_and_leaves_the_
     assert rows == [6] * FORWARDS and store.length == 9 and store.parents == []
 
 
-def test_a_cache_holds_what_the_formula_says_and_is_given_room_to_grow(twice):
+def test_a_cache_has_the_size_of_the_formula_with_spare_capacity(twice):
     found = cache_memory(twice.model, list(range(100)))
     # keys and values, layers, KV heads, width, float32
     assert cache_bytes_a_token(twice.untouched) == 2 * 2 * 2 * 16 * 4
@@ -274,7 +274,7 @@ def test_a_cache_holds_what_the_formula_says_and_is_given_room_to_grow(twice):
     )
 
 
-def test_a_token_reads_every_weight_but_the_embedding_table_and_all_of_the_cache(twice):
+def test_a_token_reads_all_weights_except_the_embedding_table_and_the_whole_cache(twice):
     theirs = twice.untouched
     table = theirs.get_input_embeddings().weight
     others = sum(weight.nbytes for weight in theirs.parameters()) - table.nbytes
@@ -282,13 +282,13 @@ def test_a_token_reads_every_weight_but_the_embedding_table_and_all_of_the_cache
     assert bytes_a_token(theirs, 10) == others + 10 * cache_bytes_a_token(theirs)
 
 
-def test_a_head_that_is_the_embedding_table_is_read_as_well(twice):
+def test_a_tied_lm_head_counts_as_read(twice):
     tied = twin(twice.untouched)
     tied.lm_head.weight = tied.get_input_embeddings().weight
     assert weight_bytes(tied) == sum(weight.nbytes for weight in tied.parameters())
 
 
-def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_moves_as_many(twice, monkeypatch):
+def test_the_bandwidth_limit_is_the_time_of_a_tokens_bytes_at_the_copys_bandwidth(twice, monkeypatch):
     monkeypatch.setattr("playground.bench.bandwidth_limit.SIZES", {"cpu": 1 << 20})
     suite = Suite(
         twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None
@@ -301,7 +301,7 @@ def test_the_bandwidth_limit_is_the_time_that_a_tokens_bytes_take_while_a_copy_m
     assert (limit.same, lane.same, lane.rounds) == (None, True, [0.05])
 
 
-def test_a_timer_counts_what_happens_inside(monkeypatch):
+def test_a_timer_measures_its_with_statement(monkeypatch):
     moments = iter([2.0, 5.0])
     monkeypatch.setattr("playground.bench.timer.perf_counter", lambda: next(moments))
     with Timer(torch.device("cpu")) as timer:
@@ -358,7 +358,7 @@ def test_a_network_of_random_weights_is_the_same_every_time_and_writes_with_a_pa
 @pytest.mark.parametrize(
     "loading, named", [(Loading("cpu", "float32", "nf4"), "CUDA"), (Loading("cpu", "float32", "int8"), "int8")]
 )
-def test_shapes_are_quantised_to_nf4_on_a_gpu_and_nowhere_else(loading, named):
+def test_shapes_are_quantised_to_nf4_on_a_gpu_only(loading, named):
     with pytest.raises(Refusal, match=named):
         build("0.5b", loading)
 
@@ -390,7 +390,7 @@ def test_every_baseline_shows_whether_it_wrote_what_the_plain_lane_wrote(speed):
     )
 
 
-def test_the_page_shows_both_runs_and_says_what_no_one_measured(speed):
+def test_the_page_shows_both_runs_and_what_was_not_measured(speed):
     _, page = speed
     for heading in (
         "Greedy against generate, run B",
@@ -406,7 +406,7 @@ def test_the_page_shows_both_runs_and_says_what_no_one_measured(speed):
     assert COMPILED in page and f"| {version('torch')} | {version('torch')} |" in page
 
 
-def test_a_run_that_is_cut_keeps_what_it_had_measured(tmp_path, saved, monkeypatch):
+def test_an_interrupted_run_keeps_its_measurements(tmp_path, saved, monkeypatch):
     def cut(suite: Suite, task: Task, context: int) -> None:
         raise KeyboardInterrupt
 
@@ -440,14 +440,14 @@ def test_a_run_that_is_cut_keeps_what_it_had_measured(tmp_path, saved, monkeypat
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", '{"format": "decoding-playground-benchmark", "version": 1}'])
-def test_measurements_that_no_benchmark_has_written_are_refused(tmp_path, capsys, text):
+def test_files_that_are_no_measurements_are_refused(tmp_path, capsys, text):
     if text is not None:
         (tmp_path / "m.json").write_text(text)
     assert main(["bench", "speed", "--beside", str(tmp_path / "m.json")]) == 2
     assert "bench speed --json" in capsys.readouterr().err
 
 
-def test_a_ratio_is_taken_within_a_round_and_a_failure_leaves_its_cell_without_one():
+def test_ratios_are_taken_within_a_round_and_failures_have_none():
     records = [
         Measurement("decoding", "m", 16, LANE, [0.002, 0.004]),
         Measurement("decoding", "m", 16, LOOP, [0.001, 0.001]),
@@ -465,16 +465,16 @@ def test_a_ratio_is_taken_within_a_round_and_a_failure_leaves_its_cell_without_o
     )
 
 
-def test_a_spread_is_median_and_extremes():
+def test_a_spread_is_median_lowest_and_highest():
     assert Spread.of([3.0, 1.0, 10.0]) == (3.0, 1.0, 10.0)
 
 
-def test_the_prompts_that_come_along_cover_the_tasks():
+def test_the_bundled_prompts_cover_the_tasks():
     assert {task.task for task in read_tasks()} == {"records", "programs", "edit", "arithmetic", "story"}
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '[{"task": "x"}]', '[{"task": "x", "prompt": " "}]', "[1]"])
-def test_prompts_of_another_shape_are_refused(tmp_path, text):
+def test_malformed_prompts_are_refused(tmp_path, text):
     (tmp_path / "prompts.json").write_text(text)
     with pytest.raises(Refusal):
         read_tasks(tmp_path / "prompts.json")

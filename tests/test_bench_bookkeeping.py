@@ -36,7 +36,7 @@ def test_every_strategy_that_generates_text_has_a_lane():
         lane_of("scaling_laws")
 
 
-def test_the_strategies_that_miss_a_limit_most_come_first():
+def test_strategies_are_ordered_by_excess_over_a_limit():
     results = [
         Bookkeeping("quick", "greedy", tokens=10, rounds=10, seconds=0.01, bytes=9_000),
         Bookkeeping("slow", "greedy", tokens=10, rounds=20, seconds=0.1, bytes=9_000),
@@ -48,7 +48,7 @@ def test_the_strategies_that_miss_a_limit_most_come_first():
     assert verdict(results).startswith("1 of 4 strategies meet both limits, 1 take longer than 2 ms, 1 record more")
 
 
-def test_what_was_written_by_something_else_is_refused_in_a_sentence(tmp_path, capsys):
+def test_files_of_other_programs_are_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "other.json").write_text("[]")
     assert main(["bench", "bookkeeping", *TINY, "--only", "top_p", "--add", str(tmp_path / "other.json")]) == 2
     assert "holds no results of this benchmark" in capsys.readouterr().err

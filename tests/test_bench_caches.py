@@ -62,7 +62,7 @@ def held_share(lane: PolicyLane, model) -> float:
 # --- equal room ---
 
 @pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).selects_per_row])
-def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, model):
+def test_a_policy_with_a_token_budget_holds_exactly_that_many(name, model):
     """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it
     looks at.
     """
@@ -71,13 +71,13 @@ def test_a_policy_that_goes_by_tokens_holds_as_many_as_it_is_asked_to(name, mode
 
 
 @pytest.mark.parametrize("name", BY_TOKENS)
-def test_what_is_asked_of_a_policy_lies_within_its_limits_for_any_prompt(name):
+def test_requested_budgets_are_within_the_knob_limits_for_any_prompt(name):
     for tokens in (8, 32, 512):
         for prompt in (20, 300, 8000):
             make(name, **find(name).knobs_for_budget(tokens, prompt)).check()
 
 
-def test_policies_without_a_number_of_tokens_use_the_choices_of_their_first_knob():
+def test_policies_without_a_token_budget_use_the_choices_of_their_first_knob():
     assert [point.name for point in default_points(find("kivi"))] == ["kivi, bits 2", "kivi, bits 4", "kivi, bits 8"]
     assert default_points(find("mustafar")) == [Point("mustafar", "mustafar")]
 
@@ -85,7 +85,7 @@ def test_policies_without_a_number_of_tokens_use_the_choices_of_their_first_knob
 # --- promises ---
 
 @pytest.mark.parametrize("point", points_at_budget(KEPT, PROMPT)[1:], ids=lambda point: point.name)
-def test_a_policy_holds_what_it_promises(point, model):
+def test_a_policy_holds_its_expected_share(point, model):
     """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where
     it does not.
     """
@@ -97,7 +97,7 @@ def test_a_policy_holds_what_it_promises(point, model):
 
 
 @pytest.mark.parametrize("name", PACKING)
-def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
+def test_bits_of_a_quantised_value_equal_its_storage(name, model):
     lane = driven(Point(name, name), model, 1)
     policy, full = lane.lane.cache_manager.policy, full_cache(model, PROMPT, 1)
     for part in ("keys", "values"):
@@ -106,7 +106,7 @@ def test_the_bits_of_a_packed_number_are_those_it_takes(name, model):
         assert policy.quantised_bits(part, full) == pytest.approx(8 * packed.bytes / numbers, rel=0.01)
 
 
-def test_a_promise_of_a_budget_is_a_share_of_the_whole_text():
+def test_the_expected_share_of_a_budget_is_relative_to_the_whole_text():
     assert make("h2o", heavy=30, recent=20).expected_share(Full(90, 10, 4, 2, 16, 32)) == 0.5
     assert make("snapkv", capacity=40).expected_share(Full(90, 10, 4, 2, 16, 32)) == 0.5
     assert make("kivi", bits="8", residual=8, group=8).expected_share(Full(8, 0, 4, 2, 16, 32)) == pytest.approx(
@@ -123,13 +123,13 @@ class Packed:
     others: list
 
 
-def test_storages_are_found_however_they_are_packed_and_counted_once():
+def test_storages_are_found_in_any_nesting_and_counted_once():
     whole = torch.zeros(10, 10)
     found = list(tensors(Packed(whole[:1], [(whole[1:2],), torch.ones(3)])))
     assert [tuple(each.shape) for each in found] == [(1, 10), (1, 10), (3,)]
 
 
-def test_a_view_counts_as_all_that_it_keeps_alive(model):
+def test_a_view_counts_with_its_whole_storage(model):
     lane = driven(Point("kivi", "kivi"), model, 1)
     before = allocated(lane.store)
     pool = lane.store.keys[0]
@@ -137,7 +137,7 @@ def test_a_view_counts_as_all_that_it_keeps_alive(model):
     assert allocated(lane.store) > before + 100_000
 
 
-def test_memory_is_weighed_behind_the_prompt_and_at_the_end(model):
+def test_memory_is_measured_after_the_prompt_and_at_the_end(model):
     plain, cut = (
         measure(MemoryRequest(point, "tiny", PROMPT, WRITTEN, 1))
         for point in (Point(FULL), Point("sink_window", "sink_window", {"window": 28}))
@@ -154,7 +154,7 @@ def full_bytes(tokens: int) -> int:
     return 2 * tokens * 2 * 2 * 16 * 4  # keys and values, layers, heads, numbers of a head, bytes
 
 
-def test_a_policy_that_is_refused_says_so():
+def test_a_refused_policy_is_reported():
     bad, = measure_all([MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
     assert "capacity" in bad.failure and bad.early is None and memory_rows([bad])[-1][:2] == ["snapkv", "failed"]
 
@@ -169,7 +169,7 @@ FULL_RUN = MemoryUse(1000, 1000, 1400, 1100)
     (MemoryUse(1000, 1000, 1100, 1200), True),  # nothing promised
     (MemoryUse(1000, 1000, 1000, 1300), False),  # and yet more taken
 ])
-def test_memory_counts_as_freed_where_storages_and_resident_memory_are_near_the_promise(own, holds):
+def test_memory_counts_as_freed_if_storages_and_resident_memory_are_close_to_the_expected_share(own, holds):
     assert NEAR == 0.15 and Freed.of(own, FULL_RUN).holds is holds
 
 
@@ -178,13 +178,13 @@ def test_slack_of_the_full_cache_does_not_count_as_freed():
     assert gap.storages == gap.promised == gap.resident == pytest.approx(0.8) and gap.off == pytest.approx((0, 0))
 
 
-def test_without_the_full_cache_nothing_is_compared():
+def test_without_the_full_cache_there_is_no_comparison():
     assert freed([MemoryResult(FULL, failure="out of memory"), MemoryResult("h2o", FULL_RUN, FULL_RUN)]) == {}
 
 
 # --- steps ---
 
-def test_every_lane_takes_every_step_and_warming_up_is_dropped(model):
+def test_every_lane_takes_every_step_and_warm_up_is_dropped(model):
     paces = TimedLanes(model, 40, 3).run([Point(FULL), Point("tova", "tova", {"size": 16})])
     assert [pace.name for pace in paces] == [FULL, "tova", AGAIN]
     assert all(len(pace.seconds) == 3 and min(pace.seconds) > 0 for pace in paces)
@@ -200,7 +200,7 @@ def test_a_step_reads_one_token_and_lets_the_policy_act(model):
         )
 
 
-def test_a_step_is_compared_with_the_plain_one_of_its_round():
+def test_a_step_is_compared_with_the_plain_step_of_its_round():
     slow, plain = StepTimes("slow", [2.0, 4.0, 30.0]), StepTimes(FULL, [1.0, 2.0, 3.0])
     ratio = StepRatio.of(slow, plain)
     assert ratio.rounds == (2.0, 2.0, 10.0) and ratio.whole == 6.0 and not ratio.holds
@@ -222,7 +222,7 @@ def test_shares_follow_the_length_of_each_question():
     assert [entrant.recipe_for(question).extras[0][1]["keep"] for question in lengths] == [0.4, 0.1]
 
 
-def test_every_policy_is_asked_and_every_point_has_its_room():
+def test_every_policy_is_measured_at_every_budget():
     trial = RecallTrial(Models(random_model("tiny", 512)), [], (32, 64), 1)
     names = [entrant.name for entrant in trial.entrants()]
     assert names[0] == FULL and len(names) == len(set(names))
@@ -230,13 +230,13 @@ def test_every_policy_is_asked_and_every_point_has_its_room():
     assert {"h2o, 32", "h2o, 64", "kivi, bits 4"} <= set(names)
 
 
-def test_needles_are_numbers_and_both_tasks_are_asked_alike_often():
+def test_needles_are_numbers_and_both_tasks_have_equally_many_questions():
     asked = questions(5, seed=3)
     assert [question.task for question in asked] == ["needle"] * 5 + ["chat"] * 5
     assert all(question.answer.isdigit() for question in asked[:5])
 
 
-def test_room_doubles_from_place_to_place_and_a_point_is_where_its_room_is():
+def test_the_axis_of_cache_sizes_is_logarithmic():
     found = [
         Measured("needle", FULL, FULL, 1.0, Score(0.9, 0.1, 5)),
         *(
@@ -253,7 +253,7 @@ def test_room_doubles_from_place_to_place_and_a_point_is_where_its_room_is():
     assert drawn.series == {"h2o": [(0.125, 0.0), (0.25, 0.0), (0.5, 0.0)]}
 
 
-def test_values_between_places_are_drawn_between_them():
+def test_values_between_ticks_are_drawn_between_them():
     def points(at):
         svg = ElementTree.fromstring(
             Chart("t", "x", "y", ["a", "b", "c"], {"s": [(1.0, 0.0), (1.0, 0.0)]}, at=at).svg()

@@ -51,14 +51,14 @@ def event(at: float, what) -> Stamped:
 
 # --- who takes part ---
 
-def test_every_drafter_takes_part_and_of_the_presets_those_that_change_nothing():
+def test_every_drafter_and_every_lossless_preset_is_measured():
     names = {lane.name.partition(":")[0] for lane in entrants(draft=True)}
     drafters = {cls.name for cls in discover().values() if cls.kind == "drafter" and set(cls.needs) <= {"draft"}}
     assert names >= drafters - {"layer_skip_draft"} | {PLAIN, "layer_skip", "pearl"}
     assert not names & {"reflective", "rapid", "ead"}
 
 
-def test_every_lane_can_be_set_up_and_takes_the_best_token_everywhere():
+def test_every_lane_can_be_assembled_and_is_greedy():
     for lane in entrants(draft=True):
         assembly = assemble(lane.recipe)
         assert not assembly.samplers and (lane.name == PLAIN or assembly.decoder.verifier.name == "greedy_match")
@@ -69,7 +69,7 @@ def test_without_a_draft_model_only_the_other_drafters_run():
     assert "jacobi" in names and "dyspec" not in names and not any(name.startswith("draft_model") for name in names)
 
 
-def test_the_library_takes_part_where_its_counterpart_does():
+def test_library_baselines_are_measured_if_their_counterpart_is():
     assert [found.theirs for found in pairs(entrants(True, ["prompt_lookup"]))] == [
         "generate, prompt lookup, 10",
         "generate, prompt lookup, 20",
@@ -106,7 +106,7 @@ def test_draft_tokens_of_the_library_are_tested_up_to_the_first_rejected_one():
     assert watched.trials() == [(2, 3), (2, 2), (0, 1)]
 
 
-def test_a_draft_token_that_ends_the_text_is_accepted_and_those_behind_it_are_not_tested():
+def test_a_draft_token_that_ends_the_text_is_accepted_and_later_ones_are_untested():
     watched = Watched()
     watched.put(torch.tensor([[1]]))
     watched.before_target_forward(torch.nn.Identity(), (), {"input_ids": torch.tensor([[1, 6, 2, 8]])})
@@ -155,7 +155,7 @@ def test_the_library_writes_our_text_and_its_draft_tokens_are_counted_as_ours(an
             assert (answer.forwards.get("draft", 0) > 0) == (answer.entrant == ASSISTED.theirs)
 
 
-def test_a_lane_has_a_round_for_each_pass_of_the_target(answers):
+def test_a_lane_has_one_round_per_target_forward(answers):
     lanes = [answer for answer in answers if answer.entrant in (PLAIN, ASSISTED.ours)]
     assert lanes and all(len(answer.rounds) == answer.forwards["target"] for answer in lanes)
     assert all(found.draft_tokens == 0 for answer in lanes for found in answer.rounds if answer.entrant == PLAIN)
@@ -194,7 +194,7 @@ def test_an_aim_is_reached_by_the_median_of_the_rounds_with_the_same_text_and_no
     assert not reaches([aim * 2] * 3, token_ids=[5, 6, 8]) and not reaches([aim * 2] * 3, failure="it stopped")
 
 
-def test_where_no_speed_is_asked_for_none_is_reached():
+def test_tasks_without_an_aim_have_none_to_reach():
     assert not lane_results([made(PLAIN, task="lists"), made("fast", task="lists", seconds=0.01)])[1].reaches
 
 
@@ -206,7 +206,7 @@ def compared(ours: dict, theirs: dict, task: str = "edit"):
     return match
 
 
-def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_acceptance_rate():
+def test_comparisons_flag_slower_times_and_lower_acceptance():
     assert (
         compared({"seconds": 2.0}, {"seconds": 1.0}).slower and not compared({"seconds": 1.0}, {"seconds": 2.0}).slower
     )
@@ -218,7 +218,7 @@ def test_ours_is_slower_by_the_clock_and_accepts_less_by_the_acceptance_rate():
     assert compared({}, {"trials": [(4, 5)]}).accepts_less and not compared({"trials": [(4, 5)]}, {}).accepts_less
 
 
-def test_full_rounds_alone_say_whether_the_work_takes_too_long():
+def test_only_full_rounds_decide_whether_the_overhead_is_too_long():
     def work(*rounds: ObservedRound):
         found, = round_overheads([made("lane", rounds=list(rounds))])
         return found
@@ -237,7 +237,7 @@ def test_full_rounds_alone_say_whether_the_work_takes_too_long():
     )
 
 
-def test_tables_say_which_lanes_reach_an_aim_and_where_ours_falls_short():
+def test_tables_show_lanes_that_reach_an_aim_and_where_ours_is_worse():
     found = [
         made(PLAIN),
         made("quick", seconds=0.2),
@@ -250,7 +250,7 @@ def test_tables_say_which_lanes_reach_an_aim_and_where_ours_falls_short():
     assert tables["Compared with the library"][1][-1] == "slower"
 
 
-def test_names_of_a_pair_say_what_is_equal():
+def test_names_of_a_pair_state_the_common_depth():
     assert Pair("draft_model:depth=5", "assisted", 5).theirs == "generate, assisted, 5"
     assert all(f"depth={found.depth}" in found.ours for found in PAIRS)
 
@@ -295,7 +295,7 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     assert "Compared with the library" in recorded and "## Facts" in page_file.read_text()
 
 
-def test_a_task_or_lane_there_is_none_of_is_refused_before_anything_is_loaded(capsys):
+def test_an_unknown_task_or_lane_is_refused_before_anything_is_loaded(capsys):
     assert (
         main(["bench", "guessing", "--tasks", "knitting"])
         == main(["bench", "speculation", "--only", "knitting", "--model", "nowhere"])

@@ -121,7 +121,7 @@ def row(told_row: dict) -> ResultRow:
 
 # --- in a browser ---
 
-def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
+def test_two_questions_are_answered_and_the_table_equals_the_file(asked):
     expect(asked.locator("#progress")).to_have_text("12 of 12 answers.")
     document = json.loads(saved(asked, "Save all as JSON"))
     assert cells(asked) == [[cell(row(one)) for cell in COLUMNS.values()] for one in document["table"]]
@@ -140,7 +140,7 @@ def test_two_questions_are_answered_and_the_table_is_that_of_the_file(asked):
     expect(asked.locator("#figures .js-plotly-plot")).to_have_count(2)
 
 
-def test_a_single_question_shows_what_everybody_wrote(asked):
+def test_a_single_question_shows_every_answer(asked):
     expect(asked.locator(".asked tbody tr").nth(1).locator(".mark")).to_have_count(3)
     asked.get_by_role("button", name="2 The red fox").click()
     shown = asked.locator(".one-question")
@@ -155,7 +155,7 @@ def test_a_single_question_shows_what_everybody_wrote(asked):
     expect(shown.locator("section").last).to_contain_text("Not asked: the question does not provide a passage.")
 
 
-def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(asked):
+def test_the_table_sorts_by_any_column_with_missing_values_last(asked):
     unsorted, heading = cells(asked), asked.locator(".results-table th", has_text="target forwards")
     for order, reverse in (("descending", True), ("ascending", False)):
         heading.locator("button").click()
@@ -167,12 +167,12 @@ def test_the_table_is_sorted_by_any_column_and_what_has_no_value_comes_last(aske
     assert cells(asked) == unsorted
 
 
-def test_a_strategy_that_cannot_says_so_in_its_row_and_the_others_answer(asked):
+def test_a_strategy_that_cannot_run_says_so_in_its_row(asked):
     expect(asked.locator("[data-task='birds'] tr[data-row='2'] .note")).to_contain_text("does not provide a passage")
     assert cells(asked)[2][-1] == "" and [line[2] for line in cells(asked)[:2]] == ["12", "12"]
 
 
-def test_nothing_sticks_out_on_a_phone_and_on_a_desk(asked):
+def test_nothing_overflows_on_a_phone_or_a_desktop(asked):
     for width in (390, 1440):
         asked.set_viewport_size({"width": width, "height": 900})
         assert asked.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
@@ -217,7 +217,7 @@ def test_lines_that_are_no_questions_are_named_beside_them(page, address, tmp_pa
     expect(page.locator("#run")).to_be_visible()
 
 
-def test_what_strangers_wrote_stays_text(page, address):
+def test_untrusted_text_is_shown_as_text(page, address):
     own = json.dumps(
         {"prompt": f"The red fox {HOSTILE}", "task": HOSTILE[: LONGEST["task"]], "context": HOSTILE, "answer": HOSTILE}
     )
@@ -234,7 +234,7 @@ def test_what_strangers_wrote_stays_text(page, address):
     assert page.evaluate("window.hacked") is None
 
 
-def test_a_visitor_who_leaves_makes_room_for_the_next(browser, address):  # noqa: F811
+def test_a_visitor_who_leaves_frees_the_seat(browser, address):  # noqa: F811
     with tab(browser) as second:
         with tab(browser) as first:
             for page in (first, second):
@@ -327,7 +327,7 @@ def test_every_task_and_every_column_has_words():
 
 # --- on the worker ---
 
-def test_a_survey_gives_others_their_turn_between_two_forwards():
+def test_a_survey_yields_to_others_between_forwards():
     worker, models = Worker(), pair()
     long, run = (
         worker.take(survey_session(models, ENDLESS, Rules(answers=10_000))),
@@ -362,7 +362,7 @@ def test_a_survey_that_is_stopped_drops_the_answer_under_way():
     assert session.stop() == [] and session.finished and closed == [True]
 
 
-def test_seconds_are_only_those_of_ones_own_turns(monkeypatch):
+def test_seconds_exclude_the_turns_of_others(monkeypatch):
     ticks, others = count(), []
     monkeypatch.setattr("playground.bench.survey.perf_counter", lambda: next(ticks) + 1000 * len(others))
     session, answers = survey_session(pair(), replace(TWO, lanes=[GREEDY], repeats=1), Rules()), []

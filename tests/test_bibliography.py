@@ -36,7 +36,7 @@ def test_every_strategy_with_a_paper_is_in_exactly_one_entry(entries):
     assert sorted(named) == sorted(name for name, cls in CLASSES.items() if cls.paper != BASELINE)
 
 
-def test_an_entry_says_what_its_strategies_cite_and_no_more(entries):
+def test_an_entry_has_exactly_what_its_strategies_cite(entries):
     for fields in entries.values():
         for cls in (CLASSES[name] for name in named_in(fields)):
             assert fields.keys() <= {"author", "year", "eprint", "archiveprefix", "url", "note"}
@@ -66,7 +66,7 @@ def test_names_are_written_as_bibtex_reads_them(name, author):
     assert fields["author"] == author
 
 
-def test_two_works_of_one_author_and_year_stay_apart():
+def test_two_works_of_one_author_and_year_have_different_keys():
     assert len(read(bibtex([CLASSES["dry"], CLASSES["xtc"]]))) == 2
 
 

@@ -38,7 +38,7 @@ def brings(name: str, task: str, count: int = MANY) -> list[tuple[Question, str]
 
 
 @pytest.mark.parametrize("name", BRINGS)
-def test_a_task_brings_what_belongs_to_it_and_no_other_does(name):
+def test_each_task_provides_its_own_inputs_only(name):
     assert {task for task in TASKS if brings(name, task, 4)} == BROUGHT[name]
 
 
@@ -49,7 +49,7 @@ def test_a_passage_holds_the_answer_and_is_what_the_question_is_about():
 
 
 @pytest.mark.parametrize("task", ["facts", "context_qa"])
-def test_labels_are_all_values_of_what_is_asked_for_whichever_is_right(task):
+def test_labels_are_all_values_of_the_attribute_whichever_is_right(task):
     found = brings("labels", task)
     assert len(found) > MANY / 2
     for question, labels in found:
@@ -59,7 +59,7 @@ def test_labels_are_all_values_of_what_is_asked_for_whichever_is_right(task):
         assert brought.labels(replace(question, answer=other)) == labels
 
 
-def test_a_question_for_the_subject_brings_no_labels():
+def test_a_question_for_the_subject_provides_no_labels():
     backwards = [
         question
         for question in ask("context_qa", 60, 5, 2)
@@ -73,7 +73,7 @@ def overlap(question: Question, lines: str) -> bool:
     return any(given in programs.INPUTS[question.meta["takes"]] for given in pg_td.Tests.read(lines).arguments)
 
 
-def test_tests_that_guide_are_passed_by_the_known_program_and_are_none_of_those_that_judge():
+def test_guiding_tests_pass_with_the_known_program_and_differ_from_judging_tests():
     found = brings("tests", "programs", 12)
     assert len(found) > 9
     for question, lines in found:
@@ -82,7 +82,7 @@ def test_tests_that_guide_are_passed_by_the_known_program_and_are_none_of_those_
         assert tests.passed(question.answer.replace("return", "pass #")) == 0
 
 
-def test_tests_that_also_judge_are_found_out(monkeypatch):
+def test_guiding_tests_that_also_judge_are_detected(monkeypatch):
     monkeypatch.setattr(programs, "GUIDES", programs.INPUTS)
     assert all(overlap(question, lines) for question, lines in brings("tests", "programs", 4))
 
@@ -107,7 +107,7 @@ def test_a_schema_is_the_one_of_the_record():
 
 
 @pytest.mark.parametrize("task", ["facts", "lists"])
-def test_trusted_answers_are_right_and_those_of_other_questions(task):
+def test_trusted_answers_are_right_and_belong_to_other_questions(task):
     for question, lines in brings("pairs", task):
         pairs = [line.split(" => ") for line in lines.splitlines()]
         assert len(pairs) == TRUSTED and question.prompt not in [asked for asked, _ in pairs]
@@ -119,7 +119,7 @@ def test_trusted_answers_are_right_and_those_of_other_questions(task):
             )
 
 
-def test_a_number_behind_the_cue_is_judged_by_the_rule_of_the_task():
+def test_a_number_after_the_cue_is_judged_by_the_rule_of_the_task():
     for question, cue in brings("cue", "arithmetic"):
         text = f"Well.\n{cue} {question.meta['final']}\""
         assert arithmetic.score(question, text) == 1 and arithmetic.score(question, text.replace(cue, "so")) == 0
@@ -135,7 +135,7 @@ def answered(recipe: LaneConfig, *questions: Question) -> list[Answer]:
     return list(survey(pair(), [Entrant("one", recipe)], questions, 1, Limits(max_new_tokens=12), warm_up=False))
 
 
-def test_a_knob_in_braces_takes_what_the_question_brings_and_others_stay():
+def test_a_knob_in_braces_takes_the_questions_input_and_others_stay():
     recipe = LaneConfig(
         "gencls_ppl", {"labels": "{labels}", "reading": "sum"}, [("json_schema", {"source": "{schema}"})]
     )
@@ -148,7 +148,7 @@ def test_a_knob_in_braces_takes_what_the_question_brings_and_others_stay():
     assert filled(plain, ASKED) == bare(plain) == plain
 
 
-def test_an_entrant_answers_with_what_it_was_brought_and_is_not_asked_where_there_is_nothing():
+def test_an_entrant_uses_the_questions_inputs_and_is_not_asked_without_them():
     told, untold = answered(
         LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED, replace(ASKED, task="edit", meta={})
     )
@@ -161,7 +161,7 @@ def test_an_entrant_that_does_not_say_what_it_needs_would_fail(monkeypatch):
     assert answered(LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED)[0].failure
 
 
-def test_questions_of_a_person_bring_their_passage_and_nothing_is_run_for_them():
+def test_user_questions_provide_their_passage_and_run_no_program():
     own, = questions_in('{"prompt": "p", "task": "programs", "answer": "raise SystemExit", "context": "The red fox."}')
     own = replace(own, meta=own.meta | {"name": "work", "takes": "text", "schema": {}})
     assert filled(LaneConfig("exact_extract", {"passage": "{passage}"}), own).knobs["passage"] == "The red fox."
@@ -170,7 +170,7 @@ def test_questions_of_a_person_bring_their_passage_and_nothing_is_run_for_them()
             filled(LaneConfig("greedy", {"k": f"{{{name}}}"}), own)
 
 
-def test_a_name_that_nothing_is_brought_under_is_refused():
+def test_an_unknown_input_name_is_refused():
     with pytest.raises(Refusal, match=r"\{labels\}") as refused:
         bare(LaneConfig("gencls_ppl", {"labels": "{answer}"}))
     assert not isinstance(refused.value, Lacking)

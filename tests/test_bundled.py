@@ -44,18 +44,18 @@ def test_speculation_writes_what_plain_greedy_writes(exact, prompt):
     assert [lane.token_ids for lane in guessed] == [plain.token_ids] * len(LANES)
 
 
-def test_the_draft_is_worth_asking(models):
+def test_the_draft_agrees_often_enough_to_be_useful(models):
     lane = playground.run("speculative", RECORD, models=models, chat=True)
     assert lane.metrics["acceptance_rate"] > 0.6
     assert lane.metrics["tokens_per_target_forward"] > 2.5
 
 
-def test_looking_up_the_prompt_pays_where_the_answer_repeats_it(models):
+def test_prompt_lookup_saves_forwards_if_the_answer_repeats_the_prompt(models):
     lane = playground.run("speculative", EDIT, models=models, chat=True, extras=["prompt_lookup"])
     assert lane.metrics["tokens_per_target_forward"] > 2.5
 
 
-def test_a_record_is_json_and_right(models):
+def test_the_bundled_model_writes_a_correct_record_in_json(models):
     told = json.loads(playground.run("greedy", RECORD, models=models, chat=True).text)
     assert told == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
 
@@ -66,7 +66,7 @@ def test_a_card_shows_sources_tokens_and_limits():
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
 
 
-def test_the_other_draft_has_other_tokens_and_drafts_for_those_who_translate_them():
+def test_the_other_draft_has_other_tokens_and_drafts_for_lanes_that_translate():
     pair = playground.load("pocket", "pocket-other-draft")
     assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, (
         "digits by twos and threes"

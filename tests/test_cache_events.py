@@ -95,7 +95,7 @@ def test_an_eviction_in_every_head_takes_one_kilobyte_and_no_listing_of_the_cach
     assert max(lines) < 1400
 
 
-def test_a_roll_back_lists_the_cache_anew():
+def test_a_rollback_reports_the_whole_cache_again():
     store, recorder = large_cache(2, 2, 10), Recorder(Tokens(byte_tokenizer(), 256))
     events = recorder.cache(store, 0, Settled())
     store.roll_back(4)
@@ -114,7 +114,7 @@ def test_two_evictions_between_two_events_are_both_reported():
     assert list(contents(events))[-1] == [[[(1, 3), (4, 10)]], [[(0, 3), (4, 9)]]]
 
 
-def test_evictions_are_read_as_written_and_remove_these_positions():
+def test_evictions_are_read_as_written_and_remove_their_positions():
     chooser = random.Random(1)
     for _ in range(200):
         live = sorted(chooser.sample(range(60), 30))
@@ -131,7 +131,7 @@ def test_the_format_is_the_documented_one():
     assert [int(base36(number), 36) for number in (0, 35, 36, 32767)] == [0, 35, 36, 32767]
 
 
-def test_contents_listed_in_full_as_in_older_traces_are_read_as_they_are():
+def test_full_listings_of_older_traces_are_read():
     listings = {4: [[[(0, 4)]]], 5: [[[(1, 5)]]]}
     older = [Cache(length=length, layers=1, heads=1, live=live) for length, live in listings.items()]
     assert list(contents(older)) == [[[[(0, 4)]]], [[[(1, 5)]]]]

@@ -95,7 +95,7 @@ def test_the_measures_give_known_values():
 
 
 @modes
-def test_quiet_text_can_be_read_on_paper(mode):
+def test_muted_text_is_legible_on_the_page_background(mode):
     known = colours(mode)
     for share, ground in ((0.66, "--pg-card"), (0.66, "--pg-sunk")):
         quiet = tuple(share * ink + (1 - share) * paper for ink, paper in zip(known["--pg-ink"], known["--pg-card"]))
@@ -104,7 +104,7 @@ def test_quiet_text_can_be_read_on_paper(mode):
 
 @modes
 @pytest.mark.parametrize("text", GROUNDS)
-def test_text_can_be_read_on_every_background(mode, text):
+def test_text_is_legible_on_every_background(mode, text):
     known = colours(mode)
     poor = {
         ground: round(contrast(known[text], known[ground]), 2)
@@ -115,7 +115,7 @@ def test_text_can_be_read_on_every_background(mode, text):
 
 
 @modes
-def test_the_number_of_a_lane_can_be_read_on_its_colour(mode):
+def test_the_number_of_a_lane_is_legible_on_its_colour(mode):
     known = colours(mode)
     poor = {
         name: round(contrast(known[name], known["--pg-card"]), 2)

@@ -39,14 +39,14 @@ def test_what_is_copied_exists_and_passes_dockerignore():
     assert ignored("tests", rules) and ignored(".git", rules)
 
 
-def test_the_page_runs_as_a_user_of_its_own_and_gets_signals_itself():
+def test_the_page_runs_as_its_own_user_and_receives_signals():
     words = [step.word for step in STEPS]
     assert all_of("USER") == ["player"] and words.index("USER") > max(i for i, w in enumerate(words) if w == "RUN")
     assert command(all_of("CMD")[0]) == ["python", "app.py"] and all_of("STOPSIGNAL") == ["SIGTERM"]
     assert "/health" in all_of("HEALTHCHECK")[0]
 
 
-def test_torch_has_a_layer_of_its_own_before_the_sources():
+def test_torch_has_its_own_layer_before_the_sources():
     torch = next(i for i, step in enumerate(STEPS) if "grep '^torch'" in step.rest)
     sources = next(i for i, step in enumerate(STEPS) if step.word == "COPY" and "app.py" in step.rest)
     assert torch < sources and "DEVICE=cpu" in all_of("ARG")

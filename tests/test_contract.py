@@ -111,7 +111,7 @@ def tables(letters: str = "abcde", ends: str = "", context: int = 256) -> dict[s
 # --- the events of a lane ---
 
 @every_lane
-def test_the_events_of_a_run_do_not_contradict_each_other(recipe):
+def test_the_events_of_a_run_are_consistent(recipe):
     session, recorded = finished(recipe)
     assert check(session.trace) == []
     assert isinstance(recorded[-1], Done)
@@ -166,7 +166,7 @@ def test_every_forward_is_reported(recipe):
 
 
 @every_lane
-def test_what_is_counted_as_prefill_is_the_prompt(recipe):
+def test_the_prefill_is_the_prompt(recipe):
     recorded = [event for event in finished(recipe)[1] if isinstance(event, Forward)]
     for stream in {event.stream for event in recorded} - {"exit"}:
         phases = [event.phase for event in recorded if event.stream == stream]
@@ -176,7 +176,7 @@ def test_what_is_counted_as_prefill_is_the_prompt(recipe):
 # --- what it leaves in its caches ---
 
 @every_lane
-def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
+def test_a_cache_holds_a_prefix_of_the_text(recipe):
     prompt = [0, 1, 2, 0, 1]
     for lane in watch(assemble(recipe), tables(), prompt, Limits(2, 12), Draws(2)):
         for stream in lane._streams.values():
@@ -188,7 +188,7 @@ def test_a_cache_holds_the_beginning_of_the_text_token_for_token(recipe):
 
 
 @every_lane
-def test_after_a_keep_no_draft_token_is_left_and_at_most_the_last_token_is_unread(recipe):
+def test_after_a_commit_no_draft_token_is_cached_and_at_most_the_last_token_is_unread(recipe):
     generated = 0
     for lane in watch(assemble(recipe), tables(), [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
         if lane.generated > generated:
@@ -198,7 +198,7 @@ def test_after_a_keep_no_draft_token_is_left_and_at_most_the_last_token_is_unrea
 
 
 @every_lane
-def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
+def test_a_cache_equals_that_of_a_fresh_prefill_of_the_text(recipe):
     session, _ = finished(recipe)
     for stream in [stream for stream in lane_of(session)._streams.values() if stream.store.length]:
         held, tokens = stream.store, text_of(stream)[:stream.store.length]
@@ -212,7 +212,7 @@ def test_a_cache_is_what_a_fresh_reading_of_the_text_would_leave(recipe):
 # --- stopping, and what stays usable after it ---
 
 @every_lane
-def test_a_lane_can_be_stopped_at_every_request_and_the_model_goes_on_as_new(recipe):
+def test_a_lane_can_be_stopped_at_every_request_without_affecting_the_model(recipe):
     models = Models(*tables().values())
     whole, stops = events(start(recipe, models=models, text="abcab")), 0
     while True:
@@ -270,13 +270,13 @@ def reads_the_prompt(event: Event) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
-def test_everything_runs_on_other_architectures_too(architecture):
+def test_every_strategy_runs_on_other_architectures(architecture):
     assert unfinished(pair(architecture)) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_everything_runs_in_shorter_numbers_too(dtype):
+def test_every_strategy_runs_in_half_precision(dtype):
     assert unfinished(pair(dtype=dtype)) == []
 
 
@@ -292,7 +292,7 @@ def unfinished(models: Models) -> list:
 # --- forks ---
 
 @every_growing_lane
-def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
+def test_a_fork_begins_with_its_given_tokens_and_reports_them(recipe):
     given = [70, 71, 72]
     recorded = events(start(replace(recipe, forced=given)))
     origins = [origin for commit in commits(recorded) for origin in commit.origins]
@@ -301,7 +301,7 @@ def test_a_fork_begins_with_the_tokens_it_was_given_and_says_so(recipe):
 
 
 @every_greedy_lane
-def test_a_fork_goes_on_as_if_its_beginning_had_been_in_the_prompt(recipe):
+def test_a_fork_continues_as_if_its_prefix_were_in_the_prompt(recipe):
     prompt, given, models = [0, 1, 2], [3, 3, 0], tables()
     forked = write(assemble(recipe), models, prompt, Limits(0, 10, forced=tuple(given)), Draws(0)).tokens
     assert forked == write(assemble(LaneConfig("greedy")), models, prompt + given, Limits(0, 7), Draws(0)).tokens
@@ -351,7 +351,7 @@ every_company = each_of(COMPANY)
 
 
 @every_company
-def test_what_is_added_has_no_contradictions_and_repeats(recipe):
+def test_toggles_give_consistent_and_reproducible_traces(recipe):
     session = start(recipe, seed=3)
     recorded = events(session)
     assert isinstance(recorded[-1], Done) and check(session.trace) == []
@@ -359,7 +359,7 @@ def test_what_is_added_has_no_contradictions_and_repeats(recipe):
 
 
 @every_company
-def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
+def test_toggles_can_be_held_and_stopped_anywhere(recipe):
     whole = events(start(recipe, seed=3, length=5))
     for turns in range(0, 40, 3):
         session = start(recipe, seed=3, length=5)
@@ -371,7 +371,7 @@ def test_what_is_added_can_be_held_and_stopped_anywhere(recipe):
 
 
 @every_company
-def test_what_is_added_goes_with_a_fork(recipe):
+def test_toggles_work_with_a_fork(recipe):
     text = ids(events(start(recipe, seed=3)))
     recorded = events(start(replace(recipe, forced=text[:2]), seed=3))
     assert isinstance(recorded[-1], Done), recorded[-1]
@@ -396,13 +396,13 @@ def test_nothing_follows_an_end_token(recipe):
 
 @every_growing_lane
 @pytest.mark.parametrize("length", [1, 2, 5])
-def test_a_text_is_as_long_as_was_asked(recipe, length):
+def test_a_text_has_the_requested_length(recipe, length):
     lane = write(assemble(recipe), tables(), [0, 1], Limits(0, length), Draws(0))
     assert (lane.generated, lane.reason) == (length, "length")
 
 
 @every_answering_lane
-def test_a_whole_answer_is_at_most_as_long_as_was_asked_and_follows_what_was_given(recipe):
+def test_a_whole_answer_has_at_most_the_requested_length_and_follows_its_prefix(recipe):
     for length in (4, 6):
         lane = write(assemble(recipe), tables(), [0, 1], Limits(0, length, forced=(2,)), Draws(0))
         assert 1 < lane.generated <= length and lane.reason in ("end", "length") and lane.tokens[:3] == [0, 1, 2]
@@ -417,7 +417,7 @@ def test_a_text_never_outgrows_the_context(recipe):
 
 
 @every_growing_lane
-def test_no_forward_leaves_the_positions_a_model_has(recipe):
+def test_no_forward_exceeds_the_models_positions(recipe):
     models = pair("gpt2")  # it has one embedding for each position, and none beyond
     before = len(prompt_of("7").encode(models.target)) - 1
     for room in (1, 4, 9):
@@ -428,7 +428,7 @@ def test_no_forward_leaves_the_positions_a_model_has(recipe):
 
 
 @every_greedy_lane
-def test_a_stop_string_cuts_the_text_where_it_cuts_greedys(recipe):
+def test_a_stop_string_ends_the_text_where_it_ends_greedys(recipe):
     models, prompt = tables(), [0, 1, 0, 1]
     text = write(assemble(LaneConfig("greedy")), models, prompt, Limits(0, 16), Draws(0)).text
     for begin in range(0, 14, 2):
@@ -514,6 +514,6 @@ def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
         )
 
 
-def test_most_of_what_can_be_asked_for_can_be_had():
+def test_most_combinations_of_toggles_are_supported():
     asked = [replace(recipe, extras=[*recipe.extras, (toggle, {})]) for recipe in lanes() for toggle in toggles()]
     assert sum(map(can_be_had, asked)) > len(asked) / 2

@@ -70,20 +70,20 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_command_of_a_page_is_one_the_command_line_knows(page):
+def test_every_documented_command_exists(page):
     for words in ours(page):
         assert parser().parse_args(words).act
     assert ours(page)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_other_commands_name_files_that_are_there(page):
+def test_other_documented_commands_name_existing_files(page):
     named = {word for words in commands(page) if words[:3] != COMMAND for word in words}
     files = {word for word in named if re.search(r"\.(txt|py)$|^tests/", word)}
     assert all((ROOT / file).exists() for file in files) and (files or page != "README.md")
 
 
-def test_docker_commands_name_profiles_and_arguments_that_are_there():
+def test_docker_commands_name_existing_profiles_and_arguments():
     """container_steps.py carries out what `docker build` would."""
     given = [words for page in PAGES for words in commands(page) if words[:1] == ["docker"]]
     profiles = {words[words.index("--profile") + 1] for words in given if "--profile" in words}
@@ -107,7 +107,7 @@ def test_the_index_lists_every_page():
     assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == pages
 
 
-def test_the_recorded_demo_is_small_needs_nothing_from_elsewhere_and_plays_the_bundled_trace():
+def test_the_recorded_demo_is_small_and_self_contained_and_plays_the_bundled_trace():
     """`python -m playground replay assets/traces/first_view.jsonl --html docs/demo.html` writes it again."""
     demo = (ROOT / "docs/demo.html").read_text(encoding="utf-8")
     assert len(demo.encode()) < 1_000_000 and not re.search(r"(src|href)=[\"']?(https?:)?//", demo)
@@ -129,7 +129,7 @@ def test_the_commands_of_a_page_run_one_after_the_other(page, place, capsys):
         assert out or "wrote" in err, shlex.join(words)
 
 
-def test_what_is_left_out_for_its_length_is_still_in_the_pages():
+def test_commands_excluded_for_their_run_time_are_still_documented():
     left_out = {words[0] for page in PAGES for words in ours(page) if shortened(words) is None}
     cut = {" ".join(words[:2]) for page in PAGES for words in ours(page)}
     assert left_out == set(TOO_LONG) and SHORTENED.keys() <= cut

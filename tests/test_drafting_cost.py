@@ -73,7 +73,7 @@ def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
 
 
 @pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
-def test_the_draft_tokens_of_a_round_take_two_milliseconds_at_most(name, least, monkeypatch):
+def test_drafting_a_round_has_at_most_two_milliseconds_of_overhead(name, least, monkeypatch):
     """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a
     draft model takes.
     """
@@ -107,7 +107,7 @@ def test_the_draft_tokens_of_a_round_take_two_milliseconds_at_most(name, least, 
     assert_quick(0.002, large)
 
 
-def test_a_whole_round_of_64_draft_tokens_takes_two_milliseconds_at_most_beside_its_forwards(monkeypatch):
+def test_a_whole_round_of_64_draft_tokens_has_at_most_two_milliseconds_of_overhead(monkeypatch):
     """Overhead of a round: drafting, verification, committing and recording, everything on this thread outside the
     matrix products.
     """

@@ -77,18 +77,18 @@ def switches(target: float, loss: float = 0.0, alone: float = 0.5) -> Making:
     return make
 
 
-def test_switching_shows_where_few_tokens_ask_the_target_and_the_score_stays():
+def test_switching_is_shown_if_few_tokens_need_the_target_and_the_score_stays():
     assert shown(SWITCHING, switches(target=0.3))
 
 
 @pytest.mark.parametrize(
     "absent", [switches(target=0.7), switches(target=0.3, loss=0.4), switches(target=0.3, alone=0.0)]
 )
-def test_switching_does_not_show_where_the_target_writes_on_the_score_falls_or_the_draft_would_do(absent):
+def test_switching_is_not_shown_if_the_target_writes_much_the_score_falls_or_the_draft_suffices(absent):
     assert not shown(SWITCHING, absent)
 
 
-def test_a_switch_is_not_chosen_on_the_questions_it_is_tested_on():
+def test_a_setting_is_not_chosen_on_the_questions_it_is_tested_on():
     lucky = scored(lambda name, question, number: name == PLAIN or name in SWITCHES and number % 2 == 0)
     verdict = SWITCHING.judge(answers(SWITCHING, lucky))
     assert (
@@ -111,12 +111,12 @@ def weighs(against: float, alike: float = 1.0) -> Making:
     )
 
 
-def test_context_shows_where_a_contrast_wins_against_memory_and_costs_nothing():
+def test_context_is_shown_if_a_contrast_overrides_memory_at_no_cost():
     assert shown(CONTEXT, weighs(against=1.0))
 
 
 @pytest.mark.parametrize("absent", [weighs(against=0.5), weighs(against=1.0, alike=0.5), weighs(against=0.0)])
-def test_context_does_not_show_where_nothing_is_gained_or_the_agreeing_passages_pay(absent):
+def test_context_is_not_shown_without_a_gain_or_with_a_cost_on_agreeing_passages(absent):
     assert not shown(CONTEXT, absent)
 
 
@@ -139,7 +139,7 @@ def forgets(least: int, kept: bool = True) -> Making:
     )
 
 
-def test_eviction_shows_where_small_budgets_lose_the_needle_and_large_ones_do_not():
+def test_eviction_is_shown_if_small_budgets_lose_the_needle_and_large_ones_do_not():
     assert shown(EVICTION, forgets(least=64))
     assert (
         EVICTION.judge(answers(EVICTION, forgets(least=64))).numbers["h2o, smallest budget that loses at most 0.05"]
@@ -148,11 +148,11 @@ def test_eviction_shows_where_small_budgets_lose_the_needle_and_large_ones_do_no
 
 
 @pytest.mark.parametrize("absent", [forgets(least=0), forgets(least=1000), forgets(least=64, kept=False)])
-def test_eviction_does_not_show_where_nothing_is_lost_all_is_lost_or_the_control_loses_too(absent):
+def test_eviction_is_not_shown_if_none_or_all_is_lost_or_the_control_loses_too(absent):
     assert not shown(EVICTION, absent)
 
 
-def test_a_budget_is_what_a_policy_holds():
+def test_entrants_hold_their_budget():
     held = {
         entrant.name: assemble(entrant.recipe).cache_policy.budget(0)
         for entrant in EVICTION.entrants
@@ -181,16 +181,16 @@ def binds(valid: float = 1.0, free: float = 0.0, right: float = 1.0) -> Making:
     return make
 
 
-def test_grammar_shows_where_all_records_are_valid_and_none_less_right():
+def test_grammar_is_shown_if_all_records_are_valid_and_scores_stay():
     assert shown(GRAMMAR, binds())
 
 
 @pytest.mark.parametrize("absent", [binds(valid=0.9), binds(free=1.0), binds(right=0.5)])
-def test_grammar_does_not_show_where_a_record_is_invalid_nothing_is_gained_or_the_score_falls(absent):
+def test_grammar_is_not_shown_with_an_invalid_record_without_a_gain_or_with_lower_scores(absent):
     assert not shown(GRAMMAR, absent)
 
 
-def test_each_record_is_bound_to_its_own_schema():
+def test_each_record_is_constrained_by_its_own_schema():
     bound = next(entrant for entrant in GRAMMAR.entrants if entrant.name == BOUND)
     sources = [dict(bound.recipe_for(question).extras)["json_schema"]["source"] for question in GRAMMAR.questions]
     assert [json.loads(source) for source in sources] == [question.meta["schema"] for question in GRAMMAR.questions]
@@ -222,12 +222,12 @@ def speeds(drafted: float = 3.0, looked_up: float = 5.0, same: bool = True) -> M
     }
 
 
-def test_speculation_shows_where_it_reaches_its_aims_with_the_same_text():
+def test_speculation_is_shown_if_it_reaches_its_aims_with_the_same_text():
     assert shown(SPECULATION, speeds(), repeats=3)
 
 
 @pytest.mark.parametrize("absent", [speeds(drafted=2.0), speeds(looked_up=3.0), speeds(same=False)])
-def test_speculation_does_not_show_where_it_is_slow_or_writes_otherwise(absent):
+def test_speculation_is_not_shown_if_it_is_slow_or_changes_the_text(absent):
     assert not shown(SPECULATION, absent, repeats=3)
 
 
@@ -249,14 +249,14 @@ def polls(gained: int, lost: int = 0) -> Making:
     )
 
 
-def test_votes_show_where_a_setting_solves_clearly_more():
+def test_votes_are_shown_if_a_setting_solves_significantly_more():
     assert shown(VOTES, polls(gained=10))
 
 
 @pytest.mark.parametrize(
     "absent", [polls(gained=0), polls(gained=6), polls(gained=10, lost=8), polls(gained=0, lost=12)]
 )
-def test_votes_do_not_show_for_a_gain_that_the_luckiest_of_six_settings_may_have(absent):
+def test_votes_are_not_shown_for_a_gain_within_multiple_testing(absent):
     assert not shown(VOTES, absent)
 
 
@@ -286,7 +286,7 @@ def test_every_entrant_can_be_set_up(name):
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_a_chart_names_all_it_shows(name):
+def test_a_chart_names_all_its_series(name):
     effect = EFFECTS[name](count=4)
     right = scored(lambda entrant, question, number: (number + len(entrant)) % 2 == 0)
     chart = effect.draw(answers(effect, lambda *about: right(*about) | {"text": "{}", "wrote": {"target": 1}}))
@@ -323,11 +323,11 @@ def test_a_chart_has_a_mark_for_each_value_and_none_for_what_is_missing():
         (0.25, "0.250"),
     ],
 )
-def test_a_number_is_said_with_its_uncertainty(value, said):
+def test_numbers_are_printed_with_their_uncertainty(value, said):
     assert say(value) == said
 
 
-def test_page_and_json_say_what_was_found():
+def test_page_and_json_report_the_results():
     effect = votes(count=24)
     found = [EffectResult.of(effect, answers(effect, polls(gained=gained))) for gained in (10, 0)]
     facts = {"settings": {"model": "toy"}, "machine": {"cores": 2}}
@@ -343,7 +343,7 @@ def test_page_and_json_say_what_was_found():
     )
 
 
-def test_the_command_records_what_it_finds(tmp_path, capsys):
+def test_the_command_writes_its_results(tmp_path, capsys):
     code = main(
         [
             "bench",

@@ -65,7 +65,7 @@ def refused(client: Client, *lanes, **more) -> str:
 
 # --- which there are ---
 
-def test_a_message_of_a_stream_costs_the_browser_nothing_but_what_it_says():
+def test_a_stream_message_changes_only_what_it_contains():
     """Gradio notifies each component that shows a listener's progress of every message, and copies its value each time.
     """
     listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
@@ -142,7 +142,7 @@ def without_clocks(lane: dict) -> dict:
     return json.loads(json.dumps(told), parse_float=lambda number: round(float(number), 3))
 
 
-def test_compare_holds_every_lane_against_the_first(client):
+def test_compare_compares_every_lane_with_the_first(client):
     sampled, plain, guessed = compare(client, SAMPLE, GREEDY, GUESSING)
     assert {lane["against"] for lane in (sampled, plain, guessed)} == {"sample"} and sampled["same_text"]
     assert plain["difference"] == guessed["difference"] and plain["difference"]["margin"] > 0
@@ -168,11 +168,11 @@ def test_a_lane_that_fails_says_why_and_the_others_are_reported(client):
     ([GREEDY], {"seed": "3"}, "seed must be a whole number"),
     ([GREEDY], {"model": "/no/such/folder"}, "no folder /no/such/folder"),
 ])
-def test_what_is_wrong_gets_a_sentence(client, lanes, more, sentence):
+def test_bad_input_is_answered_with_a_sentence(client, lanes, more, sentence):
     assert sentence in refused(client, *lanes, **more)
 
 
-def test_lanes_that_are_no_list_get_a_sentence(client):
+def test_lanes_that_are_no_list_are_answered_with_a_sentence(client):
     with pytest.raises(AppError, match="must be a list of one to 4"):
         client.predict(PROMPT, "greedy", api_name="/compare")
 
@@ -224,7 +224,7 @@ def test_the_slots_and_refusals_of_a_strategy_are_reported():
     assert facts(find("beam_search"))["refuses"] == ["sampler"] and facts(find("top_p"))["refuses"] == []
 
 
-def test_an_unknown_strategy_gets_a_sentence(client):
+def test_an_unknown_strategy_is_answered_with_a_sentence(client):
     with pytest.raises(AppError, match="Did you mean"):
         client.predict("top_q", api_name="/strategies")
 
@@ -262,7 +262,7 @@ def test_an_object_in_the_place_of_another_knob_is_refused(client):
     assert "malformed" in refused(client, lane)
 
 
-def test_an_unknown_task_gets_a_sentence(client):
+def test_an_unknown_task_is_answered_with_a_sentence(client):
     with pytest.raises(AppError, match="There is no task 'alchemy'"):
         client.predict("alchemy", api_name="/questions")
 

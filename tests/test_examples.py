@@ -49,7 +49,7 @@ def test_an_example_runs_and_prints_what_it_measured(script, bundled, tmp_path, 
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_notebook_is_made_of_the_script(script):
+def test_the_notebook_is_generated_from_the_script(script):
     """`python examples/notebooks.py` writes them again."""
     written = script.with_suffix(".ipynb").read_text(encoding="utf-8")
     assert written == notebook(script.read_text(encoding="utf-8"))

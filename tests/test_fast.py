@@ -41,7 +41,7 @@ def rows(model: Model, plan: LayerPlan) -> tuple[torch.Tensor, dict]:
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 @pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_whatever_the_plan_both_ways_give_the_same_rows(kind, plan):
+def test_both_implementations_give_the_same_rows_for_every_plan(kind, plan):
     lean, library = (Model(tiny(kind), byte_tokenizer(), kind) for _ in range(2))
     assert lean.fused is not None
     library.fused = None
@@ -51,7 +51,7 @@ def test_whatever_the_plan_both_ways_give_the_same_rows(kind, plan):
 
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
-def test_in_short_numbers_it_rounds_no_worse_than_the_library(kind):
+def test_in_half_precision_it_rounds_no_worse_than_the_library(kind):
     ids, exact = torch.tensor([TEXT]), tiny(kind)
     expected = exact(input_ids=ids, use_cache=False).logits[0]
     library = tiny(kind, dtype=torch.bfloat16)
@@ -76,11 +76,11 @@ def test_no_weight_is_held_twice(kind):
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt2", "gpt_neox", "phi3", "smollm3", "granite", "mixtral"])
-def test_other_kinds_go_the_librarys_way(kind):
+def test_other_model_types_use_the_librarys_forward(kind):
     assert build_fused_llama(tiny(kind), 64) is None
 
 
-def test_a_network_with_an_unusual_part_goes_the_librarys_way():
+def test_a_network_with_an_unusual_module_uses_the_librarys_forward():
     class Packed(nn.Linear):
         """Stands for a quantised layer."""
 
@@ -91,7 +91,7 @@ def test_a_network_with_an_unusual_part_goes_the_librarys_way():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_processor_takes_it_whatever_numbers_the_weights_are(dtype):
+def test_on_a_cpu_it_is_used_for_every_dtype(dtype):
     """Short ones too: without it a lane in bfloat16 took longer than the library."""
     assert Model(tiny("llama", dtype=dtype), byte_tokenizer(), "llama").fused is not None
 
@@ -100,7 +100,7 @@ def test_a_processor_takes_it_whatever_numbers_the_weights_are(dtype):
 @pytest.mark.parametrize("packed", [False, True], ids=["as they are", "packed"])
 @pytest.mark.parametrize("bias", [False, True], ids=["without a bias", "with a bias"])
 @pytest.mark.parametrize("count", [1, 2, 16, 100])
-def test_a_large_product_is_the_layers_up_to_rounding(count, bias, packed, dtype, off):
+def test_a_large_matrix_product_equals_the_layers_up_to_rounding(count, bias, packed, dtype, off):
     layer = nn.Linear(ONEDNN_FROM // 256, 256, bias=bias, dtype=dtype)
     states = torch.randn(count, ONEDNN_FROM // 256, generator=torch.Generator().manual_seed(0)).to(dtype)
     product = FusedLinear.of(layer)

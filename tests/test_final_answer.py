@@ -57,7 +57,7 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("normal, spelling", [(key, text) for key, texts in SPELLINGS.items() for text in texts])
-def test_spellings_of_one_answer_vote_for_the_same_and_different_answers_do_not(normal, spelling):
+def test_spellings_of_one_answer_are_equal_and_different_answers_are_not(normal, spelling):
     assert final_answer(spelling) == normal
     assert final_answer(f"Of 40 we take 3.\n{spelling}") == normal, "what comes before does not matter"
 
@@ -82,7 +82,7 @@ HOSTILE = ["(", "(1,200", "1*", r"\frac{", r"\boxed{", "1,", "sqrt(", "^{", "9",
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_a_text_of_one_hostile_piece_is_read_in_no_time(piece):
+def test_hostile_texts_are_parsed_in_linear_time(piece):
     began = perf_counter()
     final_answer(piece * 3000)
     final_answer(rf"\boxed{{{piece * 500}}}")

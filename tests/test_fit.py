@@ -52,12 +52,12 @@ def _largest(entropies: Tensor) -> Tensor:
 # --- the threshold ---
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 2.2])
-def test_the_threshold_is_where_the_first_choice_becomes_more_often_wrong_than_right(tau):
+def test_the_threshold_is_where_the_argmax_becomes_more_often_wrong_than_right(tau):
     assert threshold(*pairs(40_000, tau)).tau == pytest.approx(tau, abs=0.12)
 
 
 @pytest.mark.parametrize("spread", [0.25, 4.0])
-def test_it_is_there_too_where_one_kind_is_far_more_frequent(spread):
+def test_the_threshold_is_the_same_for_unbalanced_classes(spread):
     entropies, right = pairs(60_000, 1.5, spread=spread)
     found = threshold(entropies, right)
     assert abs(found.right - 0.5) > 0.2, "the kinds are out of balance"
@@ -66,7 +66,7 @@ def test_it_is_there_too_where_one_kind_is_far_more_frequent(spread):
     assert abs(without_scan - 1.5) > 0.25, "the balanced regression alone would be wrong, so the scan matters"
 
 
-def test_probabilities_are_cut_off_exactly_where_entropies_are():
+def test_thresholds_on_probabilities_and_entropies_agree():
     entropies, right = pairs(5000, 1.0)
     found = threshold(entropies, right)
     p = torch.sigmoid(found.weight * entropies + found.bias)
@@ -131,7 +131,7 @@ def test_texts_that_the_model_always_or_never_gets_right_give_no_threshold(right
         threshold(torch.linspace(0, 3, len(right), dtype=torch.float64), right)
 
 
-def test_no_reading_at_all_is_refused():
+def test_an_empty_reading_is_refused():
     with pytest.raises(Refusal, match="more text"):
         learn([])
 

@@ -329,7 +329,7 @@ def test_a_link_with_parts_replaced_sets_the_page(document: Any):
 )
 @example(b"")
 @example(b"\xff")
-def test_any_code_is_a_link_or_none(raw: bytes):
+def test_any_code_is_a_link_or_is_ignored(raw: bytes):
     found = Settings.from_code(raw.decode("utf-8", "surrogateescape"))
     if found is not None:
         set_up(found)

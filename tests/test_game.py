@@ -69,7 +69,7 @@ def test_a_text_that_is_read_begins_with_its_first_token():
 
 
 @pytest.mark.parametrize("way", ["greedy", "sample", "score"])
-def test_a_link_brings_back_the_text_its_seed_and_its_way(way):
+def test_a_link_restores_the_text_its_seed_and_its_mode(way):
     opened = Settings.from_code(game.settings_of(way, HOSTILE, "chat", 12, 5).to_code())
     assert (opened.prompt, opened.length, opened.seed, game.way_of(opened)) == (HOSTILE, 12, 5, way)
     assert opened.mode == ("raw" if way == "score" else "chat")
@@ -82,7 +82,7 @@ def test_the_playground_opens_the_same_text_in_a_lane(way, strategy):
     assert (opened.prompt, opened.seed, opened.lanes[0]["strategy"]) == ("The red fox", 5, strategy)
 
 
-def test_every_offer_can_be_played_even_by_strangers():
+def test_every_example_can_be_played_on_a_public_page():
     names, offered = zip(*game.offers())
     assert len(set(names)) == len(names) and {game.way_of(settings) for settings in offered} == {
         "greedy",
@@ -104,7 +104,7 @@ def test_every_offer_can_be_played_even_by_strangers():
         {"ids": [1], "word": "x" * 41},
     ],
 )
-def test_a_typed_word_that_is_none_is_refused_in_a_sentence(asked):
+def test_an_invalid_word_is_refused_in_a_sentence(asked):
     assert game.probability_lookup(Site(load=never))(asked)["refused"].endswith(".")
 
 
@@ -186,7 +186,7 @@ def table(page: Page) -> list[float]:
     return page.locator(".game .scores .total").evaluate_all("all => all.map((one) => Number(one.dataset.bits))")
 
 
-def test_points_are_the_bits_of_what_each_team_chose(page, board, feed):
+def test_points_are_the_bits_of_each_teams_choice(page, board, feed):
     play(page, board, feed, frame(token(), token(came=1), token()), choices="options=4&teams=2")
     expect(page.locator(".game .option")).to_have_count(4)
     assert set(options(page)) == {" fox", " crow", " hen", "something else"} and options(page)[-1] == "something else"
@@ -252,7 +252,7 @@ def test_a_text_without_a_round_says_what_to_do(page, board, feed):
     )
 
 
-def test_a_game_waits_for_the_model_and_goes_on_by_itself(page, board, feed):
+def test_a_game_waits_for_the_model_and_continues_by_itself(page, board, feed):
     play(page, board, feed, frame(token(), over=False))
     choose(page, " fox")
     page.keyboard.press("Enter")
@@ -371,7 +371,7 @@ def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, addr
     )
 
 
-def test_a_given_text_is_read_and_its_own_tokens_come(page, address, models):
+def test_a_given_text_is_scored_and_its_own_tokens_are_played(page, address, models):
     text = "The red fox listens to the crow."
     reading = playground.score(text, models=models)[0]
     start(page, address, game.settings_of("score", text, "raw", 12, 0))
@@ -392,7 +392,7 @@ def test_a_word_beyond_the_ten_likeliest_gets_its_probability_from_the_model(add
     )
 
 
-def test_a_refusal_stands_beside_its_cause_and_the_game_before_it_stays(page, address):
+def test_a_refusal_is_shown_at_its_control_and_the_current_game_stays(page, address):
     start(page, address)
     page.fill("#prompt textarea", " ")
     page.click("#run")
@@ -422,7 +422,7 @@ def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address
     assert "#above=2&options=5" in page.url and game.offers()[-game.TALES_OFFERED][1].to_code() in page.url
 
 
-def test_nothing_sticks_out_sideways(page, address):
+def test_nothing_overflows_horizontally(page, address):
     start(page, address, choices="teams=4&above=0")
     for key in "1234":
         page.keyboard.press(key)

@@ -73,7 +73,7 @@ def oracle(prefix, language):
 
 @pytest.mark.parametrize("grammar", FINITE, ids=lambda g: g[0])
 @pytest.mark.parametrize("seed", range(4))
-def test_legal_tokens_are_those_that_lead_to_a_text_of_the_language(engine, grammar, seed):
+def test_allowed_tokens_are_those_that_lead_to_a_text_of_the_language(engine, grammar, seed):
     chance, matcher, path = random.Random(seed), engine.compile(*grammar).matcher(), []
     while not matcher.stopped:
         prefix = b"".join(map(TOKENS.bytes, path))
@@ -85,7 +85,7 @@ def test_legal_tokens_are_those_that_lead_to_a_text_of_the_language(engine, gram
 
 @pytest.mark.parametrize("grammar", FINITE, ids=lambda g: g[0])
 @pytest.mark.parametrize("seed", range(4))
-def test_the_mask_leaves_out_legal_tokens_only_where_one_spelling_is_forced(engine, grammar, seed):
+def test_the_mask_omits_allowed_tokens_only_where_one_tokenisation_is_forced(engine, grammar, seed):
     chance, matcher, path = random.Random(seed), engine.compile(*grammar).matcher(), []
     while matcher.mask().any():
         prefix = b"".join(map(TOKENS.bytes, path))
@@ -112,7 +112,7 @@ def test_a_model_with_fewer_rows_than_the_tokenizer_gets_a_mask_of_its_own_width
     assert narrow.compile("regex", "[a-z]+").matcher().mask().shape == (len(TOKENIZER) - 3,)
 
 
-def test_a_grammar_of_everything_leaves_the_favourite_token_alone(engine):
+def test_an_all_accepting_grammar_does_not_change_the_argmax(engine):
     matcher = engine.compile("regex", "(?s:.*)").matcher()
     text = [id for id in range(len(TOKENIZER)) if not TOKENS.is_special(id) and "<0x" not in TOKENS.piece(id)]
     torch.manual_seed(0)
@@ -147,7 +147,7 @@ def test_a_complete_text_is_stopped_although_its_end_is_not_written_yet(engine):
     assert sorted(matcher.mask().nonzero().flatten().tolist()) == sorted(ENDS)
 
 
-def test_an_illegal_token_changes_nothing(engine):
+def test_a_rejected_token_does_not_change_the_matcher(engine):
     matcher = engine.compile("json_schema", RECORD).matcher()
     walk(matcher, random.Random(0), 6)
     before, state = matcher.mask(), matcher.state
@@ -158,7 +158,7 @@ def test_an_illegal_token_changes_nothing(engine):
 
 
 @pytest.mark.parametrize("grammar", [("json_schema", RECORD), *FINITE], ids=lambda g: g[0])
-def test_rolling_back_any_number_of_tokens_restores_the_mask_of_that_place(engine, grammar):
+def test_rolling_back_any_number_of_tokens_restores_the_mask(engine, grammar):
     matcher, chance, masks, states = engine.compile(*grammar).matcher(), random.Random(1), [], []
     length = 0
     while True:
@@ -176,7 +176,7 @@ def test_rolling_back_any_number_of_tokens_restores_the_mask_of_that_place(engin
         matcher.rollback(length + 1)
 
 
-def test_a_fork_goes_its_own_way(engine):
+def test_a_forked_matcher_is_independent(engine):
     matcher = engine.compile("choice", "red|green").matcher()
     before = matcher.mask()
     twin = matcher.fork()
@@ -206,7 +206,7 @@ def test_masks_of_a_tree_are_those_of_a_fork_for_every_path(engine, seed):
     assert torch.equal(matcher.mask(), expected[0])
 
 
-def test_a_node_with_an_illegal_token_has_an_empty_row_and_leaves_its_siblings_alone(engine):
+def test_a_node_with_a_disallowed_token_has_an_empty_row_without_affecting_siblings(engine):
     matcher = engine.compile("choice", "red|green").matcher()
     r, x, g = (TOKENS.encode(letter)[0] for letter in "rxg")
     alone = matcher.masks_of_tree([r, g], [-1, -1])
@@ -216,7 +216,7 @@ def test_a_node_with_an_illegal_token_has_an_empty_row_and_leaves_its_siblings_a
 
 
 @pytest.mark.parametrize("grammar", [("json_schema", RECORD), *FINITE], ids=lambda g: g[0])
-def test_forced_tokens_are_those_whose_mask_holds_nothing_else(engine, grammar):
+def test_forced_tokens_are_those_with_a_single_token_mask(engine, grammar):
     matcher, chance, found = engine.compile(*grammar).matcher(), random.Random(2), 0
     while matcher.mask().any():
         run, twin = matcher.forced(), matcher.fork()
@@ -237,7 +237,7 @@ def test_every_finished_text_under_uniform_logits_validates(engine, seed):
     jsonschema.validate(json.loads(TOKENS.decode(path)), json.loads(RECORD))
 
 
-def test_the_state_says_in_words_the_position_of_the_text(engine):
+def test_the_state_describes_the_position_in_words(engine):
     matcher = engine.compile("choice", "tea|teas").matcher()
     assert matcher.state == "must continue 'tea'"
     walk(matcher, random.Random(0), len(matcher.forced()))
@@ -280,7 +280,7 @@ def test_the_state_says_in_words_the_position_of_the_text(engine):
         ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice"),
     ],
 )
-def test_what_cannot_be_enforced_is_refused_in_one_line_before_anything_runs(engine, kind, source, says):
+def test_unsupported_constraints_are_refused_in_one_line_before_anything_runs(engine, kind, source, says):
     with pytest.raises(Refusal, match=says) as refused:
         engine.compile(kind, source)
     assert "\n" not in str(refused.value)
@@ -301,7 +301,7 @@ def accepted(engine: GrammarEngine, kind: str, source: str, text: str) -> bool:
 
 @pytest.mark.strategy("regex", "lark", "json_schema")
 @pytest.mark.parametrize("sign", ASCII)
-def test_classes_are_unicode_but_in_a_schema_those_of_javascript(engine, sign):
+def test_character_classes_are_unicode_except_in_a_schema(engine, sign):
     """Python's `re` has the same ones of Unicode."""
     unicode = {letter for letter in LETTERS if re.fullmatch(sign, letter)} - {"²"}
     schema = json.dumps({"type": "string", "pattern": f"^{sign}$"})

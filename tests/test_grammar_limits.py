@@ -256,7 +256,7 @@ def test_the_memory_of_the_lookups_is_bounded(model, monkeypatch):
 
 # --- the compiler process ---
 
-def test_what_compiles_there_compiles_here_and_the_same_is_compiled_once(model, monkeypatch):
+def test_the_subprocess_compiles_the_same_grammars_and_each_only_once(model, monkeypatch):
     asked = []
     real = Compiler.compile
     monkeypatch.setattr(Compiler, "compile", lambda self, *order: asked.append(order[0]) or real(self, *order))
@@ -310,7 +310,7 @@ def test_a_slow_grammar_does_not_hold_up_another_visitors(model, own):
             slow.result(LATEST)
 
 
-def test_a_visitor_who_finds_every_place_taken_gets_a_message(own, monkeypatch):
+def test_a_visitor_is_refused_when_all_places_are_taken(own, monkeypatch):
     monkeypatch.setattr(limits, "SLOT_SECONDS", 0.01)
     for _ in range(limits.SLOTS):
         own._slots.acquire()
@@ -363,7 +363,7 @@ def test_a_grammar_whose_parser_takes_long_to_build_is_refused_before_it_is_buil
 
 # --- small parts ---
 
-def test_what_two_threads_ask_for_at_once_is_made_once():
+def test_concurrent_requests_compile_a_grammar_once():
     cache, begun, going, made = ContentCache(4, 100, lambda result: 1), Flag(), Flag(), []
 
     def make_it() -> object:
@@ -380,14 +380,14 @@ def test_what_two_threads_ask_for_at_once_is_made_once():
         assert first.result() is second.result() and len(made) == 1
 
 
-def test_a_cache_drops_what_was_not_used_for_longest_by_count_and_by_weight():
+def test_the_cache_evicts_least_recently_used_entries_by_count_and_size():
     cache, made = ContentCache(3, 10, lambda result: result), []
     for key, weight in ((1, 1), (2, 1), (1, 1), (3, 1), (4, 1), (1, 1), (5, 9), (1, 1), (4, 1)):
         cache.get(key, lambda key=key, weight=weight: made.append(key) or weight)
     assert made == [1, 2, 3, 4, 5, 4]
 
 
-def test_a_failure_is_not_kept():
+def test_failures_are_not_cached():
     cache = ContentCache(3, 10, lambda result: 1)
     with pytest.raises(Refusal):
         cache.get("key", lambda: _raise(Refusal("no")))

@@ -52,31 +52,31 @@ def exact(cornered: bool = False) -> list[LaneConfig]:
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
-def test_the_law_of_two_tokens_is_the_targets(recipe):
+def test_the_distribution_of_two_tokens_is_the_targets(recipe):
     assert off(recipe, tables("abc"), [0, 1, 0], 2) < EXACT
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
-def test_the_law_of_several_rounds_is_the_targets(recipe):
+def test_the_distribution_over_several_rounds_is_the_targets(recipe):
     assert off(recipe, tables("ab"), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(), ids=title)
-def test_the_law_is_the_targets_where_a_text_may_end_early(recipe):
+def test_the_distribution_is_the_targets_if_a_text_may_end_early(recipe):
     assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
-def test_the_law_is_the_targets_under_every_sampler(sampler, part):
+def test_the_distribution_is_the_targets_with_every_sampler(sampler, part):
     for recipe in lanes("distribution_identical", added=(sampler,))[part]:
         assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
 
 
 @pytest.mark.slow
-def test_the_law_is_the_targets_where_the_draft_was_made_for_more_tokens():
+def test_the_distribution_is_the_targets_if_the_draft_exceeds_the_remaining_length():
     models = {"target": TableModel("abc"), "draft": TableModel("abcd", seed=1)}
     for recipe in exact():
         assert off(recipe, models, [0, 1, 0], 2) < EXACT, title(recipe)
@@ -86,7 +86,7 @@ def test_the_law_is_the_targets_where_the_draft_was_made_for_more_tokens():
 @pytest.mark.parametrize(
     "recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title
 )
-def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
+def test_the_distribution_is_that_of_a_target_with_a_window(recipe):
     models, prompt = tables("ab"), [0, 1, 1]
     found = law(*drawing([recipe]), models, prompt, 3)
     samplers = assemble(*drawing([recipe])).samplers
@@ -105,7 +105,7 @@ def test_the_law_is_that_of_a_target_that_sees_only_a_window(recipe):
 @pytest.mark.parametrize(
     "recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title
 )
-def test_the_law_under_a_grammar_is_the_targets_among_what_is_legal(recipe):
+def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens(recipe):
     tokenizer = byte_tokenizer()
     models = {"target": TableModel(tokenizer=tokenizer, seed=3), "draft": TableModel(tokenizer=tokenizer, seed=4)}
     q, x, z = (tokenizer.convert_tokens_to_ids(letter) for letter in "qxz")
@@ -180,12 +180,12 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("drafter, rule", RIGHT.values(), ids=RIGHT)
-def test_a_right_rule_of_our_own_has_the_targets_law(drafter, rule):
+def test_a_correct_rule_has_the_targets_distribution(drafter, rule):
     assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) < EXACT
 
 
 @pytest.mark.parametrize("drafter, rule", MUTANTS.values(), ids=MUTANTS)
-def test_a_wrong_rule_is_found_out(drafter, rule):
+def test_a_wrong_rule_is_detected(drafter, rule):
     assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) > WRONG
 
 
@@ -244,21 +244,21 @@ def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
 @pytest.mark.matrix
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
-def test_a_lane_that_promises_it_writes_what_greedy_writes(recipe, architecture):
+def test_a_lane_with_the_guarantee_writes_the_greedy_text(recipe, architecture):
     assert written(recipe, networks(architecture)) == greedys(architecture)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("verifier", [cls.name for cls in registered("verifier", promising="greedy_identical")])
-def test_whatever_is_drafted_in_any_tree_the_text_is_greedys(verifier, architecture):
+def test_the_text_is_greedys_for_any_draft_tree(verifier, architecture):
     truth = greedys(architecture)
     assert written(speculation(Hinted(truth), make(verifier)), networks(architecture)) == truth
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", lanes("greedy_identical", cornered=True), ids=title)
-def test_every_setting_writes_what_greedy_writes(recipe):
+def test_every_setting_writes_the_greedy_text(recipe):
     for seed in range(5):
         models, plain = tables("abcde", ends="e", seed=seed), greedy_among_letters(seed)
         assert written(recipe, models, prompt=[0, 1, 0, 1]) == plain
@@ -271,7 +271,7 @@ def greedy_among_letters(seed: int) -> list[int]:
     return written(LaneConfig("greedy"), tables("abcde", ends="e", seed=seed), prompt=[0, 1, 0, 1])
 
 
-def test_the_draft_tokens_of_these_tests_are_neither_all_right_nor_all_wrong():
+def test_the_drafts_of_these_tests_are_partly_accepted():
     for architecture in FAMILIES:
         session = prepare(pair(architecture), [LaneConfig("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
         deque(session, maxlen=0)
@@ -296,14 +296,14 @@ def babblers() -> list[dict[str, TableModel]]:
              "draft": TableModel(tokenizer=tokenizer, seed=2, spread=spread, context=512)} for spread in (2.0, 0.0)]
 
 
-def test_every_constraint_that_promises_it_has_a_validator():
+def test_every_constraint_with_the_guarantee_has_a_validator():
     assert declared("SOUND").keys() == {cls.name for cls in registered(promising="constraint_sound")}
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("constraint, valid", constrained())
-def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, part, babblers):
+def test_finished_texts_under_a_constraint_are_valid(constraint, valid, part, babblers):
     asked = lanes(added=(constraint,))[part::SLICES]
     for recipe, models in zip({title(recipe): recipe for recipe in asked + drawing(asked)}.values(), cycle(babblers)):
         lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
@@ -315,7 +315,7 @@ def test_what_is_finished_under_a_constraint_is_valid(constraint, valid, part, b
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
-def test_no_head_holds_more_than_the_budget_after_a_keep(policy, part):
+def test_no_head_exceeds_the_budget_after_a_commit(policy, part):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
     for recipe in drawing(lanes(added=(policy,))[part]):
         generated = 0
@@ -340,7 +340,7 @@ def collapses() -> list:
             for name, examples in declared("COLLAPSES").items() for i, example in enumerate(examples)]
 
 
-def test_every_strategy_that_promises_it_says_where_it_collapses():
+def test_every_strategy_with_the_guarantee_declares_its_neutral_setting():
     assert declared("COLLAPSES").keys() == {cls.name for cls in registered(promising="collapses")}
 
 
@@ -351,7 +351,7 @@ def baselines() -> dict[tuple, list[int]]:
 
 
 @pytest.mark.parametrize("example", collapses())
-def test_a_strategy_at_its_neutral_setting_writes_what_a_simpler_one_writes(example: Collapse, baselines):
+def test_at_its_neutral_setting_a_strategy_equals_a_simpler_one(example: Collapse, baselines):
     for scene, models in enumerate(
         [tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]
     ):

@@ -33,7 +33,7 @@ def edit(page, lane: int):
     return page.locator(f".lane-card[data-lane='{lane - 1}']")
 
 
-def test_lanes_change_places_by_mouse_and_by_keyboard(page, address):
+def test_lanes_are_reordered_by_mouse_and_by_keyboard(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[GREEDY, SAMPLE, GUESSING]))
     page.get_by_label("Move lane 1 after lane 2").click()
     assert names(page) == ["sample", "greedy", "speculative"]
@@ -57,7 +57,7 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
     expect(page.get_by_label("Move lane 1 after lane 2")).to_be_focused()
 
 
-def test_a_lane_with_its_own_seed_draws_otherwise_and_says_so(page, address):
+def test_a_lane_with_its_own_seed_samples_differently_and_shows_it(page, address):
     visit(page, address, Settings(prompt=PROMPT, length=12, seed=3, lanes=[SAMPLE, SAMPLE, SAMPLE]))
     edit(page, 3).get_by_label("Own seed").fill("8")
     expect(page.locator(".lane-card[data-lane='2'] .recipe")).to_contain_text("seed 8")
@@ -89,7 +89,7 @@ def sweep(page, lane: int, number: str, values: str, low: str = "", high: str = 
     return card
 
 
-def test_a_knob_is_spread_over_lanes_by_one_act(page, address):
+def test_a_knob_sweep_creates_lanes_in_one_action(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[GREEDY, {**SAMPLE, "knobs": {"top_k": 7}}]))
     card = sweep(page, 2, "temperature", "3 values", "0.5", "1.5")
     expect(card.locator(".sweep .help")).to_have_text("0.5, 1, 1.5: one lane each.")
@@ -100,7 +100,7 @@ def test_a_knob_is_spread_over_lanes_by_one_act(page, address):
     expect(page.locator("#prompt textarea")).to_have_value(PROMPT)
 
 
-def test_lanes_that_must_make_room_are_named_before(page, address):
+def test_lanes_to_be_replaced_are_named_first(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[GREEDY, SAMPLE, GUESSING]))
     card = sweep(page, 2, "temperature", "4 values", "0.5", "2")
     expect(card.locator(".sweep .help")).to_contain_text("Lanes 1 and 3 will be removed.")
@@ -143,14 +143,14 @@ def test_a_range_that_cannot_be_swept_says_why(page, address, low, high, message
     expect(card.get_by_role("button", name="Spread over lanes")).to_be_disabled()
 
 
-def test_a_whole_number_is_spread_over_whole_numbers(page, address):
+def test_integer_knobs_are_swept_over_integers(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[SAMPLE]))
     card = sweep(page, 1, "top k", "4 values", "1", "3")
     # a fourth would be the same as one of these
     expect(card.locator(".sweep .help")).to_contain_text("1, 2, 3: one lane each.")
 
 
-def test_seeds_that_are_none_are_left_out_of_settings():
+def test_invalid_seeds_are_left_out_of_settings():
     for seed in (-1, True, 1.5, "3", None):
         assert Settings.read({"lanes": [{**SAMPLE, "seed": seed}]}).recipes()[0].seed is None
     lanes = Settings.read({"lanes": [{**SAMPLE, "seed": 4}]}).lanes

@@ -106,7 +106,7 @@ def test_imports_point_downward_only(packages):
         assert not upward, f"{name} imports {upward}"
 
 
-def test_neighbours_in_one_layer_do_not_know_each_other():
+def test_packages_of_one_layer_do_not_import_each_other():
     for package in ("playground.trace", "playground.engine"):
         other = {"playground.trace", "playground.engine"} - {package}
         for name, imports in under(package).items():
@@ -140,7 +140,7 @@ def test_strategies_see_only_the_contract_and_shared_algorithms():
         assert not strange, f"{name} imports {strange}"
 
 
-def test_strategies_know_neither_each_other_nor_the_page():
+def test_strategies_import_neither_each_other_nor_the_page():
     for name, imports in under("strategies").items():
         own = ".".join(name.split(".")[:3])
         strange = {imported for imported in imports if within(imported, "strategies", "app", "gradio", "spaces")}

@@ -200,7 +200,7 @@ def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
     )
 
 
-def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
+def test_every_reading_named_by_a_lesson_exists_and_accepts_its_lanes(page):
     known = page.evaluate(
         "(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name,"
         " of.length])`)()",
@@ -216,7 +216,7 @@ def test_every_reading_that_a_lesson_names_is_known_and_takes_its_lanes(page):
     assert asked and {(name, len(lanes)) for name, lanes in asked} <= {(name, lanes) for name, lanes in known}
 
 
-def test_readings_of_a_recorded_run_are_what_its_events_say(page):
+def test_readings_of_a_recorded_run_equal_its_events(page):
     trace = Trace.load(view.ASSETS / "traces/first_view.jsonl")
     lanes = [trace.lane(header.lane) for header in trace.headers]
     speculative = next(i for i, header in enumerate(trace.headers) if header.strategy == "speculative")
@@ -263,7 +263,7 @@ def test_every_part_that_a_lesson_points_at_is_on_the_page(page, address):
         expect(page.locator(selector).first).to_be_attached()
 
 
-def test_a_lesson_is_gone_through_with_the_keyboard_and_its_answer_is_what_the_trace_says(page, address, begun):
+def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, address, begun):
     arrive(page, address)
     steps = lessons()[LESSON].steps
     page.locator(".lessons-open").focus()
@@ -301,7 +301,7 @@ def test_a_lesson_is_gone_through_with_the_keyboard_and_its_answer_is_what_the_t
     expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
 
 
-def test_a_link_opens_a_lesson_and_one_that_is_not_there_gets_a_sentence(page, address):
+def test_a_link_opens_a_lesson_and_an_unknown_one_is_answered_with_a_sentence(page, address):
     arrive(page, address, "?lesson=small-cache")
     expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["small-cache"].steps[0].heading)
     arrive(page, address, "?lesson=juggling")
@@ -309,7 +309,7 @@ def test_a_link_opens_a_lesson_and_one_that_is_not_there_gets_a_sentence(page, a
     expect(page.locator(".lesson-list li")).to_have_count(len(lessons()))
 
 
-def test_a_lesson_goes_on_where_it_was_left(page, address):
+def test_a_lesson_resumes_where_it_was_left(page, address):
     arrive(page, address, "?lesson=entropy")
     page.get_by_role("button", name="Step 3: ").click()
     arrive(page, address)
@@ -319,7 +319,7 @@ def test_a_lesson_goes_on_where_it_was_left(page, address):
     expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["entropy"].steps[2].heading)
 
 
-def test_a_run_of_something_else_answers_no_question_of_the_lesson(page, address):
+def test_other_runs_answer_no_question_of_the_lesson(page, address):
     arrive(page, address, "?lesson=same-text")
     page.get_by_text("Set up and run").click()
     expect(page.get_by_text("Show the answer")).to_be_visible()
@@ -330,7 +330,7 @@ def test_a_run_of_something_else_answers_no_question_of_the_lesson(page, address
 
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_the_panel_leaves_what_it_points_at_in_sight(page, address, width):
+def test_the_panel_does_not_cover_its_target(page, address, width):
     page.set_viewport_size({"width": width, "height": 900})
     arrive(page, address, f"?lesson={LESSON}")
     page.get_by_text("Set up and run").click()
@@ -351,7 +351,7 @@ def test_the_panel_leaves_what_it_points_at_in_sight(page, address, width):
 # --- the projector ---
 
 @pytest.mark.parametrize("width", [1440, 390])
-def test_projector_mode_makes_type_large_and_nothing_sticks_out(page, address, width):
+def test_projector_mode_enlarges_text_without_overflow(page, address, width):
     page.set_viewport_size({"width": width, "height": 900})
     arrive(page, address)
     size = "parseFloat(getComputedStyle(document.querySelector('.live .lanes .body')).fontSize)"

@@ -61,11 +61,11 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
     assert cls.name in [carried.lanes[0]["strategy"], *(name for name, _ in carried.lanes[0]["extras"])]
 
 
-def test_a_strategy_that_fills_a_canvas_is_opened_with_a_model_that_can():
+def test_a_canvas_strategy_is_opened_with_a_suitable_model():
     assert settings_for(find("masked_diffusion")).model == "oracle" and settings_for(find("greedy")).model == "default"
 
 
-def test_a_drafter_that_draws_is_opened_in_a_lane_that_draws():
+def test_a_sampling_drafter_is_opened_in_a_sampling_lane():
     assert "temperature" in dict(settings_for(find("rsd_c")).lanes[0]["extras"])
 
 
@@ -73,7 +73,7 @@ def test_every_guarantee_and_every_need_has_words():
     assert set(PROMISES | LIMIT) == set(GUARANTEES) and set(library.NEEDS) == set(NEEDS)
 
 
-def test_lossless_says_of_what():
+def test_lossless_names_its_baseline():
     labels = labelled(["greedy_identical", "distribution_identical"])
     assert list(labels) == ["same text as greedy", "same distribution as sampling"]
     assert all("Lossless" in sentence for sentence in labels.values())
@@ -102,7 +102,7 @@ class Written(Decoder):
     loud: bool = knob(True, help="whether")
 
 
-def test_what_a_docstring_says_is_text_and_no_markup():
+def test_docstrings_are_shown_as_text_without_markup():
     assert "{another}, ${never} &amp; more." in library._how(Written) and description(Written) == [
         "And {another}, ${never} & more."
     ]
@@ -177,7 +177,7 @@ def test_a_search_finds_by_name_title_paper_author_and_knob(page, typed, name):
     assert name in found and len(found) < len(STRATEGIES) / 2
 
 
-def test_a_search_without_a_find_says_so_and_leads_back(page):
+def test_an_empty_search_result_says_so_and_can_be_reset(page):
     assert type_in(page, "zz <b>top</b>") == set()
     expect(page.locator(".strategies .none p")).to_have_text("No entry matches “zz <b>top</b>”.")
     page.locator(".strategies .clear").click()
@@ -229,7 +229,7 @@ def test_the_head_leads_there_and_marks_it(page):
     expect(page.locator(".nav-holder")).to_be_hidden()
 
 
-def test_nothing_sticks_out_sideways(page):
+def test_nothing_overflows_horizontally(page):
     folds = page.locator(".strategies details")
     assert folds.evaluate_all("all => { for (const fold of all) fold.open = true; return all.length; }") >= len(
         STRATEGIES

@@ -19,7 +19,7 @@ def soaked(*megabytes: float, **left: int) -> list[str]:
     return Report(runs=len(megabytes), megabytes=list(megabytes), before=dict(HELD), after=HELD | left).violations()
 
 
-def test_a_soak_that_grows_or_leaves_something_is_a_violation():
+def test_a_soak_with_growth_or_leaks_is_a_violation():
     assert soaked(*[500.0] * 40) == []
     assert soaked(*[300.0] * 12, *[500.0] * 28) == []  # during the warm-up it may grow
     assert soaked(*[500.0 + 2 * run for run in range(40)]) == ["memory grew by 7.9%"]
@@ -38,7 +38,7 @@ def run(first: float, ideal: float = 1.0, end: str = "done", said: str = "") -> 
     return Outcome(end, "reads", first, ideal, first, said)
 
 
-def test_a_load_in_which_a_promise_is_broken_is_a_violation():
+def test_a_load_that_breaks_a_limit_is_a_violation():
     fine = [run(1.9)] * 20
     assert loaded(*fine) == []
     assert loaded(*fine, run(9.0)) == []  # one in twenty may be late
@@ -53,7 +53,7 @@ def test_a_load_in_which_a_promise_is_broken_is_a_violation():
     assert loaded(*fine, busy=90) == ["the server is busy (90 % of a core) with nobody there"]
 
 
-def test_the_ideal_share_counts_those_one_takes_turns_with_and_those_before_one_in_the_line():
+def test_the_ideal_share_counts_concurrent_and_queued_visitors():
     requests = [Request([], "", "", 8, first=0.1, work=2.0)]
     load = Load(None, requests, 0, 0)
     assert load.ideal(requests[0]) == pytest.approx(0.1)
@@ -64,7 +64,7 @@ def test_the_ideal_share_counts_those_one_takes_turns_with_and_those_before_one_
     assert load.ideal(Request([], "", "", 8)) is None
 
 
-def test_a_percentile_is_one_of_the_values():
+def test_a_percentile_is_an_observed_value():
     assert (
         percentile([3.0, 1.0, 2.0], 0.5) == 2.0
         and percentile([1.0, 2.0], 0.95) == 2.0
@@ -83,5 +83,5 @@ def test_five_visitors_are_served_for_a_short_while():
 
 
 @pytest.mark.long
-def test_forty_runs_leave_nothing_behind():
+def test_forty_runs_leak_nothing():
     carried_out("tests/soak.py", "--runs", "40", "--distinct", "8")

@@ -105,7 +105,7 @@ def test_an_estimate_is_exact_without_quantisation(saved):
     assert guess.free_bytes > 0 and guess.fits
 
 
-def test_progress_only_grows_and_ends_at_one(saved):
+def test_progress_is_monotonic_and_ends_at_one(saved):
     shares = []
     load(str(saved), CPU, lambda share, text: shares.append(share))
     assert shares == sorted(shares) and shares[0] == 0 and shares[-1] == 1
@@ -198,13 +198,13 @@ def test_a_broken_folder_is_refused_with_one_line(copy, broken):
     assert "\n" not in str(refused.value) and str(refused.value).endswith(".")
 
 
-def test_weights_that_are_quantised_already_are_not_quantised_again(copy):
+def test_quantised_weights_are_not_quantised_again(copy):
     edit_config(copy, quantization_config={"quant_method": "bitsandbytes", "load_in_8bit": True})
     with pytest.raises(Refusal, match="quantised already: choose no quantization"):
         load(str(copy), Loading("cpu", quantization="nf4"))
 
 
-def test_a_folder_that_is_not_there_is_no_hub_id():
+def test_a_missing_folder_is_not_taken_for_a_hub_id():
     with pytest.raises(Refusal, match="There is no folder ./nowhere"):
         load("./nowhere", CPU)
     with pytest.raises(Refusal, match="There is no folder /xxx"):
@@ -228,7 +228,7 @@ def test_a_hub_model_that_does_not_fit_is_not_fetched(hub, monkeypatch):
     assert hub == ["config.json"]
 
 
-def test_what_the_hub_s_cache_holds_needs_no_hub(hub, saved, monkeypatch):
+def test_cached_hub_models_load_offline(hub, saved, monkeypatch):
     monkeypatch.setattr(sources, "snapshot_download", lambda name, **settings: str(saved))
     monkeypatch.setattr(sources.HfApi, "model_info", lambda *args, **settings: pytest.fail("the hub was asked"))
     load("someone/toy", CPU)
@@ -250,13 +250,13 @@ def hub_error(kind):
         ),
     ],
 )
-def test_what_the_hub_refuses_is_reported_with_what_to_do(hub, monkeypatch, error, says):
+def test_refusals_of_the_hub_are_reported_with_advice(hub, monkeypatch, error, says):
     monkeypatch.setattr(sources.HfApi, "model_info", lambda *args, **settings: _raise(error))
     with pytest.raises(Refusal, match=says):
         load("someone/toy", CPU)
 
 
-def test_a_name_the_hub_cannot_have_is_refused():
+def test_an_invalid_hub_name_is_refused():
     with pytest.raises(Refusal, match="neither a folder nor a hub id"):
         load("not a name", CPU)
 
@@ -274,20 +274,20 @@ def test_settings_that_do_not_exist_or_do_not_go_together_are_refused(settings, 
 
 
 @pytest.mark.parametrize("cuda, mps, device", [(True, True, "cuda"), (False, True, "mps"), (False, False, "cpu")])
-def test_the_fastest_device_there_is_gets_picked(monkeypatch, cuda, mps, device):
+def test_the_fastest_available_device_is_chosen(monkeypatch, cuda, mps, device):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert pick_device("auto") == device
     assert pick_device("cpu") == "cpu"
 
 
-def test_a_device_that_is_not_there_is_refused(monkeypatch):
+def test_a_missing_device_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Refusal, match="There is no cuda:1 device"):
         Loading("cuda:1").resolve()
 
 
-def test_a_draft_may_have_a_device_of_its_own_if_it_is_there(monkeypatch):
+def test_a_draft_may_have_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     asked = []
 
@@ -332,7 +332,7 @@ class Meeting:
         self.lock.release()
 
 
-def test_lanes_that_ask_at_once_share_one_model(saved, monkeypatch):
+def test_concurrent_loads_share_one_model(saved, monkeypatch):
     loads, got = [], []
     monkeypatch.setattr(loading, "load", lambda name, request, progress: (loads.append(name), None, None))
     shelf = Shelf(lambda network, tokenizer, facts: object())
@@ -345,7 +345,7 @@ def test_lanes_that_ask_at_once_share_one_model(saved, monkeypatch):
     assert loads == [str(saved)] and len(got) == 4 and len(set(map(id, got))) == 1
 
 
-def test_the_shelf_holds_what_the_factory_makes_for_each_setting_until_it_is_dropped(saved):
+def test_the_model_cache_holds_one_model_per_setting_until_it_is_dropped(saved):
     shelf = Shelf(lambda network, tokenizer, facts: (network, facts))
     model, facts = shelf.get(str(saved), Loading("cpu"))
     assert shelf.get(str(saved), Loading("cpu", "float32"))[0] is model
@@ -356,7 +356,7 @@ def test_the_shelf_holds_what_the_factory_makes_for_each_setting_until_it_is_dro
     assert shelf.get(str(saved), Loading("cpu"))[0] is not model
 
 
-def test_a_failed_load_leaves_nothing_on_the_shelf(copy):
+def test_a_failed_load_leaves_nothing_in_the_model_cache(copy):
     shelf = Shelf(lambda network, tokenizer, facts: network)
     config = (copy / "config.json").rename(copy / "away.json")
     with pytest.raises(Refusal):
@@ -365,7 +365,7 @@ def test_a_failed_load_leaves_nothing_on_the_shelf(copy):
     assert shelf.get(str(copy), CPU) is not None
 
 
-def test_a_public_shelf_opens_no_folders_and_no_large_models(saved, hub):
+def test_a_public_model_cache_opens_no_folders_and_no_large_models(saved, hub):
     shelf = Shelf(lambda network, tokenizer, facts: network, folders=False, most_bytes=1000)
     with pytest.raises(Refusal, match="Folders cannot be opened here"):
         shelf.get(str(saved), CPU)

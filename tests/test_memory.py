@@ -38,22 +38,22 @@ def holding(**things: Words) -> Memory:
 
 # --- the memory itself ---
 
-def test_what_was_never_kept_is_made():
+def test_missing_entries_are_created():
     assert Memory().recall("a", lambda: Words("fresh")).words == ["fresh"]
 
 
-def test_what_was_kept_is_found_under_its_name_and_no_other():
+def test_entries_are_found_under_their_name_only():
     memory = holding(a=Words("kept"))
     assert memory.recall("a", Words).words == ["kept"] and memory.recall("b", Words).words == []
 
 
-def test_what_is_recalled_is_a_copy():
+def test_entries_are_returned_as_copies():
     memory = holding(a=Words("kept"))
     memory.recall("a", Words).words.append("changed")
     assert memory.recall("a", Words).words == ["kept"]
 
 
-def test_what_is_only_recalled_is_not_kept():
+def test_changes_to_a_copy_are_not_stored():
     memory = Memory()
     memory.recall("a", Words)
     assert len(memory) == 0
@@ -163,7 +163,7 @@ def test_lanes_side_by_side_do_not_see_each_other_learn():
 @pytest.mark.parametrize(
     "other", [{"name": "another"}, {"revision": "2"}, {"quantization": "int8"}, {"dtype": torch.float32}], ids=str
 )
-def test_another_model_finds_nothing(other):
+def test_entries_are_not_shared_between_models(other):
     memory, model = Memory(), TableModel()
     for name, value in other.items():
         setattr(model, name, value)
@@ -172,7 +172,7 @@ def test_another_model_finds_nothing(other):
     assert learned(memory) == [2, 2]
 
 
-def test_what_it_is_about_distinguishes_things():
+def test_entries_are_distinguished_by_their_subject():
     memory = Memory()
     for about in (["a"], ["b"], ["a", "b"], []):
         finish(runner(Learns(*about), memory))

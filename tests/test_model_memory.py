@@ -54,7 +54,7 @@ def test_sets_that_are_kept_count_and_a_refused_one_is_not_loaded():
     assert loaded == ["Qwen/Qwen3-1.7B"]
 
 
-def test_a_visitor_of_a_public_page_hears_why_a_large_model_is_not_loaded(monkeypatch):
+def test_on_a_public_page_the_refusal_says_why_a_large_model_is_not_loaded(monkeypatch):
     monkeypatch.setattr("playground.ui.site.MemoryGuard", lambda: guard(7.5, 8, 6))
     site = Site(rules=Rules.for_visitors(), load=models)
     assert site.model_loader.request(site.model_request).result()
@@ -62,14 +62,14 @@ def test_a_visitor_of_a_public_page_hears_why_a_large_model_is_not_loaded(monkey
         site.model_load(Settings(model="Qwen/Qwen3-1.7B")).result()
 
 
-def test_what_the_bundled_pair_takes_is_known_before_it_is_loaded():
+def test_the_memory_of_the_bundled_pair_is_known_before_loading():
     pair, alone = needed_by(ModelRequest("pocket")), needed_by(ModelRequest("pocket", "none"))
     assert pair.bytes > alone.bytes > 1_000_000 and pair.device == "cpu"
     assert needed_by(ModelRequest("oracle")).bytes == 0
     assert alone.bytes < needed_by(ModelRequest("pocket", "nf4")).bytes < 2 * alone.bytes
 
 
-def test_however_many_models_strangers_ask_for_the_page_keeps_its_own():
+def test_requests_of_visitors_never_evict_the_pages_own_models():
     loader = ModelLoader(models, OWN)
     own = loader.request(OWN)
     own.result()
@@ -78,7 +78,7 @@ def test_however_many_models_strangers_ask_for_the_page_keeps_its_own():
     assert loader.request(OWN) is own
 
 
-def test_a_row_of_models_that_are_asked_for_at_once_is_refused_and_the_pages_own_is_not():
+def test_many_concurrent_models_are_refused_except_the_pages_own():
     loading = Event()
     loader = ModelLoader(lambda *names, **how: loading.wait(PATIENCE) and models(*names), OWN)
     for number in range(PENDING):

@@ -110,13 +110,13 @@ def test_a_mask_that_is_neither_causal_nor_a_window_nor_chunks_is_refused(monkey
         layer_reaches(network)
 
 
-def test_the_check_goes_past_small_windows_and_never_reads_a_long_text():
+def test_the_check_exceeds_small_windows_without_reading_a_long_text():
     assert prompt_length(LlamaConfig()) == 5
     assert prompt_length(AutoConfig.for_model("mistral", sliding_window=40)) == 45
     assert prompt_length(AutoConfig.for_model("mistral", sliding_window=4096)) < LONGEST_PROMPT
 
 
-def test_the_check_reads_no_token_with_a_meaning_of_its_own():
+def test_the_check_avoids_special_tokens():
     config = LlamaConfig(vocab_size=40, pad_token_id=3, bos_token_id=1, eos_token_id=2)
     assert not {1, 2, 3} & set(ordinary_tokens(config, 60)) and len(ordinary_tokens(config, 60)) == 60
 
@@ -152,7 +152,7 @@ def test_state_that_is_lost_between_forwards_is_refused():
         load(network)
 
 
-def test_a_window_that_the_masks_would_lack_is_refused(monkeypatch):
+def test_a_window_missing_from_the_masks_is_refused(monkeypatch):
     only_own_attention(monkeypatch)
     load(tiny_network("llama4_text"))
     monkeypatch.setattr(models, "layer_reaches", lambda network: {})
@@ -216,7 +216,7 @@ def test_the_trial_itself_sees_an_unexpected_error(monkeypatch):
 # --- the library's own attention over the playground's cache ---
 
 @torch.inference_mode()
-def test_a_tree_is_read_branch_by_branch_as_straight_texts():
+def test_without_tree_attention_a_tree_is_read_branch_by_branch():
     network, text = tiny_network("bloom"), [5, 9, 2, 7]
     after = {
         tail: network(input_ids=torch.tensor([text + list(tail)])).logits[0, -1] for tail in [(3, 4), (3, 6), (8,)]

@@ -42,7 +42,7 @@ def entropy_of(probabilities: list[float]) -> float:
 # --- the distribution after masks and processors ---
 
 @pytest.mark.parametrize("lane", LANES.values(), ids=LANES)
-def test_the_entropy_after_processors_is_that_of_the_probabilities_beside_it(lane):
+def test_the_entropy_after_processors_is_that_of_the_displayed_probabilities(lane):
     steps = steps_of(lane)
     assert len(steps) == 4
     for step in steps:
@@ -60,7 +60,7 @@ def test_without_processors_both_probabilities_are_the_same_and_under_a_grammar_
     assert masked.chosen == max(masked.top, key=lambda candidate: candidate.final).id
 
 
-def test_the_recorded_example_agrees_with_itself():
+def test_the_recorded_example_is_consistent():
     for stamped in Trace.load(ASSETS / "traces" / "first_view.jsonl").events:
         if isinstance(stamped.event, Step) and any(candidate.final == 1 for candidate in stamped.event.top):
             assert stamped.event.final_entropy < 1e-4
@@ -75,7 +75,7 @@ def test_lanes_are_counted_from_one_in_the_csv_as_on_the_page():
 # --- beams ---
 
 @pytest.mark.parametrize("name", ["beam_search", "diverse_beam_search"])
-def test_a_normalised_score_comes_with_the_sum_it_was_made_from(name):
+def test_a_normalised_score_is_shown_with_its_sum(name):
     lane = LaneConfig(name, {"beams": 2, "length_exponent": 1.0})
     session = prepare(pair(), [lane], Prompt("The red fox"), Limits(0, 4))
     written, lengths = {}, {}

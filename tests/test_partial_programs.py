@@ -51,7 +51,7 @@ def grown(chance: random.Random, parts: int) -> Program:
 
 # --- parts ---
 
-def test_own_texts_are_all_of_a_program_but_its_spaces_each_letter_once():
+def test_own_texts_cover_every_character_of_a_program_once_except_spaces():
     program = parse(CODE)
     places = sorted(place for part in program.places for place in part)
     assert places == [i for i, letter in enumerate(CODE) if not letter.isspace()]
@@ -66,7 +66,7 @@ def test_letters_of_several_bytes_are_shown_in_place():
 
 
 @pytest.mark.parametrize("text", ["def work(", "a b", "x = 1\r\ny = 2"])
-def test_what_is_no_program_has_no_parts(text):
+def test_invalid_programs_have_no_parts(text):
     assert parse(text) is None
 
 
@@ -104,7 +104,7 @@ def kept_by(program: Program, cut) -> set[int]:
 
 @pytest.mark.oracle("pac_sets")
 @pytest.mark.parametrize("holes", [1, 2, 3])
-def test_no_other_cut_within_the_budget_loses_fewer_parts(holes):
+def test_no_other_pruning_within_the_budget_removes_fewer_parts(holes):
     chance = random.Random(holes)
     for _ in range(25):
         program, tau = grown(chance, chance.randrange(1, 9)), chance.uniform(0.01, 0.99)
@@ -116,7 +116,7 @@ def test_no_other_cut_within_the_budget_loses_fewer_parts(holes):
         )
 
 
-def test_what_is_lost_at_one_threshold_is_lost_at_every_larger_one():
+def test_removed_parts_are_nested_over_thresholds():
     chance, shrinking = random.Random(5), 0
     for _ in range(20):
         program = grown(chance, 14)
@@ -135,7 +135,7 @@ def test_solving_each_threshold_by_itself_is_not_nested():
     assert any(not later <= earlier for kept in alone for earlier, later in zip(kept, kept[1:]))
 
 
-def test_where_nothing_costs_anything_nothing_is_lost_and_where_all_does_all_is():
+def test_without_costs_nothing_is_removed_and_with_high_costs_everything():
     free, dear = parse(CODE), parse(CODE)
     free.costs, dear.costs = [0.0] * len(free.own), [10.0] * len(dear.own)
     assert set(cuts(free, 3)) == {frozenset()} and cuts(dear, 1)[0] != frozenset()
@@ -143,7 +143,7 @@ def test_where_nothing_costs_anything_nothing_is_lost_and_where_all_does_all_is(
     assert covers(dear, frozenset([0]), parse("pass")) and covers(dear, frozenset([0]), None)
 
 
-def test_another_name_inside_a_hole_is_covered_and_outside_it_is_not():
+def test_a_different_name_is_covered_inside_a_hole_only():
     program = parse(CODE)
     hole = frozenset([program.own.index("*")])
     assert covers(program, hole, parse(CODE.replace("x * 3", "x // 7 + 1")))
@@ -154,7 +154,7 @@ def test_another_name_inside_a_hole_is_covered_and_outside_it_is_not():
 # --- calibration ---
 
 @pytest.mark.oracle("pac_sets")
-def test_as_many_misses_are_allowed_as_the_binomial_law_says():
+def test_the_number_of_allowed_misses_follows_the_binomial_distribution():
     assert [allowed(n, 0.1, 0.1) for n in (21, 22, 37, 38, 100)] == [None, 0, 0, 1, 5]
     for n in (10, 33, 70):
         for eps, delta in ((0.05, 0.1), (0.3, 0.01), (0.5, 0.2)):
@@ -191,17 +191,17 @@ def failures(population: list[float], misses: int | None, eps: float, n: int, ca
 
 
 @pytest.mark.parametrize("eps, n", [(0.2, 40), (0.3, 60)])
-def test_a_calibration_fails_no_more_often_than_was_said(population, eps, n):
+def test_a_calibration_fails_at_most_as_often_as_stated(population, eps, n):
     """1000 calibrations: three standard errors of a share of 0.1 are 0.03."""
     assert 0.0 < failures(population, allowed(n, eps, 0.1), eps, n) < 0.1 + 0.03
 
 
 @pytest.mark.refuses("pac_sets")
-def test_allowing_the_share_itself_to_be_missed_fails_far_too_often(population):
+def test_allowing_a_share_eps_of_misses_fails_far_too_often(population):
     assert failures(population, int(0.2 * 40), 0.2, 40) > 0.3
 
 
-def test_a_world_that_has_changed_is_not_covered_as_was_said(population):
+def test_coverage_is_lost_under_distribution_shift(population):
     tau = calibrated(population[:100], allowed(100, 0.2, 0.1))
     worse = [min(WHOLE, start * 2 + 0.3) for start in population]
     assert sum(start > tau for start in worse) / len(worse) > 0.2
@@ -229,7 +229,7 @@ def calibration(starts: list[float], model: str = "toy") -> str:
     )
 
 
-def test_the_parts_a_model_was_unsure_of_become_holes():
+def test_uncertain_parts_become_holes():
     study = make("pac_sets", eps=0.1, calibration=calibration([GRID[40]] * 30))
     told = study.draw([lane(f" {CODE}")])
     notes = [event.text for event in told if isinstance(event, Note)]
@@ -254,7 +254,7 @@ def test_too_few_programs_are_refused_with_the_number_that_is_needed():
         make("pac_sets", calibration="{}").draw([lane(CODE)])
 
 
-def test_the_bundled_calibration_says_something_for_every_number_of_holes():
+def test_the_bundled_calibration_has_a_threshold_for_every_number_of_holes():
     for holes in range(1, 5):
         told = make("pac_sets", holes=holes).draw([lane(CODE)])
         shares = [
@@ -274,7 +274,7 @@ def test_a_calibration_is_made_of_lanes_and_read_again():
         Calibration.of([], "none", 2)
 
 
-def test_what_a_lane_wrote_is_priced_with_its_own_log_probabilities():
+def test_costs_are_the_lanes_own_log_probabilities():
     program = written(lane(f"  {CODE}\n"))
     costs = {own: cost for own, cost in zip(program.own, program.costs) if own in ("3", "sum")}
     assert costs == pytest.approx({"3": 6.0, "sum": 0.003}) and inf not in program.costs

@@ -40,7 +40,7 @@ def test_roles_and_ends_are_single_tokens(tokenizer):
     assert tokenizer.eos_token == tokens.END and tokenizer.mask_token == tokens.MASK
 
 
-def test_the_chat_template_writes_what_training_showed(tokenizer):
+def test_the_chat_template_matches_the_training_format(tokenizer):
     item = some(TASKS["facts"], 1)[0]
     chat = [dict(role="user", content=item.prompt), dict(role="assistant", content=item.answer)]
     question, answer = tokens.exchange(tokenizer, item)
@@ -73,13 +73,13 @@ def test_windows_hold_whole_items_and_little_padding(folder, tokenizer):
     assert all(row[0] == user and (row == user).sum() == (row == end).sum() for row in windows.ids)
 
 
-def test_answers_weigh_fully_and_questions_a_tenth(tokenizer):
+def test_answers_have_full_loss_weight_and_questions_a_tenth(tokenizer):
     question, answer = tokens.exchange(tokenizer, some(TASKS["lists"], 1)[0])
     ids, weights = data._weighted([(question, answer)], data.ASKED)
     assert weights == [data.ASKED] * len(question) + [data.FULL] * len(answer) and len(ids) == len(weights)
 
 
-def test_every_answer_of_a_chat_weighs_fully_not_only_the_last(tokenizer):
+def test_every_answer_of_a_chat_has_full_loss_weight(tokenizer):
     item = Item("Add 2.", "5", "chat", before=(("Take 3.", "3"),))
     ids, weights = data._item(tokenizer, lambda: item, data.ASKED)
     counted = [token for token, weight in zip(ids, weights) if weight == data.FULL]
@@ -106,7 +106,7 @@ def test_shares_are_of_a_whole():
     assert set(TASKS) <= set(data.SHARES)
 
 
-def test_running_text_is_read_on_and_starts_over(tokenizer):
+def test_running_text_continues_and_restarts_at_its_end(tokenizer):
     stream = data.TokenStream(tokenizer, ["the fox and the crow " * 20])
     first, second = stream.cut(16, 1), stream.cut(16, 1)
     assert first.ids[0, -1] == second.ids[0, 0]
@@ -150,7 +150,7 @@ def test_the_exam_has_a_row_for_every_task_and_grade_and_only_held_out_items():
 
 
 @pytest.mark.slow
-def test_every_answer_of_the_exam_fits_into_its_room(tokenizer):
+def test_every_answer_of_the_exam_fits_its_length_limit(tokenizer):
     bundled = tokens.load("assets/models/pocket")
     for row, items in exam(6, seed=2).items():
         assert all(len(tokens.exchange(bundled, item)[1]) <= ROOM[item.task] for item in items), row

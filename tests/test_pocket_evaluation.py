@@ -90,14 +90,14 @@ def test_a_model_drafts_for_itself_perfectly(model, tokenizer, prompts):
 
 
 @pytest.mark.slow
-def test_a_draft_that_likes_least_what_the_target_likes_most_drafts_nothing(model, tokenizer, prompts):
+def test_an_opposite_draft_has_no_accepted_tokens(model, tokenizer, prompts):
     contrary = models.make("nano", 600, seed=3).eval()
     contrary.model.norm.weight.data.neg_()
     found = speculation.lanes(speculation.in_lanes(model, contrary, tokenizer), prompts, room=20)
     assert all(row == dict(acceptance=0, tokens_per_forward=1, same=1) for row in found.values())
 
 
-def test_rounds_in_text_count_as_many_tokens_as_are_kept_and_one_more(model, tokenizer, prompts):
+def test_a_round_in_text_commits_accepted_tokens_plus_one(model, tokenizer, prompts):
     ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     answers = continuations(model, ids, 24)
     found = speculation.in_text(model, (tokenizer, tokenizer), prompts, answers)
@@ -166,7 +166,7 @@ def test_an_evaluation_measures_every_role_task_and_grade(result):
 
 
 @pytest.mark.slow
-def test_a_card_says_what_was_measured_and_how_it_was_trained(result, model):
+def test_a_model_card_reports_measurements_and_training(result, model):
     state = TrainingState(
         step=120, seconds=600, tokens=2_000_000, losses=[(1000, 5.0), (2_000_000, 2.5)], place="2 CPU cores"
     )
@@ -191,7 +191,7 @@ def test_a_row_of_the_table_is_made_from_measures():
     assert "| facts | 0.50 | 25% | 0.60 / 0.40 | 7 | 0.80 | 1.5 / 2.5 / 4.0 | - |" in table(dict(facts=row))
 
 
-def test_the_loss_picture_falls_by_equal_steps_where_the_loss_halves():
+def test_the_loss_figure_has_a_logarithmic_axis():
     picture = curve([(0, 8.0), (500_000, 4.0), (1_000_000, 2.0)])
     assert picture.startswith("<svg") and "1.0 M tokens" in picture
     points = picture.split('points="')[1].split('"')[0].split()

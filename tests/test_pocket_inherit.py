@@ -81,7 +81,7 @@ def test_a_new_token_starts_as_the_mean_of_those_that_spelled_it(tokenizer, othe
     assert torch.allclose(made.sum(1), torch.ones(len(made))), "every row is a mean"
 
 
-def test_what_it_was_trained_before_is_added_up(published, tokenizer):  # noqa: F811
+def test_earlier_training_is_added_up(published, tokenizer):  # noqa: F811
     assert inherit(models.make("nano", len(tokenizer)), tokenizer, published) == train.Earlier(tokens=1000, minutes=7)
 
 
@@ -98,7 +98,7 @@ def test_the_command_begins_with_it_and_remembers_that_it_did(published, folder,
     assert train.read_state(out / "target")[0].earlier == dict(tokens=1000, minutes=7)
 
 
-def test_what_does_not_fit_is_refused_and_the_training_not_begun(published, tokenizer, tmp_path):  # noqa: F811
+def test_incompatible_models_are_refused_before_training(published, tokenizer, tmp_path):  # noqa: F811
     with pytest.raises(Refusal, match="choose another --size"):
         inherit(models.make("tiny", len(tokenizer)), tokenizer, published)
     with pytest.raises(Refusal, match="no model"):

@@ -91,7 +91,7 @@ def blank(small, out, tmp_path):
 
 # pieces of a training
 
-def test_a_piece_leaves_a_training_that_goes_on(blank, capsys):
+def test_a_partial_training_can_be_resumed(blank, capsys):
     do("train --size nano --minutes 9 --piece 0.01", out=blank)
     first, plan = train.read_state(blank / "target")
     assert "continue with --resume" in capsys.readouterr().out and 0 < first.seconds / 60 / 9 < 1
@@ -127,14 +127,14 @@ def test_an_interrupted_training_ends_between_two_steps_and_is_saved(blank):
 
 # refusals, and nothing overwritten
 
-def test_a_training_that_has_begun_is_not_begun_again(out):
+def test_a_started_training_is_not_restarted(out):
     before = (out / "target" / "checkpoint.pt").read_bytes()
     with pytest.raises(Refusal, match="add --resume"):
         do("train --size nano", out=out)
     assert (out / "target" / "checkpoint.pt").read_bytes() == before
 
 
-def test_nothing_to_resume_is_said(blank):
+def test_resuming_without_a_checkpoint_is_refused(blank):
     with pytest.raises(Refusal, match="nothing to resume"):
         do("train --size nano --resume", out=blank)
     assert not (blank / "target").exists()
@@ -182,7 +182,7 @@ def test_in_an_empty_folder_the_first_steps_are_named(tmp_path, texts):
 
 
 @pytest.mark.parametrize("command", ["tokenizer", "data --tokens 2e4", "samples --texts 2"])
-def test_what_a_command_made_is_not_made_again(command, out, texts):
+def test_finished_steps_are_not_repeated(command, out, texts):
     folder = out / dict(tokenizer="tokenizer", data="data-target", samples="samples")[command.split()[0]]
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
     with pytest.raises(Refusal, match="exists already"):
@@ -190,7 +190,7 @@ def test_what_a_command_made_is_not_made_again(command, out, texts):
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def test_a_device_that_is_not_there_is_refused(blank):
+def test_a_missing_device_is_refused(blank):
     if torch.cuda.is_available():
         pytest.skip("there is one here")
     with pytest.raises(Refusal, match="no cuda device"):
@@ -206,7 +206,7 @@ def test_a_refusal_ends_the_program_with_its_sentence(monkeypatch, tmp_path):
 # a full disk
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the always full device of Linux")
-def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path):
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path):
     path = tmp_path / "checkpoint.pt"
     write_checkpoint(dict(step=1), path)
     path.with_suffix(".part").symlink_to("/dev/full")
@@ -215,14 +215,14 @@ def test_a_full_disk_leaves_the_checkpoint_before_whole(tmp_path):
     assert read_checkpoint(path) == dict(step=1) and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_folder_that_could_not_be_filled_is_not_there(tmp_path):
+def test_an_incomplete_folder_is_removed(tmp_path):
     with pytest.raises(Refusal, match="No space left"), new_folder(tmp_path / "made") as folder:
         (folder / "some").write_text("text")
         raise OSError(28, "No space left on device")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_could_not_be_replaced_is_as_it_was(tmp_path):
+def test_a_folder_that_could_not_be_replaced_is_unchanged(tmp_path):
     with new_folder(tmp_path / "made") as folder:
         (folder / "old").write_text("text")
     with pytest.raises(Refusal), new_folder(tmp_path / "made", replace=True) as folder:
@@ -233,7 +233,7 @@ def test_a_folder_that_could_not_be_replaced_is_as_it_was(tmp_path):
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["new"]
 
 
-def test_measures_that_could_not_be_written_leave_those_before(tmp_path):
+def test_a_failed_write_keeps_the_earlier_measurements(tmp_path):
     write_text(tmp_path / "measures", "old")
     with pytest.raises(Refusal):
         write_text(tmp_path / "absent" / "measures", "new")
@@ -261,14 +261,14 @@ def test_a_share_of_a_drafts_windows_is_written_by_the_target(out, texts):
     assert len(windows.ids) == len(data.Windows.load(out / "data-target" / "train_256.npz").ids)
 
 
-def test_what_was_read_weighs_little_and_what_was_said_fully(out):
+def test_prompts_have_a_low_loss_weight_and_answers_full_weight(out):
     tokenizer = tokens.load(out / "tokenizer")
     ids, weights = samples._item(tokenizer, ("<|user|> Who?<|assistant|>", " Me.<|end|>"))
     said = len(tokenizer.encode(" Me.<|end|>"))
     assert weights == [data.ASKED] * (len(ids) - said) + [data.FULL] * said
 
 
-def test_a_draft_wants_texts_of_the_target_first(blank, texts):
+def test_a_draft_needs_texts_of_the_target_first(blank, texts):
     with pytest.raises(Refusal, match="run `python -m playground.pocket samples` first"):
         do("data --role draft", corpus=texts, out=blank)
 

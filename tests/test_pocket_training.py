@@ -114,7 +114,7 @@ def test_the_loss_is_the_weighted_cross_entropy_and_so_is_its_gradient():
     assert torch.allclose(*(torch.autograd.grad(x, logits)[0] for x in (loss, known)), atol=1e-6)
 
 
-def test_distillation_asks_the_target_only_after_its_first_part(folder, tmp_path):
+def test_distillation_uses_the_target_only_after_its_first_part(folder, tmp_path):
     target, draft = models.make("nano", 600, seed=1), models.for_training(models.make("nano", 600, seed=2))
     loss = DraftLoss(models.for_training(target), on_data=0.5)
     run = training.Trainer(draft, loss, training.TrainingPlan(steps=10, tokens=512), (folder, tmp_path))
@@ -142,7 +142,7 @@ def test_a_saved_model_loads_in_bfloat16_and_says_the_same(tmp_path):
     assert model.dtype == torch.float32
 
 
-def test_the_early_exit_is_drawn_from_every_layer_of_the_upper_half_but_the_last(folder, tmp_path):
+def test_early_exits_are_sampled_from_the_upper_half_without_the_last_layer(folder, tmp_path):
     run = trainer(folder, tmp_path, steps=400)
     drawn = [training.early_layer(8, run.rng()) for run.state.step in range(400)]
     assert set(drawn) == {4, 5, 6, 7} and min(map(drawn.count, set(drawn))) > 60
@@ -173,7 +173,7 @@ def exit_rows(model, batch):
     ("target", 7e6, 8e6), ("draft", 0.8e6, 1.2e6), ("tiny", 0.3e6, 0.7e6),
     ("large", 17e6, 25e6), ("large_draft", 2e6, 3e6), ("large_tiny", 0.7e6, 1.2e6),
 ])
-def test_a_shape_has_the_size_that_is_said_of_it(shape, least, most):
+def test_a_shape_has_its_stated_size(shape, least, most):
     vocabulary = tokens.OWN["size"] if shape.endswith("tiny") else tokens.SIZE
     with torch.device("meta"):
         assert (
@@ -193,7 +193,7 @@ def test_the_attention_for_a_gpu_trains_to_the_same_loss(folder, tmp_path):
     assert float(one.detach()) == pytest.approx(float(other.detach()), abs=0.05)
 
 
-def test_the_device_there_is_lowers_the_loss(folder, tmp_path):
+def test_training_on_the_available_device_lowers_the_loss(folder, tmp_path):
     """A GPU if the machine has one, which determines the choice of attention."""
     model = models.for_training(models.make("nano", 600, seed=5).to("cuda" if torch.cuda.is_available() else "cpu"))
     run = training.Trainer(

@@ -69,7 +69,7 @@ def way(request, monkeypatch) -> str:
 
 
 @pytest.mark.parametrize("rows, count, behind, groups", product((1, 4), (1, 300), (1, 7), (1, 3)))
-def test_two_parts_are_the_whole(way, rows, count, behind, groups):
+def test_two_merged_partial_attentions_equal_full_attention(way, rows, count, behind, groups):
     query, keys, values = (
         numbers(2 * groups, rows, 16),
         numbers(2, count + behind, 16),
@@ -78,13 +78,13 @@ def test_two_parts_are_the_whole(way, rows, count, behind, groups):
     assert (merge(*in_two(query, keys, values, count)) - whole(query, keys, values)).abs().max() < EXACT
 
 
-def test_in_float32_two_parts_are_as_exact_as_float32_is(way):
+def test_in_float32_merged_attention_has_float32_precision(way):
     query, keys, values = (numbers(*shape, dtype=torch.float32) for shape in ((4, 3, 16), (2, 400, 16), (2, 400, 16)))
     assert (merge(*in_two(query, keys, values, 390)) - whole(query, keys, values)).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("larger", [0, 1])
-def test_scores_however_large_overflow_nowhere(way, larger):
+def test_large_attention_scores_do_not_overflow(way, larger):
     query, keys, values = (
         torch.full((2, 1, 16), 40.0),
         numbers(2, 8, 16, dtype=torch.float32),
@@ -95,7 +95,7 @@ def test_scores_however_large_overflow_nowhere(way, larger):
     assert found.isfinite().all() and (found - whole(query, keys, values)).abs().max() < 1e-5
 
 
-def test_a_tree_behind_the_prefix_keeps_its_mask(way):
+def test_a_tree_after_the_prefix_keeps_its_mask(way):
     seen = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool()
     bias = torch.zeros(3, 3, dtype=torch.float64).masked_fill(~seen, float("-inf"))
     query, keys, values = numbers(4, 3, 16), numbers(2, 53, 16), numbers(2, 53, 16)
@@ -122,7 +122,7 @@ WRONG = [plain_mean, halves_of_the_normaliser, prefix_alone]
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_parts_that_are_weighted_wrongly_are_not_the_whole(wrong):
+def test_wrongly_weighted_partial_attention_differs(wrong):
     query, keys, values = numbers(4, 3, 16), numbers(2, 60, 16), numbers(2, 60, 16) + 1
     assert (wrong(*in_two(query, keys, values, 50)) - whole(query, keys, values)).abs().max() > OFF
 
@@ -192,7 +192,7 @@ def off(found: list[torch.Tensor], expected: list[torch.Tensor]) -> float:
     return max(float((a - b).abs().max()) for a, b in zip(found, expected, strict=True))
 
 
-def test_rows_behind_a_prefix_held_once_are_those_behind_a_prefix_of_their_own(model):
+def test_rows_after_a_shared_prefix_equal_those_after_a_private_one(model):
     prompt = words(1, 20)
     shared = read(model, prompt)
     expected = apart(model, [read(model, prompt) for _ in range(3)])
@@ -201,14 +201,14 @@ def test_rows_behind_a_prefix_held_once_are_those_behind_a_prefix_of_their_own(m
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_rows_of_a_model_whose_parts_are_weighted_wrongly_are_found_out(llama, wrong, monkeypatch):
+def test_rows_with_wrongly_weighted_parts_are_detected(llama, wrong, monkeypatch):
     shared = read(llama, words(1, 20))
     expected = apart(llama, [read(llama, words(1, 20)) for _ in range(3)])
     monkeypatch.setattr(seams, "merge", wrong)
     assert off(together(llama, [beginning_with(llama, shared) for _ in range(3)]), expected) > OFF
 
 
-def test_two_prefixes_and_a_store_of_its_own_go_through_one_forward(llama):
+def test_two_prefixes_and_a_private_cache_share_one_forward(llama):
     first, second = words(1, 20), words(2, 17)
     one, other = read(llama, first), read(llama, second)
     works = [[beginning_with(llama, one), beginning_with(llama, other), read(llama, first), beginning_with(llama, one)],
@@ -220,7 +220,7 @@ def test_two_prefixes_and_a_store_of_its_own_go_through_one_forward(llama):
     assert off(found, expected) < EXACT
 
 
-def test_the_rows_of_all_stores_go_over_the_prefix_at_once(llama, monkeypatch):
+def test_rows_of_all_caches_attend_to_the_prefix_in_one_pass(llama, monkeypatch):
     """In every layer the prefix is read once for all lanes; nothing concatenates it with what follows."""
     shared, seen = read(llama, words(1, 20)), []
     stores = [beginning_with(llama, shared) for _ in range(3)]
@@ -249,7 +249,7 @@ def test_a_prefix_is_one_object_and_is_never_written_to(llama):
 
 
 @pytest.mark.parametrize("back", [1, 3, 5, 22])
-def test_a_text_may_go_back_into_the_prompt_and_on_another_way(llama, back):
+def test_a_text_may_roll_back_into_the_prompt_and_continue(llama, back):
     prompt = words(1, 20)
     shared = read(llama, prompt)
     going, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, prompt)
@@ -274,7 +274,7 @@ def alone_like(model: Model) -> KVCache:
     return store
 
 
-def test_a_store_that_loses_a_token_amid_the_prefix_has_its_own_from_then_on(llama):
+def test_a_cache_that_evicts_within_the_prefix_gets_a_private_copy(llama):
     shared = read(llama, words(1, 20))
     losing, staying, alone = beginning_with(llama, shared), beginning_with(llama, shared), read(llama, words(1, 20))
     live = torch.arange(20)[None] != 7
@@ -286,7 +286,7 @@ def test_a_store_that_loses_a_token_amid_the_prefix_has_its_own_from_then_on(lla
     )
 
 
-def test_a_copy_is_its_own(llama):
+def test_a_copy_is_independent(llama):
     shared, store = read(llama, words(1, 20)), llama.new_store()
     store.start_from(shared, shared=False)
     assert store.common == 0 and store.keys[0].rows.data_ptr() != shared.keys[0].rows.data_ptr()
@@ -299,7 +299,7 @@ def test_a_copy_is_its_own(llama):
     )
 
 
-def test_a_lane_that_enters_a_room_for_recorded_forwards_takes_the_prefix_along():
+def test_buffers_for_cuda_graphs_include_the_prefix():
     replaying, plain = recorded("llama"), Model(tiny("llama"), byte_tokenizer(), "llama")
     plain_stores, stores = ([beginning_with(model, shared) for _ in range(2)] for model, shared in
                             ((plain, read(plain, words(1, 20))), (replaying, read(replaying, words(1, 20)))))
@@ -389,7 +389,7 @@ LANES = {
 
 
 @pytest.mark.parametrize("name", LANES)
-def test_whatever_a_lane_does_beside_others_it_writes_what_it_writes_alone(name, once):
+def test_a_lane_writes_the_same_text_alone_and_with_others(name, once):
     alone, session = run(side_by_side(LANES[name])), run(side_by_side("greedy", LANES[name], LANES[name]))
     assert store_of(session, 0).common > 0, "they have the prompt in common"
     for lane in (1, 2):
@@ -431,7 +431,7 @@ def test_the_model_is_asked_for_the_rows_of_one_prompt(monkeypatch):
     assert rows == [len(session.headers[0].prompt_ids), 4, 4]
 
 
-def test_what_lanes_hold_in_common_is_reported_and_counted_once(once):
+def test_shared_memory_is_reported_and_counted_once(once):
     session = run(side_by_side(*["greedy"] * 3))
     last = [told(session, lane, Cache)[-1] for lane in range(3)]
     prompt = len(session.headers[0].prompt_ids)
@@ -445,7 +445,7 @@ def test_what_lanes_hold_in_common_is_reported_and_counted_once(once):
     )
 
 
-def test_a_lane_that_looks_into_layers_lets_others_begin_whole_and_reads_a_token_more_where_others_did_not_look(once):
+def test_a_lane_with_early_exits_shares_the_prefill_and_reads_one_more_token_if_needed(once):
     looks = LaneConfig("greedy", extras=[("dola", {})])
     for order, commons in (((looks, "greedy"), (0, 0)), (("greedy", looks), (0, 1))):
         session = run(side_by_side(*order))
@@ -460,7 +460,7 @@ def test_a_short_prompt_is_read_once_and_copied():
     assert [told(session, lane, Cache)[-1].common for lane in (0, 1)] == [0, 0]
 
 
-def test_drafts_read_and_hold_it_once_too(once):
+def test_drafts_share_it_as_well(once):
     session = run(side_by_side(GUESSES, GUESSES, "greedy"))
     assert [prefills(session, lane, "draft")[0].readers for lane in (0, 1)] == [2, 2]
     assert [prefills(session, lane)[0].readers for lane in range(3)] == [3] * 3
@@ -486,7 +486,7 @@ def test_a_prompt_with_an_instruction_is_another_prompt(once):
 
 
 @pytest.mark.parametrize("policy", ["sink_window", "h2o", "kivi", "snapkv", "fastkv", "oracle_keep"])
-def test_a_lane_whose_cache_policy_acts_on_the_prompt_has_its_own(policy, once):
+def test_a_lane_with_a_prompt_policy_has_a_private_prefill(policy, once):
     cut = LaneConfig("greedy", extras=[(policy, {})])
     session = run(side_by_side("greedy", cut, "greedy", cut))
     assert [store_of(session, lane).common > 0 for lane in range(4)] == [True, False, True, False]
@@ -497,7 +497,7 @@ def test_a_lane_whose_cache_policy_acts_on_the_prompt_has_its_own(policy, once):
     same_as_alone(session, 0, run(side_by_side("greedy")))
 
 
-def test_a_lane_that_is_alone_reads_and_holds_its_prompt_by_itself(once):
+def test_a_single_lane_has_a_private_prefill(once):
     session = run(side_by_side("greedy", LaneConfig("greedy", extras=[("sink_window", {})])))
     assert [store_of(session, lane).common for lane in (0, 1)] == [0, 0]
     assert [event.readers for lane in (0, 1) for event in prefills(session, lane)] == [1, 1]
@@ -565,7 +565,7 @@ class ComesLate(Decoder):
             rows = yield lm.extend()
 
 
-def test_a_lane_that_comes_late_takes_over_what_is_there_and_says_so(once, monkeypatch):
+def test_a_late_lane_reuses_the_shared_prefill_and_reports_it(once, monkeypatch):
     monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), make("greedy"), ComesLate()))
     (note,) = told(session, 2, Note)
@@ -575,7 +575,7 @@ def test_a_lane_that_comes_late_takes_over_what_is_there_and_says_so(once, monke
     assert check(session.trace) == []
 
 
-def test_what_a_lane_does_not_bear_of_its_prompt_it_calls_given(once, pieces, monkeypatch):
+def test_prompt_tokens_read_by_others_are_reported_as_given(once, pieces, monkeypatch):
     """Lanes whose clocks are not level take turns with its pieces, though both wait for each of them."""
     monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
@@ -604,7 +604,7 @@ class Breaks(TableModel):
         return super().forward(works, plan)
 
 
-def test_where_reading_the_prompt_fails_for_some_the_others_read_it(once):
+def test_if_the_shared_prefill_fails_for_some_lanes_the_others_read_it(once):
     session = run(decoders(*[make("greedy") for _ in range(4)], model=Breaks("abcde")))
     assert [type(told(session, lane, Event)[-1]) for lane in range(4)] == [Failed, Failed, Done, Done]
     assert [event.readers for event in prefills(session, 3)] == [2] and written(session, 2)[0] == written(session, 3)[0]
@@ -617,7 +617,7 @@ def bundled() -> Models:
     return playground.load(device="cpu")
 
 
-def test_on_the_bundled_pair_long_prompts_are_held_once_and_texts_stay_the_same(bundled):
+def test_the_bundled_pair_shares_long_prompts_without_changing_texts(bundled):
     """In float32, so that the two ways round otherwise; on 40 tokens of four lanes."""
     asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)
     recipes = [

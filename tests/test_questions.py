@@ -43,7 +43,7 @@ def test_every_task_has_five_questions_or_more_over_its_grades():
         assert task in TITLES
 
 
-def test_no_two_questions_are_the_same_and_no_two_say_the_same():
+def test_questions_and_their_descriptions_are_distinct():
     asked = [(question.prompt, question.before, question.context) for question in gallery()]
     assert len(set(asked)) == len({question.look for question in gallery()}) == len(gallery())
 
@@ -82,7 +82,7 @@ def test_the_lanes_of_a_question_can_run_on_a_public_page(question):
         assemble(recipe)
 
 
-def test_the_answers_of_passages_and_keys_are_in_what_is_read():
+def test_answers_about_passages_and_keys_occur_in_the_prompt():
     for question in gallery():
         if question.task in ("context_qa", "needle"):
             assert question.answer in question.context + question.prompt
@@ -111,7 +111,7 @@ def test_the_schema_of_a_lane_is_that_of_its_record():
 
 # --- finding and drawing them ---
 
-def test_a_question_is_known_only_as_it_is_written():
+def test_a_question_is_recognised_by_its_exact_text():
     question = next(question for question in gallery() if question.before)
     assert known(question.prompt, [list(turn) for turn in question.before]) == question
     assert known(question.prompt) is None and known(question.prompt + " ", question.before) is None
@@ -122,7 +122,7 @@ def test_a_question_is_known_only_as_it_is_written():
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_same_seed_asks_the_same_and_no_look_is_made_up(task):
+def test_the_same_seed_gives_the_same_questions_without_descriptions(task):
     asked = ask(task, 3, 11)
     assert asked == ask(task, 3, 11) != ask(task, 3, 12)
     for question in asked:
@@ -138,13 +138,13 @@ def test_a_passage_becomes_the_context_and_is_read_as_in_training():
     assert against.meta["memory"] not in (None, against.answer)
 
 
-def test_a_grade_or_task_there_is_none_of_is_refused():
+def test_an_unknown_grade_or_task_is_refused():
     for task, grade in (("history", None), ("needle", 9)):
         with pytest.raises(Refusal):
             ask(task, 1, 1, grade)
 
 
-def test_what_cannot_be_read_is_simply_wrong():
+def test_unparsable_answers_are_wrong():
     record, problem = ask("records", 1, 1)[0], from_item(arithmetic.problem(random.Random(2), 2))
     assert judge(record, "[" * 100_000) == judge(problem, "#### " + "1" * 9000) == 0
 
@@ -164,7 +164,7 @@ def test_what_cannot_be_read_is_simply_wrong():
         "return 'a' * 10 ** 11",
     ],
 )
-def test_a_program_that_reaches_for_more_comes_to_nothing(body):
+def test_a_program_that_breaks_the_sandbox_policy_is_not_run(body):
     assert programs.run(f"def work(items):\n    {body}", "work") is None
 
 
@@ -264,7 +264,7 @@ def test_earlier_turns_without_a_chat_are_refused():
         Settings("red fox", "raw", before=[["green", "bird"]]).check(Rules())
 
 
-def test_turns_from_strangers_are_pairs_of_texts_or_nothing():
+def test_untrusted_turns_are_pairs_of_texts_or_dropped():
     raw = [["a", "b"], ["c"], "de", 7, None, ["f", 8], ("g", "h")]
     assert Settings.read({"before": raw}).before == [["a", "b"], ["g", "h"]]
     assert (
@@ -279,7 +279,7 @@ def test_a_link_carries_earlier_turns():
     assert Settings.from_code(settings.to_code()) == settings and settings.turns() == (("a", "b"),)
 
 
-def test_beside_a_question_is_shown_what_to_look_at_and_nothing_beside_another():
+def test_the_description_is_shown_for_known_questions_only():
     question = next(question for question in gallery() if question.before)
     settings = Settings.read(picked("questions", gallery().index(question)))
     assert "The answer is known" in question_note(settings) and question.answer in question_note(settings)
@@ -291,7 +291,7 @@ def test_beside_a_question_is_shown_what_to_look_at_and_nothing_beside_another()
     )
 
 
-def test_an_example_clears_what_a_question_brought():
+def test_an_example_clears_the_inputs_of_a_question():
     assert picked("examples", 0)["before"] == [] and picked("examples", 0)["context"] == ""
 
 

@@ -70,7 +70,7 @@ def test_a_long_text_scores_the_same_in_pieces(monkeypatch):
     assert len(told(pieces, 0, Commit)) == -(-len(whole) // 3)
 
 
-def test_target_and_draft_each_say_what_they_think():
+def test_target_and_draft_report_their_own_probabilities():
     session = score(pair(), Prompt(TEXT))
     assert [header.model for header in session.headers] == [pair().target.name, pair().draft.name]
     draft_alone = score(Models(pair().draft), Prompt(TEXT))
@@ -78,7 +78,7 @@ def test_target_and_draft_each_say_what_they_think():
     assert (logprobs(session, 1) - logprobs(session, 0)).abs().max() > 1e-3
 
 
-def test_nothing_is_added_and_end_tokens_inside_do_not_end_it():
+def test_scoring_adds_no_token_and_ignores_end_tokens():
     text = f"The red fox{END}The green bird"
     session = score(pair(), Prompt(text))
     ids = pair().target.tokens.encode(text)
@@ -96,18 +96,18 @@ def test_a_chat_is_scored_in_the_model_s_own_form():
     assert session.headers[0].prompt_ids + session.headers[0].forced == pair().target.tokens.encode_chat("Who sings?")
 
 
-def test_the_trace_of_a_scored_text_contradicts_itself_nowhere():
+def test_the_trace_of_a_scored_text_is_consistent():
     session = score(pair(), Prompt(TEXT))
     list(session)
     assert not check(session.trace)
 
 
-def test_a_single_token_has_nothing_to_be_judged_by():
+def test_a_single_token_cannot_be_scored():
     with pytest.raises(Refusal, match="write at least two"):
         score(pair(), Prompt("a"))
 
 
-def test_a_model_that_fills_positions_says_that_it_cannot_read():
+def test_a_diffusion_model_cannot_score_text():
     session = score(Models(OracleDenoiser.bundled()), Prompt("the red fox"))
     assert "fills masked positions" in told(session, 0, Failed)[0].message
 
@@ -124,7 +124,7 @@ def model(architecture) -> Model:
     return Model(tiny(architecture), byte_tokenizer(0), architecture)
 
 
-def test_the_last_layer_says_what_the_model_says(architecture, model):
+def test_the_logit_lens_of_the_last_layer_equals_the_model(architecture, model):
     with torch.inference_mode():
         p = tiny(architecture)(input_ids=torch.tensor([TOKENS]), use_cache=False).logits[0, -1].softmax(-1)
     last = look(model, TOKENS, chosen=3).layers[-1]
@@ -134,7 +134,7 @@ def test_the_last_layer_says_what_the_model_says(architecture, model):
     assert last.entropy == pytest.approx(float(-(p * p.log()).sum()), abs=1e-3)
 
 
-def test_a_layer_says_what_the_model_would_say_if_it_stopped_there(model):
+def test_the_logit_lens_of_a_layer_equals_a_truncated_model(model):
     seen = look(model, TOKENS, chosen=3)
     assert len(seen.layers) == model.depth + 1
     for layer, lens in enumerate(seen.layers):
@@ -159,13 +159,13 @@ def test_attention_is_the_library_s_own_averaged_over_the_heads_of_a_group(archi
     assert torch.allclose(seen.sum(-1), torch.ones(()).double(), atol=6e-3)
 
 
-def test_a_long_text_is_looked_at_in_pieces(monkeypatch, model):
+def test_a_long_text_is_read_in_chunks(monkeypatch, model):
     whole = look(model, TOKENS, chosen=3)
     monkeypatch.setattr(stream, "CHUNK", 3)
     assert look(model, TOKENS, chosen=3) == whole
 
 
-def test_a_single_token_can_be_looked_behind(model):
+def test_the_logit_lens_works_on_a_single_token(model):
     assert look(model, TOKENS[:1], chosen=3).attention == [
         [[1.0]] * len(heads) for heads in look(model, TOKENS, chosen=3).attention
     ]
@@ -180,11 +180,11 @@ def test_a_single_token_can_be_looked_behind(model):
         ([5], -1, "run the prompt again"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused(tokens, chosen, advice):
+def test_invalid_logit_lens_requests_are_refused(tokens, chosen, advice):
     with pytest.raises(Refusal, match=advice):
         look(Model(tiny("llama"), byte_tokenizer(0), "llama"), tokens, chosen)
 
 
-def test_the_oracle_has_no_inside():
+def test_the_oracle_has_no_layers():
     with pytest.raises(Refusal, match="not a network of layers"):
         look(OracleDenoiser.bundled(), [1], 1)

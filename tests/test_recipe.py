@@ -77,14 +77,14 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_what_cannot_work_is_refused_in_one_sentence(recipe, sentence, about):
+def test_invalid_recipes_are_refused_in_one_sentence(recipe, sentence, about):
     strategy, *extras = recipe
     refusal = refused(strategy, *extras)
     assert str(refusal).startswith(sentence) and refusal.about == about
     assert "\n" not in str(refusal)
 
 
-def test_a_decoders_own_knobs_are_refused_alike():
+def test_a_decoders_own_knobs_are_validated_too():
     assert str(refused("greedy", speed=3)) == "greedy has no knob 'speed'; it has none."
     assert str(refused("sample", temperature=9)) == "temperature must lie between 0.0 and 2.0, not 9."
     assert str(refused("greedy", name="x")) == "greedy has no knob 'name'; it has none."
@@ -124,18 +124,18 @@ def test_a_lane_is_its_decoder_its_fillings_its_samplers_and_its_toggles():
     assert next(part.knobs for part in assembly.parts() if part.name == "top_k") == {"k": 7}
 
 
-def test_only_what_a_lane_uses_is_needed():
+def test_a_lane_needs_only_what_it_uses():
     assert assemble(LaneConfig("speculative")).needs() == {"draft"}
     assert assemble(LaneConfig("speculative", {}, [("prompt_lookup", {})])).needs() == set()
 
 
-def test_one_recipe_makes_strategies_of_its_own_each_time():
+def test_a_recipe_creates_new_strategies_each_time():
     recipe = LaneConfig("speculative", {}, [("top_k", {})])
     first, second = assemble(recipe), assemble(recipe)
     assert first.samplers[0] is not second.samplers[0] and first.decoder.drafter is not second.decoder.drafter
 
 
-def test_a_lane_promises_what_its_decoder_and_its_toggles_promise():
+def test_the_guarantees_of_a_lane_are_those_of_its_decoder_and_toggles():
     assert assemble(LaneConfig("speculative", {}, [("choice", {})])).guarantee() == [
         "greedy_identical",
         "distribution_identical",
@@ -156,7 +156,7 @@ SPECULATIVE = [("draft_model", {}), ("rejection", {})]
     (LaneConfig("speculative", {}, [*SPECULATIVE, T08]), ["distribution_identical"]),
     (LaneConfig("beam_search"), []),
 ], ids=lambda value: "" if isinstance(value, list) else f"{value.strategy}{len(value.extras)}")
-def test_a_lane_claims_the_text_of_greedy_or_the_distribution_of_sampling_or_neither(recipe, claimed):
+def test_a_lane_is_greedy_identical_or_distribution_preserving_or_neither(recipe, claimed):
     same = ("greedy_identical", "distribution_identical")
     assert [claim for claim in assemble(recipe).claims() if claim in same] == claimed
 
@@ -192,7 +192,7 @@ def knob_of(kind: type, default, **meta) -> Knob:
         (str, "", ""),
     ],
 )
-def test_a_knob_reads_what_people_write(kind, written, read):
+def test_a_knob_parses_text(kind, written, read):
     found = knob_of(kind, read).read(written)
     assert found == read and type(found) is kind
 
@@ -214,7 +214,7 @@ def test_a_knob_reads_what_people_write(kind, written, read):
         (bool, ""),
     ],
 )
-def test_a_knob_refuses_what_it_cannot_read(kind, written):
+def test_a_knob_refuses_invalid_text(kind, written):
     with pytest.raises(Refusal) as refusal:
         knob_of(kind, 0, low=0, high=9).read(written)
     assert refusal.value.about == "it"
@@ -265,7 +265,7 @@ def test_a_name_is_taken_once():
 
 
 @pytest.mark.parametrize("field, value", [("guarantee", ("perfect",)), ("needs", ("luck",))])
-def test_a_promise_or_a_need_that_does_not_exist_is_an_error(field, value):
+def test_an_unknown_guarantee_or_need_is_an_error(field, value):
     with pytest.raises(TypeError, match=value[0]):
         type("Odd", (Decoder,), {"name": "odd", field: value})
     with pytest.raises(Refusal):

@@ -101,14 +101,14 @@ def test_a_greedy_lane_writes_what_generate_writes(architecture):
 
 
 @pytest.mark.parametrize("architecture, rows", [(HYBRID, [24, 16]), (PLAIN_SCAN, [40])])
-def test_a_prompt_is_read_at_once_where_layers_continue_a_state_row_by_row(architecture, rows):
+def test_a_prompt_takes_one_forward_even_if_layers_continue_a_state_row_by_row(architecture, rows):
     with patch.object(stream, "CHUNK", 24):
         events = run(LaneConfig("greedy"), {"target": model(architecture)}, words(40), 1)[1]
     assert [event.tokens for event in events if isinstance(event, Forward)] == rows
 
 
 @pytest.mark.parametrize("architecture", [HYBRID, PURE])
-def test_without_their_states_the_layers_write_something_else(architecture):
+def test_without_their_states_the_layers_give_another_text(architecture):
     with patch.object(recurrent_scan.Scan, "_state", lambda self, place, layer, computed: {}):
         assert written(architecture, LaneConfig("greedy")) != library(architecture, PROMPT, 12)[0]
 
@@ -228,7 +228,7 @@ def test_after_a_verdict_only_accepted_draft_tokens_are_in_the_state(architectur
     assert off(row, expected) < (0.1 if architecture == "nemotron_h" else ROUNDING)
 
 
-def test_a_state_that_still_knows_rejected_tokens_is_noticed(size):
+def test_a_state_with_rejected_tokens_is_detected(size):
     store, draft = reading(HYBRID, PROMPT), words(6)
     feed(store, HYBRID, draft, links(6))
     stale = store.recurrent.states[max(store.recurrent.states)]
@@ -239,7 +239,7 @@ def test_a_state_that_still_knows_rejected_tokens_is_noticed(size):
 
 
 @pytest.mark.parametrize("count", [1, 4, 12, 30])
-def test_tokens_are_rolled_back_from_the_state_or_the_text_is_read_again(count):
+def test_a_rollback_restores_the_state_or_rereads_the_text(count):
     text = words(40)
     store = reading(HYBRID, text[:8])
     for token in text[8:]:

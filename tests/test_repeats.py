@@ -70,12 +70,12 @@ def test_runs_that_wrote_no_whole_text_are_left_out():
     assert outcomes(sample_of([Failed("no")])) == []
 
 
-def test_a_text_that_goes_on_where_another_ends_parts_there():
+def test_a_text_that_continues_beyond_another_branches_there():
     found = outcomes(sample_of(wrote(" a"), wrote(" a"), wrote(" a", " b")))
     assert [(one.text, one.parts) for one in found] == [(" a", None), (" a b", 1)]
 
 
-def test_lanes_with_seeds_of_their_own_write_what_each_seed_writes_alone():
+def test_lanes_with_own_seeds_write_the_text_of_each_seed():
     model = Models(TableModel("abcde"))
 
     def ran(recipes: list[LaneConfig], seed: int) -> Trace:
@@ -91,7 +91,7 @@ def test_lanes_with_seeds_of_their_own_write_what_each_seed_writes_alone():
     assert sum(one.count for one in outcomes(together)) == 8
 
 
-def test_a_seed_of_zero_is_a_seed_of_its_own():
+def test_zero_is_a_valid_seed_of_a_lane():
     session = prepare(
         Models(TableModel("abc")), [LaneConfig("sample", seed=0), LaneConfig("sample")], Prompt("abc"), Limits(7, 2)
     )
@@ -165,7 +165,7 @@ def test_only_what_a_text_does_not_share_with_the_commonest_is_highlighted():
     assert listing([]) == ""
 
 
-def test_steps_of_thought_are_not_kept_while_runs_are_tallied():
+def test_step_details_are_not_stored_in_repeated_runs():
     tally = SweepProgress(SimpleNamespace(lanes=[{}], length=4))
     tally.add([Stamped(0, 0, 0.0, Step()).to_json(), Stamped(0, 1, 0.0, Commit(ids=[1], pieces=["x"])).to_json()])
     assert [event["kind"] for event in tally.events] == ["commit"]
@@ -192,7 +192,7 @@ def test_a_lane_is_run_many_times_and_its_texts_are_counted(page, address):
     expect(page.locator("#repeat")).to_be_visible()
 
 
-def test_where_nothing_is_left_to_chance_every_seed_writes_the_same(page, address):
+def test_deterministic_lanes_write_the_same_text_for_every_seed(page, address):
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=LANES))
     open_panel(page, "Lane 1", 3)
     page.click("#repeat")
@@ -209,7 +209,7 @@ def test_many_runs_are_stopped_at_once(page, address):
     expect(page.locator("#repeat")).to_be_visible()
 
 
-def test_what_cannot_be_repeated_says_so_in_the_panel(page, address):
+def test_runs_that_cannot_be_repeated_say_so_in_the_panel(page, address):
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=LANES))
     open_panel(page, "Lane 4", 3)
     page.click("#repeat")
@@ -229,7 +229,7 @@ class Saying(Counting):
         return self.trace.events
 
 
-def test_what_a_model_writes_stays_text(new_tab):
+def test_model_output_is_shown_as_text(new_tab):
     with open_page(lambda models, settings, memory: Saying(settings)) as address:
         page = new_tab()
         visit(page, address, Settings(prompt="The red fox", lanes=LANES))

@@ -50,7 +50,7 @@ KINDS = ("llama", "qwen3")
 # --- sizes ---
 
 @pytest.mark.parametrize("context", [1, 255, 256, 1000, 4096, 131072])
-def test_every_size_falls_into_the_smallest_bucket_that_holds_it_and_a_spare_slot(context):
+def test_every_size_uses_the_smallest_bucket_with_a_spare_slot(context):
     every = buckets(context)
     for rows in range(1, BLOCK_SIZES[-1] + 1):
         for slots in sorted({rows, context // 3 + rows, context}):
@@ -59,7 +59,7 @@ def test_every_size_falls_into_the_smallest_bucket_that_holds_it_and_a_spare_slo
 
 
 @pytest.mark.parametrize("context", [2048, 131072])
-def test_there_are_few_buckets_and_at_most_a_third_of_a_large_room_is_empty(context):
+def test_there_are_few_buckets_and_at_most_a_third_of_a_large_buffer_is_unused(context):
     assert (
         len(set(buckets(context))) == len(buckets(context)) <= len(BLOCK_SIZES) * (2 * log2(context / MIN_CAPACITY) + 2)
     )
@@ -71,7 +71,7 @@ def test_a_block_too_long_for_any_bucket_has_none():
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
-def test_padding_sees_the_spare_slot_alone_and_no_row_of_the_text_sees_that(rows):
+def test_padding_attends_to_the_spare_slot_only_and_no_text_row_attends_to_it(rows):
     store, size = KVCache(depth=1), bucket(rows, rows)
     buffers = GraphInputs(size, torch.device("cpu"))
     buffers.fill([3] * rows, store.extend(chain(rows)))
@@ -165,7 +165,7 @@ def test_two_texts_in_turn_do_not_see_each_other(pair, small_rooms):
     assert max(one.worst, other.worst) < EXACT
 
 
-def test_a_replayed_row_is_the_librarys_own():
+def test_a_replayed_row_equals_the_librarys():
     model, twin, prompt = recorded("llama"), tiny("llama"), words(3, 9)
     store = model.new_store()
     model.forward([ForwardInput(store, prompt, chain(9))])
@@ -174,7 +174,7 @@ def test_a_replayed_row_is_the_librarys_own():
     assert distance(rows[2], scratch_row(twin, [*prompt, 5, 11])) < 1e-9
 
 
-def test_rows_that_were_handed_out_do_not_change_with_the_next_forward():
+def test_returned_rows_do_not_change_with_the_next_forward():
     model = recorded("llama")
     store = model.new_store()
     (first,), _ = model.forward([ForwardInput(store, [5, 9], [-1, -1])])
@@ -183,7 +183,7 @@ def test_rows_that_were_handed_out_do_not_change_with_the_next_forward():
     assert torch.equal(first, held)
 
 
-def test_a_prompt_goes_the_ordinary_way_and_the_text_behind_it_is_replayed(pair):
+def test_a_prefill_runs_eagerly_and_decode_steps_are_replayed(pair):
     both = Both(pair)
     both.models[0].replay.buffers.clear()
     both.read(BLOCK_SIZES[-1] + 6)
@@ -220,14 +220,14 @@ LEFT_ALONE = {
 
 
 @pytest.mark.parametrize("ask", LEFT_ALONE.values(), ids=LEFT_ALONE)
-def test_whatever_is_more_than_a_plain_forward_is_left_to_the_ordinary_way(ask):
+def test_everything_but_a_plain_forward_runs_eagerly(ask):
     plain, model = Model(tiny("llama"), byte_tokenizer(), "llama"), recorded("llama", refuse)
     assert all(
         distance(*rows) < EXACT for rows in zip(ask(plain, plain.new_store())[0], ask(model, model.new_store())[0])
     )
 
 
-def test_a_cache_with_holes_or_under_a_policys_window_is_left_to_the_ordinary_way(pair):
+def test_a_cache_with_holes_or_a_window_runs_eagerly(pair):
     for narrow in (lambda store: store.evict([torch.tensor([[True] * 8, [False] * 4 + [True] * 4])]),
                    lambda store: setattr(store, "window", Window(lambda query, key: key > 3, 0))):
         both = Both(pair).read(8)
@@ -248,7 +248,7 @@ def test_a_cache_from_which_every_head_dropped_the_same_number_is_replayed(pair)
     assert both.models[0].replay.buffers and both.worst < EXACT
 
 
-def test_a_text_longer_than_a_sliding_window_is_left_to_the_ordinary_way():
+def test_a_text_longer_than_a_sliding_window_runs_eagerly():
     pair = recorded("mistral"), Model(tiny("mistral"), byte_tokenizer(), "mistral")  # it looks six tokens back
     both = Both(pair).read(5)
     both.feed([3], [-1])
@@ -259,12 +259,12 @@ def test_a_text_longer_than_a_sliding_window_is_left_to_the_ordinary_way():
     assert before and not pair[0].replay.buffers and both.worst < EXACT
 
 
-def test_without_a_gpu_or_a_lean_network_nothing_is_recorded():
+def test_without_a_gpu_or_a_fused_network_nothing_is_recorded():
     assert Model(tiny("llama"), byte_tokenizer(), "llama").replay is None
     assert build_graph_replay(None) is None
 
 
-def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(monkeypatch, caplog):
+def test_a_device_without_graph_support_runs_eagerly_with_a_log_entry(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
 
     def fails(run):
@@ -275,7 +275,7 @@ def test_a_device_that_cannot_record_goes_the_ordinary_way_and_the_log_says_so(m
     assert "tiny runs without the replay implementation: operation not permitted" in caplog.text
 
 
-def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
+def test_a_fused_implementation_with_other_rows_is_not_used(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
 
     def nothing(positions, wanted, call, **inputs):
@@ -286,7 +286,7 @@ def test_a_lean_way_that_gives_other_rows_is_left_out(monkeypatch, caplog):
     assert "runs without the fused implementation, whose error is" in caplog.text
 
 
-def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
+def test_a_graph_is_recorded_after_an_eager_run_and_replayed_at_once(monkeypatch):
     """With a test double for a GPU that has torch's calls and records their order."""
     told, known = [], signature(torch.cuda.graph)
 
@@ -316,7 +316,7 @@ def test_a_graph_is_recorded_behind_a_run_and_carried_out_at_once(monkeypatch):
 
 # --- memory ---
 
-def test_after_the_first_forward_of_a_size_only_the_rows_handed_out_take_new_memory():
+def test_after_the_first_forward_of_a_size_only_returned_rows_allocate_memory():
     watch, taken = Watch(), []
     model = recorded("llama", watch.uncounted)
     store = model.new_store()
@@ -357,7 +357,7 @@ class Watch(TorchDispatchMode):
         return new
 
 
-def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
+def test_a_cache_keeps_its_buffer_until_it_outgrows_it(small_rooms):
     model = recorded("llama", run_eagerly)
     store, places = model.new_store(), []
     for _ in range(40):
@@ -368,7 +368,7 @@ def test_a_store_stays_where_it_is_until_it_outgrows_the_room(small_rooms):
     assert len(set(places)) == len([size for size in (16, 24, 32, 48)])
 
 
-def test_a_room_is_used_again_once_its_text_is_done_and_leaves_nothing_to_the_next():
+def test_a_buffer_is_reused_after_its_text_without_leaking_contents():
     model = recorded("llama", run_eagerly)
     first, second = model.new_store(), model.new_store()
     model.forward([ForwardInput(first, [3, 4], [-1, 0])])
@@ -380,7 +380,7 @@ def test_a_room_is_used_again_once_its_text_is_done_and_leaves_nothing_to_the_ne
     assert torch.equal(first.keys[0].rows[:, :2], held), "who was there before lost what it holds"
 
 
-def test_a_room_in_use_is_not_given_away():
+def test_a_buffer_in_use_is_not_reused():
     model = recorded("llama", run_eagerly)
     stores = [model.new_store() for _ in range(3)]
     for store in stores:
@@ -388,7 +388,7 @@ def test_a_room_in_use_is_not_given_away():
     assert len(model.replay.buffers) == len({store.keys[0].rows.data_ptr() for store in stores}) == 3
 
 
-def test_rooms_without_visitors_are_kept_only_up_to_their_share_of_memory(small_rooms):
+def test_unused_buffers_are_kept_up_to_their_share_of_memory(small_rooms):
     model = recorded("llama", run_eagerly)
     model.replay._free_bytes = GraphBuffers(24, model.fused).bytes
     store = model.new_store()
@@ -482,7 +482,7 @@ def found_out(pair: tuple[Model, Model]) -> float:
 
 
 @pytest.mark.parametrize("spoil", WRONG)
-def test_wrong_buffers_are_found_out(pair, small_rooms, monkeypatch, spoil):
+def test_wrong_buffers_are_detected(pair, small_rooms, monkeypatch, spoil):
     right = GraphInputs.fill
 
     def wrong(buffers, tokens, segment):
@@ -493,7 +493,7 @@ def test_wrong_buffers_are_found_out(pair, small_rooms, monkeypatch, spoil):
 
 
 @pytest.mark.parametrize("stale", ["ids", "positions", "slots", "seen"])
-def test_a_buffer_that_keeps_what_the_last_forward_read_is_found_out(pair, small_rooms, monkeypatch, stale):
+def test_a_stale_input_buffer_is_detected(pair, small_rooms, monkeypatch, stale):
     right = GraphInputs.fill
 
     def wrong(buffers, tokens, segment):
@@ -505,7 +505,7 @@ def test_a_buffer_that_keeps_what_the_last_forward_read_is_found_out(pair, small
     assert found_out(pair) > 1e-6
 
 
-def test_sizes_that_are_read_from_the_host_while_recording_are_found_out(pair, small_rooms, monkeypatch):
+def test_host_reads_while_recording_are_detected(pair, small_rooms, monkeypatch):
     right, known = GraphInputs.fill, {}
 
     def fill(buffers, tokens, segment):
@@ -522,7 +522,7 @@ def test_sizes_that_are_read_from_the_host_while_recording_are_found_out(pair, s
     assert found_out(pair) > 1e-6
 
 
-def test_room_sizes_grow_by_half_and_by_a_third_in_turn():
+def test_buffer_sizes_grow_by_half_and_by_a_third_alternately():
     sizes = capacities()
     assert [next(sizes) for _ in range(5)] == [
         MIN_CAPACITY,

@@ -132,7 +132,7 @@ def test_a_body_without_a_length_is_counted_while_it_comes(public):
         ("1e999", 400, "finite"),
     ],
 )
-def test_json_that_would_be_dear_or_break_its_reader_is_refused_with_a_sentence(public, value, status, says):
+def test_expensive_or_malicious_json_is_refused_with_a_sentence(public, value, status, says):
     got, told = join(public, b'{"session_hash": "s", "fn_index": 0, "data": [%s]}' % value.encode())
     assert got == status and says in json.loads(told)["detail"]
 
@@ -151,7 +151,7 @@ def test_json_that_would_be_dear_or_break_its_reader_is_refused_with_a_sentence(
         "/gradio_api/dev/reload",
     ],
 )
-def test_routes_that_the_page_does_not_use_are_shut(public, path):
+def test_unused_routes_are_closed(public, path):
     status, told = ask(public, path, method="GET")
     assert status == 404 and "no such route" in told
 
@@ -193,7 +193,7 @@ def passes(hosts: Hosts, method: str = "POST", **headers: str) -> bool:
     return True
 
 
-def test_a_local_page_answers_only_to_its_own_names():
+def test_a_local_page_answers_to_its_own_host_names_only():
     local = Hosts.from_environment("127.0.0.1", public=False, environ={})
     own = ("localhost:7860", "127.0.0.1:7860", "[::1]:7860", "192.168.1.4:7860", "LOCALHOST")
     assert all(passes(local, host=host, origin=f"http://{host}".lower()) or host == "LOCALHOST" for host in own)
@@ -292,14 +292,14 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("change, says", MALFORMED, ids=range(len(MALFORMED)))
-def test_what_is_too_much_for_a_public_page_is_refused_in_a_short_sentence(change, says):
+def test_requests_beyond_public_limits_are_refused_in_a_short_sentence(change, says):
     with pytest.raises(Refusal) as refused:
         Settings(**({"prompt": "Hello"} | change)).check(STRANGERS)
     told = str(refused.value)
     assert says in told and len(told) < 400 and told.encode()
 
 
-def test_a_local_page_takes_more_than_a_public_one():
+def test_a_local_page_has_higher_limits_than_a_public_one():
     longer = Settings("Hello", lanes=[{"strategy": "greedy", "extras": [["choice", {"options": "x" * 90_000}]]}])
     longer.check(Rules())
     with pytest.raises(Refusal, match="90,000 characters"):
@@ -524,7 +524,7 @@ def test_the_benchmark_csv_starts_no_formula(start):
         (["--host", "a\0b"], "cannot listen on"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_one_sentence(options, says, capsys, monkeypatch):
+def test_an_unavailable_address_is_refused_in_one_sentence(options, says, capsys, monkeypatch):
     monkeypatch.setattr(app, "build", lambda site: None)
     with pytest.raises(SystemExit) as ended:
         app.main(options)
@@ -532,7 +532,7 @@ def test_an_address_that_cannot_be_had_is_one_sentence(options, says, capsys, mo
     assert ended.value.code == 2 and says in told and "Traceback" not in told and len(told) < 400
 
 
-def test_a_port_in_use_is_one_sentence(capsys, monkeypatch):
+def test_a_port_in_use_is_refused_in_one_sentence(capsys, monkeypatch):
     monkeypatch.setattr(app, "build", lambda site: None)
     with socket.socket() as taken, pytest.raises(SystemExit):
         taken.bind(("127.0.0.1", 0))
@@ -553,7 +553,7 @@ def test_the_security_page_prints_the_limits_as_they_are():
     assert written == {name: (local[name], strangers[name]) for name in names}
 
 
-def test_values_in_sentences_are_cut_and_escaped():
+def test_values_in_sentences_are_truncated_and_escaped():
     shown = [
         quoted(value) for value in ("\ud800" * 10**6, 10**10_000, [1] * 10**6, float("nan"), {"a": 1}, None, "short")
     ]
@@ -699,7 +699,7 @@ def test_no_request_within_the_limits_holds_the_worker_for_two_seconds(public, h
     assert [TOO_MUCH[heavy] in message for message in messages] == ([True] if heavy in TOO_MUCH else [])
 
 
-def test_tokens_that_the_model_does_not_have_end_one_lane_with_a_sentence(public):
+def test_unknown_token_ids_end_one_lane_with_a_sentence(public):
     import playground
     from playground.contract.lane_config import LaneConfig
 
@@ -714,7 +714,7 @@ def test_tokens_that_the_model_does_not_have_end_one_lane_with_a_sentence(public
 
 # --- a full disk ---
 
-def test_a_full_disk_is_a_sentence():
+def test_a_full_disk_is_reported_in_a_sentence():
     from playground.cli.input_files import write_text
     from playground.events import Header
     from playground.trace import Trace

@@ -95,7 +95,7 @@ def grow(chance: random.Random, text: list[int], store: KVCache, feed_more) -> I
         yield
 
 
-def test_what_a_policy_hears_of_a_chain_is_the_librarys_attention(pair):
+def test_observed_attention_of_a_chain_equals_the_librarys(pair):
     model, twin = pair
     store, heard = listening(model)
     text = words(1, 20)
@@ -110,7 +110,7 @@ def test_what_a_policy_hears_of_a_chain_is_the_librarys_attention(pair):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_of_a_tree_only_kept_rows_are_heard_each_once_and_at_true_positions(pair, seed):
+def test_only_committed_rows_of_a_tree_are_observed_once_at_true_positions(pair, seed):
     model, twin = pair
     store, heard = listening(model)
     text = words(2, 6)
@@ -123,7 +123,7 @@ def test_of_a_tree_only_kept_rows_are_heard_each_once_and_at_true_positions(pair
         assert (held[:, :n, :n] - expected[layer]).abs().max() < EXACT
 
 
-def test_only_the_rows_a_policy_wants_are_heard(llama):
+def test_only_the_rows_a_policy_requests_are_observed(llama):
     model, _ = llama
     store, heard = listening(model)
     for tokens, node in ((words(3, 10), 9), (words(4, 4), 2)):
@@ -132,7 +132,7 @@ def test_only_the_rows_a_policy_wants_are_heard(llama):
     assert heard.rows() == {7, 8, 9, 10, 11}
 
 
-def test_a_row_that_is_taken_back_and_fed_again_is_not_heard_twice(llama):
+def test_a_row_that_is_rolled_back_and_fed_again_is_observed_once(llama):
     model, twin = llama
     store, heard = listening(model)
     text = words(5, 9)
@@ -145,7 +145,7 @@ def test_a_row_that_is_taken_back_and_fed_again_is_not_heard_twice(llama):
     assert all((held[:, :10, :10] - expected[layer]).abs().max() < EXACT for layer, held in heard.layers.items())
 
 
-def test_a_pruned_tree_is_heard_at_its_new_places(llama):
+def test_a_pruned_tree_is_observed_at_its_new_slots(llama):
     model, twin = llama
     store, heard = listening(model)
     text = words(6, 5)
@@ -179,7 +179,7 @@ def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
     return live.gather(1, positions.clamp(min=0)) & (positions != EMPTY)
 
 
-def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
+def test_an_evicted_slot_has_no_weight_although_its_token_was_attended_to(llama):
     model, _ = llama
     store, told = model.new_store(), []
     store.on_attention = lambda layer, weights, queries, keys: told.append(
@@ -194,7 +194,7 @@ def test_a_place_that_is_empty_has_no_weight_though_its_token_was_seen(llama):
     assert [weights.tolist() for weights in told] == [[0.0]] * 3
 
 
-def test_a_row_that_a_policy_does_not_choose_for_sees_everything_beside_one_that_it_does(llama):
+def test_selection_for_one_row_does_not_affect_others(llama):
     model, _ = llama
     plain, narrow = model.new_store(), model.new_store()
     narrow.focus = Focus(
@@ -208,7 +208,7 @@ def test_a_row_that_a_policy_does_not_choose_for_sees_everything_beside_one_that
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_freed_slots_and_hidden_ones_make_the_same_rows_and_the_same_attention_under_trees(pair, seed):
+def test_evicting_and_masking_slots_give_equal_rows_and_attention_in_trees(pair, seed):
     model, _ = pair
     (freed, told), (hidden, expected) = listening(model), listening(model)
     lives = torch.rand(20, 3, 4, ROOM, generator=torch.Generator().manual_seed(seed)) < 0.8
@@ -279,7 +279,7 @@ def mixed(rows: torch.Tensor, merge: Merge) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, seed):
+def test_merged_slots_act_like_slots_written_that_way_in_trees(pair, seed):
     model, _ = pair
     merged, plain = model.new_store(), model.new_store()
     for store in (merged, plain):
@@ -301,7 +301,7 @@ def test_merged_slots_are_read_as_if_they_had_been_written_so_under_trees(pair, 
     assert all(source != target for layer in told for head in layer for source, target in head)
 
 
-def test_what_is_merged_is_reported_by_position_after_slots_have_moved(llama):
+def test_merges_are_reported_by_position_after_compaction(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(14, 6), chain(6))
@@ -361,7 +361,7 @@ class Rounded:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
+def test_quantised_rows_act_like_rows_written_with_that_error(pair, seed):
     model, _ = pair
     packed, plain = model.new_store(), model.new_store()
     rounded, both, largest, text = Rounded(plain), Both(packed, plain), 0.0, words(8, 13)
@@ -383,7 +383,7 @@ def test_packed_rows_are_read_as_if_they_had_been_written_coarser(pair, seed):
     assert largest < EXACT
 
 
-def test_packing_changes_what_is_read(llama):
+def test_quantisation_changes_rows(llama):
     """The oracle above would pass if packing did nothing at all."""
     model, _ = llama
     packed, plain = model.new_store(), model.new_store()
@@ -397,7 +397,7 @@ def test_packing_changes_what_is_read(llama):
 @pytest.mark.parametrize(
     "live", ["the first four go", "one of the first four goes", "late ones go", "other ones in every head"]
 )
-def test_slots_may_be_freed_among_packed_rows(llama, live):
+def test_slots_may_be_evicted_among_quantised_rows(llama, live):
     model, _ = llama
     packed, plain = model.new_store(), model.new_store()
     for store in (packed, plain):
@@ -419,7 +419,7 @@ def test_slots_may_be_freed_among_packed_rows(llama, live):
     assert packed.live_slots() == int(stays.sum())
 
 
-def test_only_where_a_packed_row_goes_are_packed_rows_written_out_again(llama):
+def test_quantised_rows_are_dequantised_only_if_one_is_evicted(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(11, 14), chain(14))
@@ -431,7 +431,7 @@ def test_only_where_a_packed_row_goes_are_packed_rows_written_out_again(llama):
     assert (store.keys[0].quantised_slots, store.values[0].quantised_slots) == (0, 0)
 
 
-def test_the_last_token_can_be_taken_back_where_its_key_is_packed(llama):
+def test_the_last_token_can_be_rolled_back_with_a_quantised_key(llama):
     model, _ = llama
     store, plain = model.new_store(), model.new_store()
     text = words(12, 12)

@@ -65,12 +65,12 @@ def by_formula(model: TableModel, length: int) -> Law:
 # --- the law ---
 
 @pytest.mark.parametrize("recipe", [PLAIN, SPECULATION], ids=["plain", "speculative"])
-def test_the_law_of_a_sampler_that_flips_is_a_mixture(recipe):
+def test_the_distribution_of_a_random_sampler_is_a_mixture(recipe):
     found = law(sampling(SometimesWithoutTheBest(), recipe), tables("abc"), PROMPT, 2)
     assert distance(found, by_formula(TableModel("abc"), 2)) < EXACT
 
 
-def test_the_law_that_guarantees_are_held_to_knows_of_flips():
+def test_the_guaranteed_distribution_includes_random_samplers():
     assert off(sampling(SometimesWithoutTheBest(), SPECULATION), tables("abc"), PROMPT, 2) < EXACT
 
 
@@ -95,13 +95,13 @@ def test_a_sampler_with_chance_from_elsewhere_does_not_repeat():
     assert len({tuple(text(sampling(BringsItsOwnChance()))) for _ in range(8)}) > 1
 
 
-def test_a_fork_along_its_own_text_flips_as_the_text_did():
+def test_a_fork_along_its_own_text_repeats_its_random_choices():
     whole = text(sampling(SometimesWithoutTheBest()))
     for length in (1, 5, 12):
         assert text(sampling(SometimesWithoutTheBest()), forced=tuple(whole[:length])) == whole
 
 
-def test_two_lanes_with_one_seed_flip_alike_whatever_else_they_do():
+def test_lanes_with_one_seed_share_their_random_choices():
     plain, greedy = Noting(5), Noting(5)
     write(sampling(SometimesWithoutTheBest()), tables("abcdefgh"), PROMPT, Limits(5, 24), plain)
     write(
@@ -110,7 +110,7 @@ def test_two_lanes_with_one_seed_flip_alike_whatever_else_they_do():
     assert plain.answers == greedy.answers and len(plain.answers) == 24
 
 
-def test_branches_of_a_lane_flip_each_for_itself():
+def test_branches_of_a_lane_have_independent_random_choices():
     draws = Noting(5)
     write(
         sampling(SometimesWithoutTheBest(), LaneConfig("best_of_n", {"n": 3})),
@@ -122,7 +122,7 @@ def test_branches_of_a_lane_flip_each_for_itself():
     assert {lineage for _, lineage in draws.answers} == {0, 1, 2}
 
 
-def test_outside_a_lane_a_sampler_says_what_it_lacks():
+def test_outside_a_lane_a_random_sampler_is_refused():
     with pytest.raises(RuntimeError, match="sampler.chance"):
         SometimesWithoutTheBest().apply(torch.zeros(1, 3), [[0]])
 
@@ -148,24 +148,24 @@ def test_one_history_gets_one_answer_for_every_caller():
     assert 0.1 < sum(first) / len(first) < 0.6
 
 
-def test_lanes_with_one_seed_share_their_coins_even_where_their_texts_differ():
+def test_lanes_with_one_seed_share_random_choices_even_if_their_texts_differ():
     answers = [[Draws(7).coin(0.5, "xtc/", [token] * n) for n in range(40)] for token in (1, 2)]
     assert answers[0] == answers[1]
     assert answers[0] != [Draws(8).coin(0.5, "xtc/", [1] * n) for n in range(40)]
 
 
-def test_branches_flip_each_for_itself_and_the_first_as_the_lane():
+def test_branches_have_independent_random_choices_and_the_first_those_of_the_lane():
     answers = [[Draws(7).coin(0.5, "xtc/", [1] * n, lineage) for n in range(40)] for lineage in range(3)]
     assert len(set(map(tuple, answers))) == 3
 
 
-def test_asking_for_coins_moves_no_other_draw():
+def test_random_choices_of_samplers_do_not_affect_token_samples():
     asked, plain = Draws(3), Draws(3)
     asked.coin(0.5, "token", [0, 0])
     assert asked.uniform("token", 2) == plain.uniform("token", 2)
 
 
-def test_an_enumeration_answers_both_ways_and_one_history_always_alike():
+def test_an_enumeration_covers_both_outcomes_consistently_per_history():
     draws, found = Enumerating(), []
     for _ in draws.runs():
         answers = [draws.coin(0.25, "xtc/", [1, 2]) for _ in range(3)]

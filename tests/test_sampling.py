@@ -118,14 +118,14 @@ def test_samplers_act_in_the_order_of_the_library_however_they_were_added(seed):
     ([0.0, 1.0, 0.0, 0.0], 0.5, {0, 1}),
     ([0.0, 0.0, 2.0, 2.0], 0.0, {2}),
 ])
-def test_of_equal_scores_at_the_border_of_top_p_the_lowest_ids_stay(scores, p, left):
+def test_ties_at_the_boundary_of_top_p_keep_the_lowest_ids(scores, p, left):
     rows = torch.tensor([scores])
     assert kept(sampling.top_p(rows, p)) == left
     assert len(left) == len(kept(TopPLogitsWarper(p)(None, rows))), "the library keeps as many, but not always these"
 
 
 @pytest.mark.parametrize("place, left", [("before cuts", {0, 1, 2}), ("after cuts", {0, 1})])
-def test_a_temperature_may_come_before_or_after_what_cuts_the_row(place, left):
+def test_temperature_may_precede_or_follow_truncation(place, left):
     samplers = assemble(
         LaneConfig(
             "greedy", {}, [("temperature", {"t": 2.0, "place": place}), ("top_p", {"p": 0.79}), ("min_p", {"m": 0.01})]
@@ -138,7 +138,7 @@ def test_a_temperature_may_come_before_or_after_what_cuts_the_row(place, left):
     assert float(found[0, 0] - found[0, 1]) == pytest.approx(math.log(5 / 3) / 2)
 
 
-def test_what_the_library_does_not_have_is_where_it_belongs():
+def test_samplers_missing_from_the_library_have_a_defined_order():
     added = [
         "mirostat",
         "momentum",
@@ -171,7 +171,7 @@ def test_what_the_library_does_not_have_is_where_it_belongs():
     (sampling.min_p(HAND, 0.2), {0, 1, 2}), (sampling.min_p(HAND, 0.31), {0, 1}), (sampling.top_p(HAND, 0.0), {0}),
     (sampling.top_k(HAND, 0), {0, 1, 2, 3}), (sampling.min_p(HAND, 1.0), {0}), (sampling.temperature(HAND, 0.0), {0}),
 ])
-def test_what_is_left_of_a_row(scores, left):
+def test_worked_examples_of_truncated_rows(scores, left):
     assert kept(scores) == left
 
 
@@ -181,7 +181,7 @@ def test_entropy_is_in_nats_and_counts_removed_tokens_as_nothing():
     assert float(sampling.entropy(torch.zeros(1, 8))) == pytest.approx(math.log(8))
 
 
-def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative():
+def test_a_repetition_penalty_divides_positive_and_multiplies_negative_scores():
     row = torch.tensor([2.0, -1.0, 0.5])
     assert sampling.repetition_penalty(row, [0, 1, 1], 1.2).tolist() == pytest.approx([1.6667, -1.2, 0.5], abs=1e-4)
 
@@ -191,7 +191,7 @@ def test_a_token_that_ties_with_the_kth_stays():
 
 
 @pytest.mark.parametrize("t", [1e-3, 1e-5, 1e-30, 1e-45, 0.0])
-def test_the_coldest_temperatures_are_greedy_and_stay_numbers(t):
+def test_the_lowest_temperatures_are_greedy_and_finite(t):
     p = sampling.temperature(torch.tensor([[90.0, 100.0, -100.0]]), t).softmax(-1)
     assert p.tolist() == [[0, 1, 0]]
 
@@ -237,7 +237,7 @@ def test_ids_may_be_renamed_without_changing_what_is_kept(truncate, value):
 
 
 @every_truncation
-def test_a_row_does_not_depend_on_the_rows_beside_it(truncate, value):
+def test_a_row_does_not_depend_on_its_batch(truncate, value):
     rows = random_rows(50)
     assert torch.equal(truncate(rows, value), torch.cat([truncate(row[None], value) for row in rows]))
 
@@ -250,7 +250,7 @@ def test_truncating_twice_is_truncating_once(truncate, value):
 
 # --- chance ---
 
-def test_draws_follow_the_distribution():
+def test_samples_follow_the_distribution():
     p, draws, count = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05]), Draws(0), 20_000
     found = torch.bincount(torch.tensor([draws.pick(p, "token", position) for position in range(count)]), minlength=5)
     expected = p * count
@@ -259,20 +259,20 @@ def test_draws_follow_the_distribution():
     assert (chi_square - 3) / math.sqrt(2 * 3) < 4
 
 
-def test_a_coin_lands_as_often_as_it_should():
+def test_random_choices_have_their_probability():
     draws = Draws(1)
     heads = sum(draws.flip(0.3, "accept", position)[0] for position in range(20_000))
     assert abs(heads - 6000) < 4 * math.sqrt(20_000 * 0.3 * 0.7)
 
 
-def test_what_cannot_happen_never_does_and_what_must_always_does():
+def test_probabilities_zero_and_one_are_exact():
     draws = Draws(2)
     assert not any(draws.flip(0.0, "accept", position)[0] for position in range(1000))
     assert all(draws.flip(1.0, "accept", position)[0] for position in range(1000))
     assert {draws.pick(torch.tensor([0.0, 1.0, 0.0]), "token", position) for position in range(1000)} == {1}
 
 
-def test_a_draw_depends_on_seed_purpose_position_and_count_and_on_nothing_else():
+def test_a_sample_depends_on_seed_purpose_position_and_count_only():
     first, again = Draws(3), Draws(3)
     asked = [("token", 1), ("accept", 1), ("token", 2), ("token", 1)]
     found = {key + (i,): first.uniform(*key) for i, key in enumerate(asked)}

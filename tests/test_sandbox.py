@@ -245,7 +245,7 @@ def is_accepted(code: str) -> bool:
     return True
 
 
-def test_with_both_walls_removed_the_attempts_do_escape(bait, without):
+def test_without_both_defences_the_attempts_escape(bait, without):
     """The planted fault: it shows that the bait is seen. Of all attempts these leave a trace; the others only reach for
     one.
     """
@@ -258,7 +258,7 @@ def test_with_both_walls_removed_the_attempts_do_escape(bait, without):
     assert escapes(bait, [call, "1"], {}) == {call: ["a connection"]}
 
 
-def test_a_process_that_goes_on_is_seen(bait, without, monkeypatch):
+def test_a_process_that_survives_is_detected(bait, without, monkeypatch):
     without(policy=True, kernel=True)
     monkeypatch.setattr(sandbox, "SECONDS", 60)  # the machine may be busy
     started = answer(
@@ -270,7 +270,7 @@ def test_a_process_that_goes_on_is_seen(bait, without, monkeypatch):
     os.killpg(int(started.strip("[]")), signal.SIGKILL)
 
 
-def test_what_uses_up_time_or_memory_ends_soon_and_says_little(bait, without):
+def test_programs_that_exhaust_time_or_memory_end_soon(bait, without):
     without(policy=True)
     begun, before = time.monotonic(), children_cpu()
     with ThreadPoolExecutor(sandbox.AT_ONCE) as pool:
@@ -290,14 +290,14 @@ def children_cpu() -> float:
 
 # --- the walls as they are ---
 
-def test_the_class_pattern_comes_to_nothing():
+def test_the_class_pattern_attack_fails():
     assert sandbox.tries(CLASS_PATTERN, "work", [[]]) == [None]
     with pytest.raises(policy.NotAllowed, match="the attribute mro|Match"):
         policy.read(CLASS_PATTERN)
 
 
 @pytest.mark.parametrize("attempt", EXHAUSTION[:1] + EXHAUSTION[14:15])
-def test_a_program_without_end_costs_a_second_of_cpu(attempt):
+def test_an_endless_program_takes_one_second_of_cpu(attempt):
     before = children_cpu()
     assert sandbox.tries(program(attempt), "work", [1]) == [None]
     assert children_cpu() - before < 1.5
@@ -562,20 +562,20 @@ def test_there_the_shell_says_why(unconfined):
 @pytest.mark.parametrize(
     "removed", [{}, {"policy": True}, {"kernel": True}], ids=["both walls", "policy removed", "kernel removed"]
 )
-def test_a_visitors_own_program_through_a_choice_comes_to_nothing(bait, without, bundled, removed):
+def test_a_visitors_program_from_a_choice_is_not_run(bait, without, bundled, removed):
     without(**removed)
     attack = bait.fill("open('@made@', 'w').write(open('@canary@').read())")
     assert judged(bundled, attack) == Judged(0.0, program_question().answer)
     assert bait.traces("") == [] and bait.is_whole()
 
 
-def test_without_any_wall_that_program_does_what_it_wants(bait, without, bundled):
+def test_without_defences_that_program_escapes(bait, without, bundled):
     without(policy=True, kernel=True)
     judged(bundled, bait.fill("open('@made@', 'w').write(open('@canary@').read())"))
     assert bait.made.read_text() == CANARY
 
 
-def test_the_class_pattern_through_a_choice_comes_to_nothing(bundled):
+def test_the_class_pattern_attack_from_a_choice_fails(bundled):
     assert judged(bundled, CLASS_PATTERN).score == 0
 
 

@@ -78,7 +78,7 @@ def test_the_schemas_of_the_tests_are_many_and_name_every_keyword():
     assert [keyword for keyword in KEYWORDS if f'"{keyword}"' not in written] == []
 
 
-def test_nothing_that_is_accepted_is_violated(findings):
+def test_no_accepted_schema_is_violated(findings):
     assert [violation for finding in findings.values() for violation in finding.violations] == []
     accepted = [finding for finding in findings.values() if not finding.refusal]
     assert len(accepted) > 70 and {finding.outcome for finding in accepted} <= {"valid", "cut off"}
@@ -90,7 +90,7 @@ def test_every_instance_that_fits_an_accepted_schema_can_be_written(findings):
     assert {name: finding.forbidden for name, finding in findings.items() if finding.forbidden} == {}
 
 
-def test_a_second_reading_by_the_validators_own_front_door_agrees(findings):
+def test_the_validators_public_interface_agrees(findings):
     """Without our decimals, so without multiples of fractions."""
     texts = [(finding.case.schema, writing.text) for finding in findings.values() if finding.case.group != "multipleOf"
              for writing in finding.writings if writing.verdict.outcome == "valid"]
@@ -99,7 +99,7 @@ def test_a_second_reading_by_the_validators_own_front_door_agrees(findings):
         jsonschema.validate(json.loads(text), schema)
 
 
-def test_what_is_refused_says_why_and_nothing_runs(findings):
+def test_refused_schemas_have_a_reason_and_nothing_runs(findings):
     refused = [finding for finding in findings.values() if finding.refusal]
     assert {finding.case.name for finding in refused} >= {
         name for name in findings if name.startswith("suite/unenforced")
@@ -166,7 +166,7 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("schema, text", LEAKS.values(), ids=LEAKS)
-def test_what_would_slip_past_a_schema_cannot_be_written(engine, schema, text):
+def test_known_violations_cannot_be_written(engine, schema, text):
     assert Judge(schema)(text).outcome == "invalid"
     try:
         assert not lets_through(engine, schema, text)
@@ -175,7 +175,7 @@ def test_what_would_slip_past_a_schema_cannot_be_written(engine, schema, text):
 
 
 @pytest.mark.parametrize("schema, text", LEAKS.values(), ids=LEAKS)
-def test_without_the_mend_it_slips_through(schema, text):
+def test_without_the_schema_rewrite_violations_occur(schema, text):
     tokenizer = byte_tokenizer(merges=0)
     engine = GrammarEngine(tokenizer, len(tokenizer), [0])
     source = LLMatcher.grammar_from_json_schema(make("json_schema", source=json.dumps(schema)).grammar()[1])
@@ -202,7 +202,7 @@ MENDED = [
 
 
 @pytest.mark.parametrize("case", MENDED, ids=lambda case: case.name)
-def test_the_mend_leaves_the_meaning_of_a_schema_as_it_is(case):
+def test_the_rewrite_preserves_the_meaning_of_a_schema(case):
     before, after = Judge(case.schema), Judge(readable(enforceable(case.schema)))
     values = (1, "x", True, None)
     objects = [instance.data for instance in case.instances] + [
@@ -212,7 +212,7 @@ def test_the_mend_leaves_the_meaning_of_a_schema_as_it_is(case):
         assert before(json.dumps(data)).outcome == after(json.dumps(data)).outcome, data
 
 
-def test_a_schema_that_needs_no_mend_is_left_alone():
+def test_a_schema_without_problems_is_not_rewritten():
     closed = [
         case
         for case in CASES
@@ -265,7 +265,7 @@ FORMATS = {  # valid, invalid; by RFC 3339 and RFC 1123, those of the official t
 
 @pytest.mark.oracle("json_schema")
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_format_has_what_its_standard_says(engine, name):
+def test_formats_accept_what_their_standards_define(engine, name):
     valid, invalid = FORMATS[name]
     schema = {"type": "string", "format": name}
     assert [text for text in valid if not lets_through(engine, schema, json.dumps(text))] == []
@@ -282,7 +282,7 @@ def test_every_day_of_the_calendar_and_no_other_is_a_date():
         assert bool(pattern.fullmatch(f"{year:04}-{month:02}-{day:02}")) == known
 
 
-def test_a_host_name_is_what_splitting_it_at_its_dots_says():
+def test_host_names_are_validated_label_by_label():
     pattern = re.compile(PATTERNS["hostname"])
     for letters in [letters for length in range(1, 7) for letters in product("a-.", repeat=length)]:
         labels = (text := "".join(letters)).split(".")
@@ -346,7 +346,7 @@ class Faked(SchemaTrial):
         return iter(())
 
 
-def test_an_engine_that_lets_everything_through_is_found_out_and_one_that_lets_nothing_through_too():
+def test_engines_that_accept_everything_or_nothing_are_detected():
     instances = [instance for case in CASES for instance in case.instances]
     everything, nothing = [list(Faked(lets).try_all(CASES)) for lets in (True, False)]
     assert (
@@ -424,7 +424,7 @@ def test_a_file_that_is_none_of_them_is_refused_by_name(tmp_path, text, says):
         read_cases(str(tmp_path))
 
 
-def test_the_command_reports_every_schema_and_writes_it_down(tmp_path, capsys):
+def test_the_command_reports_every_schema_and_writes_a_file(tmp_path, capsys):
     out = tmp_path / "out.json"
     folder = str(FOLDER / "suite" / "const.json")
     assert (
@@ -449,7 +449,7 @@ def test_the_command_reports_every_schema_and_writes_it_down(tmp_path, capsys):
     assert len(told["schemas"]) == 2 and told["settings"]["scribbles"] == 4 and told["machine"]["torch"]
 
 
-def test_a_violation_shows_in_the_exit_code_behind_the_whole_report(tmp_path, capsys, monkeypatch):
+def test_a_violation_sets_the_exit_code_after_the_whole_report(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("playground.bench.schemas.schema_trial.SchemaTrial", lambda *given: Faked(True))
     out = tmp_path / "out.json"
     assert (

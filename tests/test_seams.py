@@ -82,13 +82,13 @@ def library(architecture: str, ids: list[int]) -> tuple[torch.Tensor, ...]:
         )
 
 
-def test_what_leaves_the_last_layer_is_read_out_as_the_models_own_logits(model):
+def test_the_last_hidden_states_give_the_models_logits(model):
     logits, captured = rows(model, LayerPlan(capture=frozenset({model.depth})))
     assert (model.read_out(captured[model.depth]) - logits).abs().max() < EXACT
     assert (model.normed(captured[model.depth]) - library(model.name, PROMPT)[-1]).abs().max() < NORMED
 
 
-def test_an_inner_state_is_read_out_as_if_no_layer_followed_and_without_the_norm_as_it_is(model):
+def test_inner_states_are_decoded_with_or_without_the_final_norm(model):
     _, captured = rows(model, LayerPlan(capture=frozenset({1, 2})))
     assert (model.read_out(captured[2]) - rows(model, LayerPlan(stop=2))[0]).abs().max() < EXACT
     bare = model.read_out(captured[2], norm=False)
@@ -166,7 +166,7 @@ def test_rows_carry_the_state_their_head_reads_and_early_exits_however_they_were
             ).abs().max() < NORMED
 
 
-def test_rows_carry_no_states_where_no_one_needs_them():
+def test_rows_carry_no_hidden_states_unless_requested():
     class Blind(Looking):
         needs = ()
 

@@ -89,7 +89,7 @@ class Wanders(Decoder):
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox", "gpt2"])
-def test_every_sequence_reads_its_own_past_and_no_others(architecture):
+def test_every_sequence_attends_to_its_own_past_only(architecture):
     wanderer = Wanders(architecture, seed=5)
     session, _ = session_of(wanderer, models={"target": pair(architecture).target}, limits=Limits(0, 20))
     recorded = run(session)
@@ -102,7 +102,7 @@ def test_two_sequences_that_write_the_same_share_its_slots():
     assert {event.tokens for event in same if isinstance(event, Forward)} == {len(PROMPT), 1}
 
 
-def test_the_first_sequence_draws_what_the_lane_itself_would_have_drawn():
+def test_the_first_sequence_samples_like_a_single_lane():
     at_one = ("temperature", {"t": 1.0})
     models = {"target": TableModel("abcde")}
     session, lane = session_of(Several(1), at_one, models=models, prompt=[0, 1])
@@ -113,7 +113,7 @@ def test_the_first_sequence_draws_what_the_lane_itself_would_have_drawn():
     )
 
 
-def test_what_a_sequence_draws_does_not_depend_on_how_many_there_are():
+def test_samples_of_a_sequence_do_not_depend_on_their_number():
     texts = {}
     for count in (2, 3, 8):
         session, _ = session_of(
@@ -127,7 +127,7 @@ def test_what_a_sequence_draws_does_not_depend_on_how_many_there_are():
     assert len(set(map(tuple, texts[8]))) > 4
 
 
-def test_slots_are_held_once_for_what_is_shared_and_freed_when_sequences_end():
+def test_shared_slots_are_stored_once_and_freed_when_sequences_end():
     session, lane = session_of(Several(8), ("temperature", {"t": 1.0}), prompt=PROMPT * 12)
     recorded = run(session)
     caches = [event for event in recorded if isinstance(event, Cache)]
@@ -184,7 +184,7 @@ class ForksOnTheWay(Decoder):
 
 
 @pytest.mark.parametrize("forced", [(), (3, 3), (1, 0, 2)])
-def test_the_text_can_be_forked_at_every_token_however_it_came_there(forced):
+def test_the_text_can_be_forked_at_every_token(forced):
     models = {"target": TableModel("abcde")}
     plain = write(assemble(LaneConfig("greedy")), models, [0, 1], Limits(0, 20, forced=forced), Draws(0)).tokens
     assert (
@@ -225,7 +225,7 @@ def test_a_strategy_that_mixes_up_its_sequences_gets_a_message(decoder, says, ca
     assert isinstance(recorded[-1], Failed) and says in recorded[-1].message
 
 
-def test_a_text_that_was_a_sequence_says_so_and_loses_nothing():
+def test_a_text_chosen_from_sequences_is_reported_completely():
     session, lane = session_of(Several(3), ("temperature", {"t": 1.0}))
     recorded = run(session)
     taken = [event for event in recorded if isinstance(event, Commit) and event.grown_on]
@@ -246,7 +246,7 @@ class Remembers(type(make("top_k"))):
         yield from ()
 
 
-def test_a_sampler_that_remembers_does_so_for_each_sequence_alone():
+def test_stateful_samplers_have_a_state_per_sequence():
     decoder = Several(3)
     models = {"target": TableModel("abcde")}
     assembly = Assembly(decoder, [make("temperature", t=1.0), Remembers()])

@@ -66,7 +66,7 @@ def test_a_worker_that_dies_is_replaced_its_run_says_so_and_the_others_go_on(wor
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_worker_whose_thread_is_gone_without_a_word_is_replaced(worker, monkeypatch):
+def test_a_worker_whose_thread_vanished_is_replaced(worker, monkeypatch):
     monkeypatch.setattr(Worker, "_work", lambda worker: worker._next())  # the thread ends at once
     lost = worker.take(Counting([]))
     worker._thread.join(PATIENCE)
@@ -76,7 +76,7 @@ def test_a_worker_whose_thread_is_gone_without_a_word_is_replaced(worker, monkey
     assert worker.health().alive and committed(worker.take(Counting([], length=2)).frames()) == [1, 2]
 
 
-def test_a_step_that_never_ends_makes_the_worker_count_as_stuck(worker, monkeypatch):
+def test_an_endless_step_marks_the_worker_as_stuck(worker, monkeypatch):
     monkeypatch.setattr(worker_module, "STUCK", 0.2)
     run = worker.take(Counting([], forward=PATIENCE))
     begun = time.monotonic()
@@ -116,7 +116,7 @@ def test_fifty_held_runs_take_no_processor_time(worker):
 
 # --- what is kept of a run ---
 
-def test_a_finished_run_lets_go_of_its_session_and_keeps_its_events(worker):
+def test_a_finished_run_releases_its_session_and_keeps_its_events(worker):
     run = worker.take(Counting([], length=300))
     list(run.frames())
     before, trace = list(run.events), run.trace
@@ -184,7 +184,7 @@ def test_sessions_of_visitors_who_left_are_dropped(closed, age, live, kept):
     assert not app.iterators_to_reset
 
 
-def test_messages_that_no_one_fetches_are_dropped(monkeypatch):
+def test_unfetched_messages_are_dropped(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("playground.ui.sessions.monotonic", lambda: now[0])
     app = app_with(holder(closed=False, age=0), unread={"never read": 9, "read": 0})
@@ -204,7 +204,7 @@ def test_an_address_beyond_its_share_of_requests_is_refused_and_another_is_not()
     _check(events, Visitor("new", "2.2.2.2"), Events.for_visitors(), 0)
 
 
-def test_visitors_who_come_and_go_leave_no_memory():
+def test_visitors_who_leave_do_not_leak_memory():
     """Streams over sessions as large as a real run's; the first hundred fill what is kept anyway."""
     site = counting_site(lambda models, settings, memory: Counting([], length=40, forward=0))
     site.rules = Rules.for_visitors()

@@ -176,7 +176,7 @@ class FailsWhileItIsClosed(Decoder):
 
 
 @pytest.mark.parametrize("stubborn", [SpeaksWhileItIsClosed, FailsWhileItIsClosed])
-def test_a_lane_that_will_not_close_ends_nonetheless(stubborn):
+def test_a_lane_that_does_not_close_is_ended(stubborn):
     finished = run(side_by_side(stubborn(), make("greedy")))
     assert last(finished, 0) == last(finished, 1) == Done("length")
     stopped = side_by_side(stubborn(), make("greedy"))
@@ -190,12 +190,12 @@ class SaysNoMore(Decoder):
         yield lm.keep(lm.pick(rows))
 
 
-def test_a_strategy_that_says_no_more_has_ended_its_text():
+def test_a_strategy_that_returns_ends_its_text():
     session = run(side_by_side(SaysNoMore()))
     assert last(session, 0) == Done("end") and len(text(session.trace.events)) == 1
 
 
-def test_a_lane_that_cannot_be_set_up_says_so_in_its_own_place():
+def test_a_lane_that_cannot_start_reports_its_own_failure():
     session = run(
         prepare(
             Models(pair().target),
@@ -214,7 +214,7 @@ def test_a_lane_that_cannot_be_set_up_says_so_in_its_own_place():
     ([], "The bird", Limits(), "lanes"), ([LaneConfig()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
     ([LaneConfig()], "  \n", Limits(), "prompt"), ([LaneConfig()], "bird " * 200, Limits(), "prompt"),
 ], ids=["no lanes", "no length", "no prompt", "too long a prompt"])
-def test_what_cannot_run_at_all_is_refused(recipes, prompt, limits, about):
+def test_a_session_that_cannot_run_is_refused(recipes, prompt, limits, about):
     with pytest.raises(Refusal) as refusal:
         prepare(pair(), recipes, Prompt(prompt), limits)
     assert refusal.value.about == about and str(refusal.value).endswith(".")
@@ -233,7 +233,7 @@ class Spendthrift(Decoder):
             yield lm.keep(lm.pick(rows))
 
 
-def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(monkeypatch):
+def test_a_lane_with_fifty_forwards_per_token_does_not_starve_another(monkeypatch):
     monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     session = run(side_by_side(Spendthrift(), make("greedy"), length=8))
     ended = next(i for i, s in enumerate(session.trace.events) if s.lane == 1 and isinstance(s.event, Done))
@@ -242,7 +242,7 @@ def test_a_lane_that_asks_for_fifty_forwards_a_token_does_not_starve_another(mon
     assert text(session.trace.events, 0) == text(session.trace.events, 1)
 
 
-def test_the_lane_whose_clock_shows_least_is_served_next(monkeypatch):
+def test_the_lane_with_the_smallest_clock_is_served_next(monkeypatch):
     monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
     session, clocks = side_by_side(Spendthrift(), make("greedy"), make("greedy"), length=20), {0: 0.0, 1: 0.0, 2: 0.0}
     for _ in range(60):
@@ -260,7 +260,7 @@ def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
     assert [s.at for s in among.trace.lane(0).events] == [s.at for s in alone.trace.events]
 
 
-def test_a_long_prompt_goes_through_in_pieces_so_that_others_need_not_wait():
+def test_a_long_prompt_is_read_in_chunks_so_that_others_do_not_wait():
     model = TableModel("abcde", context=4096, rule=lambda context: torch.arange(5.0).double())
     assembly = Assembly(make("greedy"))
     runner = Runner(
@@ -282,7 +282,7 @@ class AsksBothAtOnce(Decoder):
             yield lm.keep(lm.pick(ours))
 
 
-def test_requests_asked_for_together_are_served_in_one_turn():
+def test_concurrent_requests_share_a_forward():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     assembly = Assembly(AsksBothAtOnce())
     runner, forwards = (
@@ -355,7 +355,7 @@ class FailsOnThree(TableModel):
         return super().forward(works, plan)
 
 
-def test_where_lanes_together_are_too_much_each_goes_alone():
+def test_lanes_that_do_not_fit_in_one_forward_run_separately():
     session = run(side_by_side(make("greedy"), make("greedy"), make("greedy"), model=FailsOnThree("abcde")))
     assert [last(session, lane) for lane in range(3)] == [Done("length")] * 3
 
@@ -375,7 +375,7 @@ class GuessesWide(Decoder):
         yield lm.extend(chain([1, 2, 3, 4, 0], "wide"))
 
 
-def test_a_lane_that_asks_too_much_of_a_shared_model_fails_alone():
+def test_an_excessive_request_to_a_shared_model_fails_its_lane_only():
     session = run(side_by_side(make("greedy"), GuessesWide(), make("greedy"), model=Narrow("abcde")))
     assert isinstance(last(session, 1), Failed) and [last(session, lane) for lane in (0, 2)] == [Done("length")] * 2
 
@@ -397,7 +397,7 @@ def test_a_step_takes_each_lane_to_its_next_commit():
     assert session.finished and session.step() == [] and session.advance() == []
 
 
-def test_a_step_passes_a_lane_that_fails():
+def test_a_step_skips_a_failed_lane():
     session = side_by_side(Raises(), make("greedy"))
     session.step()
     assert isinstance(last(session, 0), Failed) and len(text(session.trace.events, 1)) == 1
@@ -421,7 +421,7 @@ def test_stopping_one_lane_leaves_the_others_running():
     assert last(session, 1) == Done("length") and session.stop() == []
 
 
-def test_a_lane_that_was_refused_can_be_stopped_as_well():
+def test_a_refused_lane_can_be_stopped():
     session = prepare(pair(), [LaneConfig("gredy")], Prompt("The bird"), Limits())
     assert [type(stamped.event) for stamped in session.stop()] == [Failed]
     assert session.finished and session.stop() == []
@@ -442,7 +442,7 @@ class Hesitates(Decoder):
         yield from plain(lm)
 
 
-def test_what_was_taken_back_leaves_no_trace_in_text_or_cache():
+def test_a_rollback_leaves_no_trace_in_text_or_cache():
     session = run(side_by_side(Hesitates(), make("greedy")))
     hesitant, plain_lane = (session._runners[lane].lane for lane in (0, 1))
     assert hesitant.tokens == plain_lane.tokens and hesitant.text == plain_lane.text
@@ -450,7 +450,7 @@ def test_what_was_taken_back_leaves_no_trace_in_text_or_cache():
     assert check(session.trace) == []
 
 
-def test_a_grammar_follows_what_was_taken_back():
+def test_a_grammar_follows_a_rollback():
     models = {"target": pair().target}
     assembly = assemble(LaneConfig("greedy", {}, [("regex", {"pattern": "[a-c]{9}"})]))
     assembly.decoder = Hesitates()
@@ -474,7 +474,7 @@ class GoesBack(Decoder):
 @pytest.mark.parametrize(
     "parts", [{"cache_policy": make("sink_window")}, {"samplers": [make("mirostat")]}], ids=["sink_window", "mirostat"]
 )
-def test_a_text_cannot_go_back_where_something_cannot_be_undone(parts):
+def test_a_rollback_is_refused_if_a_strategy_cannot_undo_it(parts):
     assembly = Assembly(GoesBack(), **parts)
     lane = Lane([0, 1, 2], {"target": MODEL}, assembly, Limits(max_new_tokens=LENGTH), Recorder(MODEL.tokens))
     message = last(run(Session([Header()], [Runner(lane, assembly)])), 0).message

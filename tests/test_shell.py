@@ -93,7 +93,7 @@ def assert_one_line(err: str) -> None:
 
 # --- list ---
 
-def test_list_shows_programs_everything_about_every_strategy(shell, no_models):
+def test_list_json_has_everything_about_every_strategy(shell, no_models):
     code, out, _ = shell("list", "--json")
     listed = json.loads(out)
     assert code == 0 and {entry["name"] for entry in listed} == set(discover())
@@ -117,7 +117,7 @@ def test_list_shows_programs_everything_about_every_strategy(shell, no_models):
         assert all(set(knob) == {"name", "type", "default", "min", "max", "help", "choices"} for knob in entry["knobs"])
 
 
-def test_list_gives_the_limits_of_a_knob(shell, no_models):
+def test_list_shows_the_limits_of_a_knob(shell, no_models):
     sample = json.loads(shell("list", "sample", "--json")[1])[0]
     assert (
         sample["kind"] == "decoder"
@@ -133,7 +133,7 @@ def test_list_gives_the_limits_of_a_knob(shell, no_models):
     )
 
 
-def test_list_shows_people_names_by_kind_and_the_knobs_of_one(shell, no_models):
+def test_list_shows_names_by_kind_and_the_knobs_of_one_strategy(shell, no_models):
     assert "\n  greedy " in shell("list")[1]
     out = shell("list", "prompt_lookup")[1]
     assert "earliest | latest" in out and "1 to 8" in out
@@ -228,7 +228,7 @@ def test_a_draft_is_loaded_only_where_it_is_named_or_needed(shell, saved, monkey
 
 @pytest.mark.parametrize("command", [["run", "speculative", *PROMPT], ["bench", "speed", "--only", "blocks"],
                                      ["bench", "guessing", "--tasks", "facts", "--only", "dyspec"]], ids=" ".join)
-def test_a_device_of_the_drafts_own_is_looked_for(shell, pair, command):
+def test_a_draft_device_is_checked(shell, pair, command):
     code, _, err = shell(*command, *pair, "--draft-device", "gpu")
     assert code and err == "error: There is no device 'gpu'; choose one of auto, cuda, mps, cpu.\n"
 
@@ -258,7 +258,7 @@ def test_prompts_are_raw_unless_chat_is_asked_for(shell, pair, tmp_path):
     assert "".join(pieces("--chat")) == "<|user|> The green bird<|assistant|>"
 
 
-def test_people_see_the_text_and_then_what_it_cost(shell, pair):
+def test_the_terminal_shows_the_text_and_then_its_costs(shell, pair):
     result = json.loads(shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12, "--json")[1])
     out = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12)[1]
     text, costs = out.rsplit("\n\n", 1)
@@ -271,7 +271,7 @@ def test_people_see_the_text_and_then_what_it_cost(shell, pair):
 
 # --- compare ---
 
-def test_compare_says_whether_lanes_wrote_the_same(shell, pair):
+def test_compare_reports_whether_lanes_wrote_the_same_text(shell, pair):
     code, out, _ = shell(
         "compare",
         "sample",
@@ -293,7 +293,7 @@ def test_compare_says_whether_lanes_wrote_the_same(shell, pair):
     assert sample["token_ids"][:at] == greedy["token_ids"][:at] and sample["token_ids"][at] != greedy["token_ids"][at]
 
 
-def test_a_lane_that_cannot_take_a_toggle_says_so_and_the_others_go_on(shell, pair):
+def test_a_lane_that_refuses_a_toggle_is_reported_and_the_others_continue(shell, pair):
     words = [
         "compare",
         "greedy",
@@ -335,7 +335,7 @@ def test_lanes_are_compared_with_greedy_or_the_first_that_ran(lanes, baseline):
     assert baseline_of([result(lane) for lane in lanes]) == baseline
 
 
-def test_compare_fails_where_no_lane_comes_through(shell, pair):
+def test_compare_fails_if_every_lane_fails(shell, pair):
     code, _, err = shell("compare", "greedy", "sample", *PROMPT, *pair, "--with", "regex:pattern=(")
     assert code == 2
     assert_one_line(err)
@@ -458,7 +458,7 @@ def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_m
     assert_one_line(err)
 
 
-def test_bench_says_what_it_measures_and_for_how_long_before_anything_is_loaded(shell, monkeypatch):
+def test_bench_announces_its_plan_before_anything_is_loaded(shell, monkeypatch):
     def stop(options):
         raise Refusal("Nothing was loaded yet.")
 
@@ -531,12 +531,12 @@ def test_a_draft_with_other_tokens_is_refused_by_the_lane_that_would_use_it_and_
     assert shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.stranger)[0] == 0
 
 
-def test_a_draft_that_is_needed_and_not_there_is_asked_for(shell, saved):
+def test_a_missing_draft_that_is_needed_is_refused_with_advice(shell, saved):
     code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target)
     assert code == 2 and "needs a draft model" in err
 
 
-def test_a_lane_that_fails_on_its_way_shows_what_it_wrote(shell, pair, monkeypatch):
+def test_a_lane_that_fails_midway_shows_its_text(shell, pair, monkeypatch):
     def stumble(self, lm):
         rows = yield lm.prefill()
         yield lm.keep(lm.pick(rows))
@@ -609,7 +609,7 @@ def test_a_file_fills_the_knob_that_takes_one(tmp_path):
         ("abc", ["cde", "d"], "ab"),
     ],
 )
-def test_a_growing_text_holds_back_what_may_begin_a_stop_string(text, stops, shown):
+def test_a_growing_text_holds_back_a_possible_stop_string(text, stops, shown):
     assert settled(text, stops) == shown
 
 
@@ -619,7 +619,7 @@ def show(*events) -> None:
         screen.show(Stamped(0, seq, 0.0, event))
 
 
-def test_a_text_that_was_taken_back_is_shown_again(capsys):
+def test_a_text_is_shown_again_after_a_rollback(capsys):
     show(
         Commit(0, [1], ["one "], "one "),
         Commit(1, [2], ["two"], "two"),

@@ -49,7 +49,7 @@ def test_it_has_what_the_page_needs_and_nothing_else(space):
     assert not list(space.rglob("__pycache__"))
 
 
-def test_its_readme_links_to_nothing_that_stayed_behind(space):
+def test_its_readme_has_no_broken_links(space):
     for link in links_of(space / README):
         assert (space / link).exists(), link
 
@@ -91,7 +91,7 @@ def test_a_readme_that_would_not_work_is_refused_with_the_reason(changed, old, n
     assert any(complaint in found for found in complaints(changed)), complaints(changed)
 
 
-def test_a_missing_model_and_a_file_that_is_too_large_are_found(changed):
+def test_missing_models_and_oversized_files_are_refused(changed):
     (changed / "assets/big.bin").touch()
     with (changed / "assets/big.bin").open("wb") as file:
         file.truncate(70_000_000)
@@ -133,7 +133,7 @@ def test_a_space_offers_its_models_and_no_field_for_a_folder(monkeypatch):
     assert len(menus) >= 2 and not any(menu["allow_custom_value"] for menu in menus)
 
 
-def test_a_model_that_a_space_does_not_offer_is_refused_in_the_sites_words():
+def test_a_model_that_a_space_does_not_offer_is_refused():
     menu = ModelDropdown([("Pocket", "pocket")], allow_custom_value=False)
     assert menu.preprocess("/etc") == "/etc"
     with pytest.raises(Refusal, match="only the models in its list"):

@@ -45,7 +45,7 @@ def test_every_node_of_a_tree_sees_its_path_and_nothing_else(pair):
         assert (rows[node] - scratch_row(twin, path)).abs().max() < EXACT
 
 
-def test_random_extends_keeps_rollbacks_and_forks_leave_no_trace_of_what_was_refused(pair):
+def test_random_extends_commits_rollbacks_and_forks_leave_no_trace_of_rejected_nodes(pair):
     model, twin = pair
     chance, store = random.Random(7), model.new_store()
     text, guesses = [], []  # committed tokens; tokens of the scratch
@@ -78,7 +78,7 @@ def test_random_extends_keeps_rollbacks_and_forks_leave_no_trace_of_what_was_ref
     assert (rows[-1] - scratch_row(twin, text + [1])).abs().max() < EXACT
 
 
-def test_two_leaves_of_one_store_go_on_in_one_forward(llama):
+def test_two_leaves_of_one_cache_continue_in_one_forward(llama):
     model, twin = llama
     store, prompt = model.new_store(), words(2, 5)
     feed(model, store, prompt, chain(5))
@@ -89,7 +89,7 @@ def test_two_leaves_of_one_store_go_on_in_one_forward(llama):
     assert (rows[1] - scratch_row(twin, prompt + [20, 21])).abs().max() < EXACT
 
 
-def test_stores_of_two_lanes_share_a_forward_without_seeing_each_other(llama):
+def test_caches_of_two_lanes_share_a_forward_without_mixing(llama):
     model, twin = llama
     one, two = model.new_store(), model.new_store()
     feed(model, one, words(3, 4), chain(4))
@@ -146,7 +146,7 @@ def test_positions_stay_true_after_eviction(llama):
     assert store.extend([-1]).positions() == [10]
 
 
-def test_eviction_gives_memory_back(llama):
+def test_eviction_frees_memory(llama):
     model, _ = llama
     store = model.new_store()
     feed(model, store, words(7, 110), chain(110))
@@ -167,7 +167,7 @@ def test_eviction_gives_memory_back(llama):
         (Capacity(0, 1000), [256, 384, 384]),
     ],
 )
-def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_that(room, capacities):
+def test_memory_is_allocated_for_the_known_length_and_no_more(room, capacities):
     pool, found = KVBuffer(room), []
     for at, count in ((0, 200), (200, 60), (260, 100)):
         pool.write(at, torch.zeros(2, count, 4))
@@ -176,7 +176,7 @@ def test_memory_is_taken_for_what_is_known_to_come_and_no_further_ahead_than_tha
 
 
 @pytest.mark.parametrize("once, capacity", [(True, 64), (False, 384)])
-def test_behind_a_prompt_that_others_hold_too_only_the_own_part_of_a_text_takes_memory(once, capacity):
+def test_after_a_shared_prompt_only_private_tokens_take_memory(once, capacity):
     pool = KVBuffer(Capacity(300, 340))
     pool.start_from(torch.zeros(2, 300, 4), once)
     pool.write(300, torch.zeros(2, 20, 4))
@@ -204,7 +204,7 @@ def test_a_window_hides_old_positions_from_decode_rows_but_not_from_the_prompt(l
     assert (whole[0] - scratch_row(twin, prompt + [3])).abs().max() > 1e-4
 
 
-def test_a_long_prompt_in_pieces_equals_the_same_prompt_at_once(pair):
+def test_chunked_prefill_equals_a_single_prefill(pair):
     model, _ = pair
     prompt, whole, pieces = words(9, 40), model.new_store(), model.new_store()
     expected = feed(model, whole, prompt, chain(40))
@@ -246,7 +246,7 @@ def some_slots(chance: random.Random, length: int) -> Slots:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_the_stretches_of_all_heads_together_are_those_of_a_walk_through_each(seed):
+def test_runs_of_all_heads_equal_those_of_each_head(seed):
     chance = random.Random(seed)
     for length in [*range(12)] * 5:
         store = KVCache(3, length=length)

@@ -78,7 +78,7 @@ def lane(tau: list[int], draft: str, size: float, **header) -> Trace:
 
 # --- the arithmetic ---
 
-def test_a_block_yields_what_chance_yields():
+def test_expected_tokens_of_a_chain_equal_a_simulation():
     assert block_efficiency(0.7, 4) == pytest.approx(2.773, abs=5e-4)
     found = chained([0.7] * 4, 4, 40_000)
     assert sum(r.tokens for r in found) / len(found) == pytest.approx(block_efficiency(0.7, 4), abs=0.02)
@@ -90,12 +90,12 @@ def test_a_perfect_draft_yields_every_draft_token_and_one_more(gamma):
     assert block_efficiency_by_level([1.0] * gamma, gamma) == gamma + 1
 
 
-def test_a_block_by_depth_is_the_sum_of_what_survives():
+def test_expected_tokens_by_depth_sum_the_survival_probabilities():
     assert block_efficiency_by_level([0.9, 0.5, 0.2], 3) == pytest.approx(1 + 0.9 + 0.45 + 0.09)
     assert block_efficiency_by_level([0.6] * 4, 4) == pytest.approx(block_efficiency(0.6, 4))
 
 
-def test_acceptance_is_counted_over_draft_tokens_that_were_looked_at():
+def test_acceptance_is_counted_over_tested_draft_tokens():
     found = chained([0.7] * 4, 4, 40_000)
     assert acceptance(found) == pytest.approx(0.7, abs=0.01)
     over_drafted = sum(r.accepted for r in found) / sum(r.levels for r in found)
@@ -103,11 +103,11 @@ def test_acceptance_is_counted_over_draft_tokens_that_were_looked_at():
     assert acceptance([]) is None
 
 
-def test_acceptance_by_depth_finds_the_chance_at_each_depth():
+def test_acceptance_by_depth_recovers_the_probability_at_each_depth():
     assert acceptance_by_level(chained([0.9, 0.6, 0.3], 3, 40_000)) == pytest.approx([0.9, 0.6, 0.3], abs=0.02)
 
 
-def test_by_depth_the_prediction_is_what_was_measured_where_all_drafts_are_of_one_length():
+def test_predictions_by_depth_equal_measurements_for_drafts_of_one_length():
     found = chained([0.9, 0.6, 0.3], 3, 500)
     measured = sum(r.tokens for r in found) / len(found)
     assert block_efficiency_by_level(acceptance_by_level(found), 3) == pytest.approx(measured)
@@ -116,7 +116,7 @@ def test_by_depth_the_prediction_is_what_was_measured_where_all_drafts_are_of_on
     )
 
 
-def test_the_overlap_of_two_models_is_the_mean_of_the_clipped_ratio_over_draws():
+def test_the_overlap_of_two_models_is_the_mean_clipped_ratio_over_samples():
     chance = torch.Generator().manual_seed(0)
     p, q = (torch.rand(6, generator=chance, dtype=torch.float64).softmax(-1) for _ in range(2))
     draws = q.multinomial(20_000, replacement=True, generator=chance).tolist()
@@ -126,7 +126,7 @@ def test_the_overlap_of_two_models_is_the_mean_of_the_clipped_ratio_over_draws()
     assert overlap(trace(*verdicts)) == pytest.approx(float(torch.minimum(p, q).sum()), abs=0.005)
 
 
-def test_the_overlap_leaves_out_further_siblings_and_what_was_not_left_to_chance():
+def test_the_overlap_excludes_later_siblings_and_deterministic_drafts():
     tests = [Trial(0, 0.2, 0.4, 0.9, False), Trial(1, 0.1, 0.1, 0.1, True), Trial(2, 0.3, 0.3, 0.5, True)]
     assert overlap(trace(Verdict(0, [1, 2], tests))) == pytest.approx((0.5 + 1.0) / 2)
     assert overlap(trace(Verdict(0, [], [Trial(0, 0.2, 0.4, None, False)]))) is None
@@ -149,13 +149,13 @@ def test_costs_are_read_from_seconds():
     assert (costs.draft, costs.row, costs.measured) == (pytest.approx(0.25), pytest.approx(1 / 6), True)
 
 
-def test_passes_of_one_size_leave_further_rows_free_and_a_plain_lane_prices_them():
+def test_forwards_of_one_size_need_a_plain_lane_to_estimate_the_cost_of_rows():
     own = [Forward("target", "decode", 5, 9, 8, 1, 0.02)]
     assert measured_costs(own, []) == Costs(0.0, 0.0, False)
     assert measured_costs(own, [Forward("target", "decode", 1, 9, 8, 1, 0.01)]).row == pytest.approx(0.25)
 
 
-def test_costs_leave_out_prefill_and_what_lanes_shared():
+def test_costs_exclude_prefill_and_shared_forwards():
     passes = [
         Forward("target", "prefill", 200, 0, 8, 1, 5.0),
         Forward("target", "decode", 1, 9, 8, 3, 9.0),
@@ -167,7 +167,7 @@ def test_costs_leave_out_prefill_and_what_lanes_shared():
     assert measured_costs(passes[:2], []) is None
 
 
-def test_a_pass_through_the_first_layers_alone_is_a_draft():
+def test_a_forward_of_the_first_layers_counts_as_drafting():
     passes = [Forward("target", "decode", 4, 9, 8, 1, 0.01, 80.0), Forward("exit", "decode", 1, 9, 2, 1, 0.004, 5.0)]
     assert measured_costs(passes, []).draft == pytest.approx(0.4)
     assert computed_costs(passes).draft == pytest.approx(5 / 20)
@@ -216,7 +216,7 @@ def notes(told: list) -> str:
     return " ".join(event.text for event in told if isinstance(event, Note))
 
 
-def test_a_law_over_three_drafts_is_recovered_exactly():
+def test_a_scaling_law_over_three_drafts_is_recovered_exactly():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8), lane([2, 3], "large", 1e9)]
     told = study(*traces)
     law = next(event for event in told if isinstance(event, Figure) and event.name.startswith("Tokens per round"))
@@ -227,7 +227,7 @@ def test_a_law_over_three_drafts_is_recovered_exactly():
     assert "0.5 log10 N -2, R² = 1.000, over 3" in notes(told)
 
 
-def test_two_drafts_are_no_law_nor_are_three_on_different_prompts():
+def test_two_drafts_or_different_prompts_give_no_scaling_law():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8)]
     assert "it needs 3 draft models of known size, and these traces have 2" in notes(study(*traces))
     other = lane([2, 3], "large", 1e9)
@@ -235,7 +235,7 @@ def test_two_drafts_are_no_law_nor_are_three_on_different_prompts():
     assert "not run on the same prompts" in notes(study(*traces, other))
 
 
-def test_a_draft_that_is_never_right_is_best_not_asked():
+def test_for_a_draft_without_acceptance_the_best_length_is_zero():
     told = study(lane([1] * 30, "noise", 1e6))
     assert numbers(told)["α from counts"] == [0.0] and numbers(told)["best draft length"] == [0]
     assert numbers(told)["speed-up there, predicted"] == [1.0]
@@ -246,7 +246,7 @@ def test_the_window_takes_the_last_rounds():
     assert numbers(told)["rounds"] == [10] and numbers(told)["α from counts"] == [1.0]
 
 
-def test_lanes_that_shared_every_pass_have_no_costs_of_their_own():
+def test_lanes_that_shared_every_forward_have_no_separate_costs():
     shared = lane([1, 3], "draft", 1e6)
     for stamped in shared.events:
         if isinstance(stamped.event, Forward):
@@ -257,7 +257,7 @@ def test_lanes_that_shared_every_pass_have_no_costs_of_their_own():
     assert numbers(study(shared, costs="computed"))["draft cost"][0] > 0, "operations are each lane's own"
 
 
-def test_predictions_are_called_predictions():
+def test_predictions_are_labelled_as_such():
     told = study(lane([1, 3, 5], "draft", 1e6))
     assert all("predicted" in row for row in numbers(told) if "speed-up" in row)
     assert any("Predicted" in event.name for event in told if isinstance(event, Figure)) and "Predictions" in notes(
@@ -273,7 +273,7 @@ def recorded() -> Trace:
     return Trace([r.header for r in results], sorted((s for r in results for s in r.trace.events), key=lambda s: s.seq))
 
 
-def test_a_recorded_run_is_reported_as_it_was(recorded):
+def test_the_report_of_a_recorded_run_equals_its_events(recorded):
     before = json.dumps(recorded.to_json())
     told = study(recorded.lane(0), recorded.lane(1))
     speculative = [stamped.event for stamped in recorded.lane(1).events]

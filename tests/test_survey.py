@@ -54,7 +54,7 @@ def made(entrant: str = "greedy", number: int = 0, round: int = 1, **facts) -> A
 
 # --- asking ---
 
-def test_an_answer_counts_what_its_trace_counts():
+def test_the_costs_of_an_answer_are_those_of_its_trace():
     answer, = asked([SPECULATION], [BIRD], length=16)
     (lane,) = playground.compare(
         [SPECULATION.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
@@ -68,7 +68,7 @@ def test_an_answer_counts_what_its_trace_counts():
     assert sum(answer.wrote.values()) == len(answer.token_ids) and 0 < answer.clock <= answer.seconds
 
 
-def test_a_lane_that_fails_or_is_refused_leaves_the_others():
+def test_a_lane_that_fails_or_is_refused_does_not_affect_the_others():
     endless, unruly = (
         replace(BIRD, prompt="bird " * 500),
         Entrant("unruly", LaneConfig("greedy", extras=[("regex", {"pattern": "("})])),
@@ -80,7 +80,7 @@ def test_a_lane_that_fails_or_is_refused_leaves_the_others():
     assert next(answer for answer in answers if answer.failure).score is None
 
 
-def test_a_strategy_that_needs_what_a_question_lacks_is_not_asked_and_has_not_failed():
+def test_a_strategy_whose_input_is_missing_is_not_asked_and_does_not_fail():
     recorded = replace(BIRD, context="A red fox met a green bird.")
     bare, asked_ = asked([NEEDY], [BIRD, recorded])
     assert (bare.lacking, bare.failure, bare.reason, bare.token_ids) == ("a passage", "", "not asked", [])
@@ -93,7 +93,7 @@ def test_cancelling_stops_within_a_question():
     assert answers == [] and len(calls) == 6
 
 
-def test_no_one_always_follows_the_same_other():
+def test_the_order_rotates_so_that_nothing_always_follows_the_same_other():
     entrants = [replace(GREEDY, name=name) for name in "abc"]
     assert (
         "".join(answer.entrant for answer in asked(entrants, [BIRD, FOX, BIRD], 2, length=1))
@@ -101,7 +101,7 @@ def test_no_one_always_follows_the_same_other():
     )
 
 
-def test_every_question_and_round_draws_again_and_entrants_share_the_draws():
+def test_seeds_differ_by_question_and_round_and_are_shared_by_entrants():
     answers = asked([DRAWING, replace(DRAWING, name="again")], [BIRD, FOX], 2)
     seeds = {(answer.number, answer.round, answer.seed) for answer in answers}
     assert len(seeds) == len({seed for _, _, seed in seeds}) == 4 and len(answers) == 8
@@ -114,7 +114,7 @@ def test_a_warm_up_is_dropped():
     assert [answer.round for answer in survey(pair(), [GREEDY], [BIRD, FOX], 1, Limits(max_new_tokens=2))] == [1, 1]
 
 
-def test_a_judge_that_is_wrong_gives_other_scores():
+def test_a_wrong_judge_gives_other_scores():
     right, wrong = (
         asked([GREEDY], [FOX]),
         asked([GREEDY], [FOX], judge=lambda question, text: 1.0 - score(question, text)),
@@ -143,7 +143,7 @@ def test_a_survey_of_nothing_is_refused(entrants, questions, repeats, about):
     assert refusal.value.about == about
 
 
-def test_time_left_is_what_was_measured_and_nothing_before():
+def test_time_left_is_estimated_from_measured_answers_only():
     progress = Progress([GREEDY, SPECULATION], [BIRD, FOX], repeats=2)
     for answer in (
         made("greedy", seconds=1.0),
@@ -165,7 +165,7 @@ def test_times_are_compared_within_a_round():
     assert table(answers)[1].tokens_per_second == (6.0, 0.15, 12.0)
 
 
-def test_a_question_that_failed_for_one_counts_for_none_in_the_ratio():
+def test_a_failed_question_is_excluded_from_the_ratio():
     answers = [
         made("greedy", 0),
         made("greedy", 1, seconds=100.0),
@@ -198,7 +198,7 @@ def test_a_strategy_that_was_not_asked_has_dashes_and_a_sentence_says_why():
     assert sections(table([made()]))[0].remarks == [] and section.remarks[0] in page("Survey", {}, answers)
 
 
-def test_a_failure_taken_for_a_want_is_distinguished():
+def test_failures_and_missing_inputs_are_distinguished():
     """The same rows with the sentence in the other place: one failed, and nothing explains it away."""
     section, = sections(table([made(), made("needy", failure="a passage")]))
     assert section.rows[2][-1] == "1" and section.remarks == []
@@ -248,7 +248,7 @@ def test_a_sign_test_is_that_of_fair_coins(better, worse, p):
 
 # --- on paper ---
 
-def test_the_csv_has_a_line_for_each_answer_whatever_is_in_it():
+def test_the_csv_has_one_row_per_answer_for_any_text():
     nasty = 'a,"b"\n=1+1;\r\n<script>'
     answers = [
         made(text=nasty, trials=[(1, 2)], score=0.5, forwards={"target": 2}),
@@ -286,7 +286,7 @@ def test_a_page_keeps_its_tables_whatever_an_entrant_is_called():
     assert "| x / y z |" in written and "| a/b |" in written
 
 
-def test_figures_show_what_the_table_says():
+def test_figures_show_the_values_of_the_table():
     rows = table(
         [
             made("<b>greedy</b>", score=1.0, forwards={"target": 2}),
@@ -298,14 +298,14 @@ def test_figures_show_what_the_table_says():
     assert "<b>" not in drawn.data[0].name and list(depths.data[0].y) == [0.5, 1.0]
 
 
-def test_nothing_is_drawn_of_what_was_not_measured():
+def test_unmeasured_values_are_not_drawn():
     rows = table([made()])
     assert quality(rows) is None and acceptance(rows) is None
 
 
 # --- questions of one's own ---
 
-def test_own_questions_are_read_with_their_rule():
+def test_user_questions_are_read_with_their_rule():
     exact, within, unknown = questions_in("""{"prompt": "p", "answer": " 5 "}
 
         {"prompt": "p", "answer": "5", "contains": true, "chat": false}
@@ -315,7 +315,7 @@ def test_own_questions_are_read_with_their_rule():
     assert own_score(unknown, "5") is None and unknown.task == "own"
 
 
-def test_an_own_question_is_never_judged_by_the_rule_of_a_task_of_the_same_name():
+def test_a_user_question_is_never_judged_by_a_tasks_rule():
     programs, = questions_in('{"task": "programs", "prompt": "Write it.", "answer": "raise SystemExit"}')
     assert score(programs, "raise SystemExit") == 1.0 and score(programs, "pass") == 0.0
 
@@ -344,7 +344,7 @@ def test_a_bad_line_is_named(line, says):
 
 
 @pytest.mark.parametrize("text", ["", "\n \n", '{"prompt": "p"}\n' * (MOST_LINES + 1)])
-def test_none_and_too_many_are_refused(text):
+def test_empty_and_oversized_lists_are_refused(text):
     with pytest.raises(Refusal):
         questions_in(text)
 
@@ -375,7 +375,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
         ("greedy+regex:pattern=a+b", LaneConfig("greedy", extras=[("regex", {"pattern": "a+b"})])),
     ],
 )
-def test_a_lane_is_written_in_one_word(text, recipe):
+def test_a_lane_is_written_as_one_argument(text, recipe):
     assert read_lane(text) == recipe
 
 

@@ -30,7 +30,7 @@ def test_an_n_gram_index_finds_what_a_scan_finds_while_a_text_grows_and_is_cut()
             assert (index.earliest(ngram, end), index.latest(ngram, end)) == expected
 
 
-def test_many_places_are_narrowed_and_grouped_as_few_are():
+def test_many_positions_are_filtered_and_grouped_like_few():
     chooser = random.Random(1)
     text = [chooser.randrange(3) for _ in range(600)]
     store, context = SuffixIndex(), text[-5:]
@@ -48,7 +48,7 @@ def test_many_places_are_narrowed_and_grouped_as_few_are():
         assert {token: list(after) for token, after in store.followers(places).items()} == followers
 
 
-def test_copies_share_a_text_and_read_on_apart():
+def test_copies_share_a_text_and_continue_independently():
     store = SuffixIndex()
     store.begin()
     store.add([1, 2, 3])
@@ -70,7 +70,7 @@ def quickest(act) -> float:
     return min(times)
 
 
-def test_a_round_over_two_hundred_thousand_tokens_takes_two_milliseconds_at_most():
+def test_a_round_over_two_hundred_thousand_tokens_has_at_most_two_milliseconds_of_overhead():
     chooser = random.Random(2)
     words = [min(int(20 * chooser.paretovariate(0.9)), 20_000) for _ in range(200_000)]  # one in 23 is token 20
     store, drafter, lookup = SuffixIndex(), make("suffix_decoding"), make("prompt_lookup")
