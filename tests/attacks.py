@@ -36,7 +36,7 @@ def ask(name: str, *requests: Callable[[], list[Any]]) -> Attack:
 
 
 def raw(name: str, body: Callable[[Visitor], bytes]) -> Attack:
-    """A body that no client would write."""
+    """A malformed body."""
 
     def prepare(visitor: Visitor) -> Send:
         made = body(visitor)

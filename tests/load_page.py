@@ -347,7 +347,7 @@ async def _watch(load: Load) -> None:
         await asyncio.sleep(SAMPLE)
 
 
-# --- what came of it ---
+# --- results ---
 
 def percentile(values: list[float], share: float) -> float:
     """The smallest value that at least this share of them does not exceed; nan where there is none."""

@@ -1,4 +1,4 @@
-"""Aims in seconds, on machines of any speed."""
+"""Time limits in seconds, scaled to the speed of the machine."""
 from __future__ import annotations
 
 from time import thread_time
@@ -10,7 +10,7 @@ TURNS, LOOKS = 200_000, 20
 
 
 def here(seconds: float) -> float:
-    """How long a processor as slow, or as busy, as this one is just now takes for so many seconds' work; no less where
+    """Seconds that a processor as slow, or as busy, as this one currently needs for this many seconds' work; no less if
     it is faster.
     """
     return seconds * max(1.0, min(_loop() for _ in range(LOOKS)) * TURNS_A_SECOND / TURNS)

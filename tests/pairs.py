@@ -31,7 +31,7 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
 
 
 def network(architecture: str) -> PreTrainedModel:
-    """The target's network as the library builds it, without our hooks."""
+    """The target's network of the library, without our hooks."""
     torch.manual_seed(0)
     sizes = SPECIAL.get(architecture, SIZES) | {"vocab_size": VOCABULARY, "tie_word_embeddings": False}
     return (

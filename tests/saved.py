@@ -8,7 +8,7 @@ import torch
 from toys import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
-VOCABULARY, CONTEXT, WIDTH = 319, 128, 64  # the width is that between the layers' two products
+VOCABULARY, CONTEXT, WIDTH = 319, 128, 64  # the intermediate width
 
 
 @dataclass(frozen=True)

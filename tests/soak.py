@@ -4,7 +4,7 @@
 
 Every strategy comes up as main decoder at least once where there are enough runs; canvas decoders run over the oracle.
 A run is read to its end as a browser reads it. `--distinct` repeats so many different runs, for a short soak in which
-nothing is new after the warm-up. Exit code 1 where memory grows by more than 5 % after the warm-up (the first two
+nothing is new after the warm-up. Exit code 1 if memory grows by more than 5 % after the warm-up (the first two
 fifths of the runs), where a thread, a handle or a child process is left, where a run never ends, or where a lane fails
 with anything but a sentence. Memory is the resident set of the process after a garbage collection and `malloc_trim`,
 median over a window of runs.
@@ -42,16 +42,16 @@ from playground.ui.site import Site  # noqa: E402
 from playground.ui.worker import Run  # noqa: E402
 
 GROWTH = 0.05  # of memory after the warm-up
-WARM_UP = 0.4  # share of the runs
-SLACK = {"threads": 1, "handles": 2, "children": 0}  # what may be left, beyond what was there after the warm-up
-LONGEST = 60.0  # seconds of one run, which is stopped then
-LONGEST_STOP = 10.0  # seconds from there until it has ended
+WARM_UP = 0.4  # share of all runs
+SLACK = {"threads": 1, "handles": 2, "children": 0}  # allowed growth after the warm-up
+LONGEST = 60.0  # seconds after which a run is stopped
+LONGEST_STOP = 10.0  # further seconds until it must have ended
 UNEXPECTED = "unexpected error ("
 
 
 @dataclass
 class Report:
-    """What the runs came to; megabytes are of the resident set."""
+    """Results of the runs; megabytes are of the resident set."""
 
     runs: int = 0
     ends: Counter = field(default_factory=Counter)
@@ -97,7 +97,7 @@ def requests(runs: int, seed: int, distinct: int) -> list[Settings]:
 
 
 def _random_settings(seed: int) -> Iterator[Settings]:
-    """Random settings without end; the main decoders take turns in a random order, so that each comes up."""
+    """Endless random settings; the main decoders are shuffled, so that each occurs."""
     known, chance = [facts(cls) for cls in discover().values()], random.Random(seed)
     mains = [one for one in known if one["kind"] in ("decoder", "preset", "canvas_decoder")]
     for number in count():
@@ -128,7 +128,7 @@ def _settings(known: list[dict[str, Any]], chance: random.Random, main: dict[str
 
 
 def soak(runs: int, seed: int, distinct: int) -> Report:
-    """Carry out all runs; raises nothing for what goes wrong in one, but reports it."""
+    """Carry out all runs; failures of a run are reported, not raised."""
     site, report = Site(), Report()
     for number, settings in enumerate(requests(runs, seed, distinct)):
         _one(site, settings, report)

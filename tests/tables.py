@@ -34,14 +34,14 @@ from playground.engine.kv_cache import KVCache
 from playground.engine.tokens import Tokens
 from playground.events import Failed
 
-# of chance that one law may have: a text of two or three tokens over a few letters stays far below
+# random outcomes of one distribution: a text of two or three tokens over a few letters stays far below
 MOST_COURSES = 50_000
 Text = tuple[int, ...]
 Law = dict[Text, float]
 
 
 class Letters:
-    """The tokens of a table: token i is the i-th letter, or a longer piece; end tokens have no text."""
+    """The tokenizer of a table: token i is the i-th letter, or a longer piece; end tokens have no text."""
 
     def __init__(self, letters: Sequence[str], ends: frozenset[int]):
         self.letters, self.ends = letters, ends
@@ -128,7 +128,7 @@ class TableModel:
         return self.vocabulary
 
     def state(self, layer: int, context: Text) -> Tensor:
-        """What enters a layer, [V]: before the only one the last token is all there is, after it the scores themselves,
+        """The input of a layer, [V]: before the only layer the last token, after it the scores themselves,
         which a head leaves as they are.
         """
         return self.scores(context) if layer else self._random(("embedding", context[-1]))
@@ -255,7 +255,7 @@ class Idle(Decoder):
 
 
 def prepared(samplers: list[Sampler], models: dict, prompt: list[int]) -> list[Sampler]:
-    """Samplers that are bound to a lane and have run their setup."""
+    """Samplers bound to a lane, after their setup."""
     return write(Assembly(Idle(), samplers), models, prompt, Limits(), Draws(0)).assembly.samplers
 
 

@@ -41,7 +41,7 @@ SpecDec = find(NAME)
 SHORT = Training(epochs=6, rate=3e-3, batch=32)
 
 
-# --- learning ---
+# --- training ---
 
 def texts(count: int = 40, shuffled: bool = False, seed: int = 0) -> list[DraftSamples]:
     """100 draft tokens each. Their first component determines the acceptance probability, 0.9 on average, unless they
@@ -130,13 +130,13 @@ def test_too_few_texts_are_refused():
         learnt(texts(19))
 
 
-# --- what it learns from ---
+# --- training data ---
 
 PROMPT = [5, 9, 2, 7]
 
 
 def again(answer: list[int], mixed: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What the draft drew and what it read, and the law of each place for the target [n, V], by the library."""
+    """The draft's samples and states, and the target's distribution at each position [n, V], by the library."""
     chance = torch.Generator().manual_seed(seed)
     q = guesses.read(pair().draft, PROMPT + answer)[0][len(PROMPT) - 1:-1].softmax(-1)
     drawn = q.multinomial(1, generator=chance)[:, 0]
@@ -202,11 +202,11 @@ def test_held_out_questions_are_not_among_its_prompts():
     assert not asked & {question.prompt for question in ask("records", 50, 1)} and len(asked) > 100
 
 
-# --- where it is kept ---
+# --- storage ---
 
 @pytest.fixture
 def alone(home, monkeypatch) -> Path:
-    """The place for what is learnt on this machine, empty, and nothing that comes with the project."""
+    """An empty folder for locally trained heads, without the bundled ones."""
     monkeypatch.setattr(fitted, "BUNDLED_FITTED", home / "none")
     return home
 
@@ -229,7 +229,7 @@ def both(weights: dict[str, Tensor], best: dict[str, Tensor] | None = None) -> d
 
 
 def random_head(width: int, bias: float = 0.0, scale: float = 1.0) -> dict[str, Tensor]:
-    """One that knows nothing and says much."""
+    """An untrained head with high predictions."""
     head = AcceptanceHead(width, 2, torch.Generator().manual_seed(5))
     for i, weights in enumerate(head.parameters()):
         torch.nn.init.normal_(weights, std=scale, generator=torch.Generator().manual_seed(i))
@@ -301,7 +301,7 @@ class Older:
     name, revision, quantization = "llama", "older", "none"
 
 
-# --- where it stops a chain ---
+# --- stopping a chain ---
 
 def predicting(*chances: float) -> dict:
     """Draft models whose state after n draft tokens is the log-probability that the last one is accepted; the most
@@ -351,7 +351,7 @@ class StopsOnTheLast(SpecDec):
 
 
 class WithoutLag(SpecDec):
-    """Takes the state a draft token was drawn from for the state that has read it."""
+    """Takes the state before a draft token for the state that has read it."""
 
     def _predict(self, lm, node):
         self._predicted[node + 1] = float(self._head.chances(lm.stream("draft").seen.hidden[-1]))

@@ -1,4 +1,4 @@
-"""The playground from Python."""
+"""The Python interface of the playground."""
 from __future__ import annotations
 
 import json

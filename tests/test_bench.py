@@ -1,4 +1,4 @@
-"""The speed benchmark measures what it claims to; speed itself is not tested here."""
+"""The speed benchmark measures what it states; speed itself is not tested here."""
 from __future__ import annotations
 
 import json
@@ -64,7 +64,7 @@ def saved(folder):
 
 @pytest.fixture(scope="module")
 def measured(folder, saved):
-    """One smallest benchmark: its document, its page, its output."""
+    """A minimal benchmark: its document and its page."""
     tasks = [{"task": "birds", "prompt": "The green bird"}, {"task": "foxes", "prompt": "The red fox", "chat": True}]
     (folder / "prompts.json").write_text(json.dumps(tasks))
     run("bench", "--model", saved.target, "--draft", saved.draft, "--prompts", str(folder / "prompts.json"), *SIZES,
@@ -74,7 +74,7 @@ def measured(folder, saved):
 
 @pytest.fixture(scope="module")
 def speed(folder, saved, measured):
-    """The smallest complete `bench speed`, next to another run: its document and its page."""
+    """A minimal complete `bench speed`, beside another run: its document and its page."""
     run(
         "bench",
         "speed",
@@ -148,7 +148,7 @@ def test_a_processor_is_named_with_family_and_model_number():
     told = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t:\n\n"
     assert processor(told + told.replace("17", "18")) == "AMD EPYC, family 25, model 17"
     assert processor("model name\t: Some: thing\n") == "Some: thing"
-    with pytest.raises(KeyError):  # an ARM: what the platform calls it is taken then
+    with pytest.raises(KeyError):  # an ARM: then the platform's name is used
         processor("processor\t: 0\nCPU part\t: 0xd0c\n")
 
 
@@ -208,7 +208,7 @@ def test_a_refused_prompt_ends_the_benchmark():
         time_rounds([writer("a", refuse)], [Task("t", "p")], 1, lambda share, text: None)
 
 
-# --- the hand-written loop, and everyone who writes behind a prompt of a given length ---
+# --- the hand-written loop, and all baselines after a prompt of a given length ---
 
 @pytest.fixture(scope="module", params=["llama", "qwen2"])
 def twice(request) -> TwinModels:
@@ -217,7 +217,7 @@ def twice(request) -> TwinModels:
 
 
 def greedy(theirs, ids: list[int], count: int) -> list[int]:
-    """By reading the whole text again for each token, with the library alone."""
+    """With a forward of the library over the whole text for each token."""
     text = list(ids)
     with torch.inference_mode():
         for _ in range(count):
@@ -278,7 +278,7 @@ def test_a_token_reads_all_weights_except_the_embedding_table_and_the_whole_cach
     theirs = twice.untouched
     table = theirs.get_input_embeddings().weight
     others = sum(weight.nbytes for weight in theirs.parameters()) - table.nbytes
-    assert weight_bytes(theirs) == others  # these heads are tables of their own
+    assert weight_bytes(theirs) == others  # these lm_heads are not tied
     assert bytes_a_token(theirs, 10) == others + 10 * cache_bytes_a_token(theirs)
 
 

@@ -1,4 +1,4 @@
-"""The cache policies are compared at equal room, and what they say they free is compared with what they hold."""
+"""The cache policies are compared at equal budgets, and the memory they promise to free with what they hold."""
 from __future__ import annotations
 
 import json
@@ -46,7 +46,7 @@ def model():
 
 
 def driven(point: Point, model, tokens: int = WRITTEN) -> PolicyLane:
-    """A lane that has read the prompt and so many tokens behind it."""
+    """A lane that has read the prompt and this many tokens after it."""
     lane = PolicyLane(point, model, some_tokens(model, PROMPT), tokens)
     lane.prefill()
     for _ in range(tokens):
@@ -59,7 +59,7 @@ def held_share(lane: PolicyLane, model) -> float:
     return lane.store.live_slots() / (lane.store.length * model.depth * lane.store.heads)
 
 
-# --- equal room ---
+# --- equal budgets ---
 
 @pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).selects_per_row])
 def test_a_policy_with_a_token_budget_holds_exactly_that_many(name, model):
@@ -82,11 +82,11 @@ def test_policies_without_a_token_budget_use_the_choices_of_their_first_knob():
     assert default_points(find("mustafar")) == [Point("mustafar", "mustafar")]
 
 
-# --- promises ---
+# --- expected shares ---
 
 @pytest.mark.parametrize("point", points_at_budget(KEPT, PROMPT)[1:], ids=lambda point: point.name)
 def test_a_policy_holds_its_expected_share(point, model):
-    """Behind the prompt and at the end, within a twentieth of the full cache: in bytes where it packs, in tokens where
+    """After the prompt and at the end, within a twentieth of the full cache: in bytes if it quantises, in tokens if
     it does not.
     """
     for generated in (1, WRITTEN):
@@ -166,8 +166,8 @@ FULL_RUN = MemoryUse(1000, 1000, 1400, 1100)
     (MemoryUse(1000, 200, 210, 320), True),
     (MemoryUse(1000, 200, 330, 320), False),  # storages: 670 of 800 that were promised
     (MemoryUse(1000, 200, 210, 430), False),  # resident: likewise
-    (MemoryUse(1000, 1000, 1100, 1200), True),  # nothing promised
-    (MemoryUse(1000, 1000, 1000, 1300), False),  # and yet more taken
+    (MemoryUse(1000, 1000, 1100, 1200), True),  # nothing expected
+    (MemoryUse(1000, 1000, 1000, 1300), False),  # and yet more used
 ])
 def test_memory_counts_as_freed_if_storages_and_resident_memory_are_close_to_the_expected_share(own, holds):
     assert NEAR == 0.15 and Freed.of(own, FULL_RUN).holds is holds

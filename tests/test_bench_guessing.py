@@ -49,7 +49,7 @@ def event(at: float, what) -> Stamped:
     return Stamped(0, 0, at, what)
 
 
-# --- who takes part ---
+# --- which lanes are measured ---
 
 def test_every_drafter_and_every_lossless_preset_is_measured():
     names = {lane.name.partition(":")[0] for lane in entrants(draft=True)}
@@ -115,7 +115,7 @@ def test_a_draft_token_that_ends_the_text_is_accepted_and_later_ones_are_unteste
 
 
 def loaded(model) -> TwinModels:
-    """With the same weights in a network as the library makes it."""
+    """With the same weights in an unmodified network of the library."""
     untouched = network("llama")
     untouched.load_state_dict(model.network.state_dict())
     return TwinModels(model, untouched)
@@ -148,7 +148,7 @@ def test_the_library_writes_our_text_and_its_draft_tokens_are_counted_as_ours(an
     for answer in answers:
         if answer.entrant in (ASSISTED.theirs, LOOKED_UP.theirs):
             passes = answer.forwards["target"] + 1  # the prefill, which verifies draft tokens too
-            # each pass gives a token of its own, the last perhaps not
+            # each forward gives one token of the target's, except perhaps the last
             assert passes + answer.accepted - len(answer.token_ids) in (0, 1)
             assert answer.accepted <= answer.tested and answer.seconds > 0 and not answer.rounds
             assert answer.tested > 0 or answer.entrant == LOOKED_UP.theirs
@@ -180,7 +180,7 @@ def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
     )
 
 
-# --- what counts as reached ---
+# --- when an aim is reached ---
 
 @pytest.mark.parametrize("task", list(AIMS))
 def test_an_aim_is_reached_by_the_median_of_the_rounds_with_the_same_text_and_no_failure(task):

@@ -1,4 +1,4 @@
-"""The BibTeX of the strategies' papers: well formed, complete, and nothing in it that no strategy says."""
+"""The BibTeX of the strategies' papers: well formed, complete, and without surplus entries."""
 from __future__ import annotations
 
 import re
@@ -15,7 +15,7 @@ ENTRY = re.compile(r"@misc\{([a-z0-9.-]+),\n((?:  [a-z]+ = \{.*\},?\n)+)\}")
 
 
 def read(text: str) -> dict[str, dict[str, str]]:
-    """The entries by key; fails for anything that is not one."""
+    """The entries by key; fails for malformed ones."""
     entries = re.split(r"\n\n", text.strip())
     found = [ENTRY.fullmatch(entry) for entry in entries]
     assert all(found), entries[found.index(None)] if None in found else ""

@@ -1,4 +1,4 @@
-"""What questions bring for entrants that need more: it says what is asked for, and never which answer is right."""
+"""Inputs that questions provide besides their prompt: they describe the task and never reveal the answer."""
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ BROUGHT = {
 
 
 def brings(name: str, task: str, count: int = MANY) -> list[tuple[Question, str]]:
-    """The questions of a task that bring something, with it."""
+    """The questions of a task that provide an input, with that input."""
     return [(question, found) for question in ask(task, count, 5) if (found := BRINGS[name][1](question))]
 
 
@@ -69,7 +69,7 @@ def test_a_question_for_the_subject_provides_no_labels():
 
 
 def overlap(question: Question, lines: str) -> bool:
-    """Whether a test that guides a search is one of those that judge what it found."""
+    """Whether a test that guides a search is among those that judge its result."""
     return any(given in programs.INPUTS[question.meta["takes"]] for given in pg_td.Tests.read(lines).arguments)
 
 

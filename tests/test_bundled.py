@@ -25,7 +25,7 @@ LANES = [LaneConfig("speculative", extras=[(drafter, knobs), (verifier, {})])
 
 @pytest.fixture(scope="module")
 def exact() -> Models:
-    """The bundled pair in float64, where a text does not hang on how a product was rounded."""
+    """The bundled pair in float64, so that texts do not depend on rounding."""
     return playground.load(dtype="float64")
 
 

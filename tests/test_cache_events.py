@@ -35,7 +35,7 @@ TIGHT = {
 
 
 class Watching(Recorder):
-    """Remembers what the cache itself says it holds, whenever an event is recorded."""
+    """Records the contents that the cache reports, whenever an event is recorded."""
 
     seen: list = []
 

@@ -1,9 +1,9 @@
-"""The colours of the live view, read from its style sheets: text can be read on each of them, and kinds can be told
+"""The colours of the live view, read from its style sheets: text is legible on each of them, and kinds can be told
 apart.
 
-Contrast is the ratio of relative luminances that WCAG 2 defines. How a colour looks to a person without the pigment for
-green is simulated with the matrix of Machado, Oliveira and Fernandes (2009, severity 1), in linear light; how far apart
-two colours look is their distance in CIE L*a*b* (1976).
+Contrast is the ratio of relative luminances that WCAG 2 defines. Deuteranopia is simulated with the matrix of Machado,
+Oliveira and Fernandes (2009, severity 1), in linear light; differences of two colours are distances in CIE L*a*b*
+(1976).
 """
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def without_green(light: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(min(1.0, max(0.0, share)) for share in times(DEUTERANOPIA, light))
 
 
-# --- what they have to do ---
+# --- legibility and distinction ---
 
 def test_the_measures_give_known_values():
     black, white, grey = (0.0,) * 3, (1.0,) * 3, (119 / 255,) * 3

@@ -1,4 +1,4 @@
-"""The contract of every lane: its events, what it leaves behind, how it ends, and what it can be combined with."""
+"""The contract of every lane: events, caches, endings and combinations."""
 from __future__ import annotations
 
 import json
@@ -88,7 +88,7 @@ def ids(recorded: list[Event]) -> list[int]:
 
 
 def timeless(recorded: list[Event]) -> list[dict]:
-    """Events as JSON without what a clock measured."""
+    """Events as JSON without measured times."""
     return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in recorded]
 
 
@@ -97,7 +97,7 @@ def lane_of(session: Session, index: int = 0) -> Lane:
 
 
 def text_of(stream: Stream) -> list[int]:
-    """What a stream follows: its own prompt, and what the lane wrote."""
+    """The text of a stream: its own prompt and the lane's tokens."""
     return [*stream.prompt, *stream.lane.tokens[stream.lane.prompt_length:]]
 
 
@@ -159,7 +159,7 @@ def test_every_forward_is_reported(recipe):
     ]
     for name, model in models.items():
         assert sum(event.stream.startswith("draft") == (name == "draft") for event in recorded) == model.forwards
-    # then a pass of the target runs the layers that are left
+    # then a forward of the target runs the remaining layers
     leaves_early = any(event.stream == "exit" for event in recorded)
     for event in recorded:
         assert event.seconds >= 0 and event.tokens >= 1 and (event.layers == 1 or leaves_early and event.layers == 0)
@@ -173,7 +173,7 @@ def test_the_prefill_is_the_prompt(recipe):
         assert phases[0] == "prefill" and "prefill" not in phases[1:]
 
 
-# --- what it leaves in its caches ---
+# --- its caches ---
 
 @every_lane
 def test_a_cache_holds_a_prefix_of_the_text(recipe):
@@ -209,7 +209,7 @@ def test_a_cache_equals_that_of_a_fresh_prefill_of_the_text(recipe):
                 assert (ours[:, :held.length] - theirs[:, :held.length]).abs().max() < 1e-9
 
 
-# --- stopping, and what stays usable after it ---
+# --- stopping ---
 
 @every_lane
 def test_a_lane_can_be_stopped_at_every_request_without_affecting_the_model(recipe):
@@ -244,11 +244,10 @@ def test_lanes_that_share_a_model_write_what_each_writes_alone():
 
 
 def rounded(recorded: list[Event]) -> list:
-    """Events without what depends on company, numbers to ten digits. Of forwards that were asked for together, the
-    order depends on it too.
+    """Events without what depends on other lanes, numbers to ten digits.
 
-    Who reads a prompt that several have, and in how many pieces, is theirs to share: forwards that see no more than the
-    prompt and notes on it are left out.
+    The order of concurrent forwards depends on other lanes, and so do the chunks of a shared prompt: forwards that read
+    only the prompt, and notes on it, are left out.
     """
 
     def plain(value):
@@ -281,7 +280,7 @@ def test_every_strategy_runs_in_half_precision(dtype):
 
 
 def unfinished(models: Models) -> list:
-    """How lanes ended that did not write their text, and what is wrong with the trace."""
+    """Reasons of lanes that failed, and contradictions in the trace."""
     recipes = [*ALL.values(), *COMPANY.values()]
     session = start(*recipes, models=models, length=5)
     events(session)
@@ -329,7 +328,7 @@ def test_a_fork_may_end_the_text_by_itself(recipe):
         assert (lane.reason, lane.tokens[1:]) == (reason, left)
 
 
-# --- what is added to a lane, and lanes that cannot be without it ---
+# --- toggles, and lanes that require one ---
 
 REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
@@ -418,7 +417,7 @@ def test_a_text_never_outgrows_the_context(recipe):
 
 @every_growing_lane
 def test_no_forward_exceeds_the_models_positions(recipe):
-    models = pair("gpt2")  # it has one embedding for each position, and none beyond
+    models = pair("gpt2")  # it has an embedding per position and none beyond
     before = len(prompt_of("7").encode(models.target)) - 1
     for room in (1, 4, 9):
         prompt = prompt_of("7" * (models.target.context - room - before))
@@ -452,7 +451,7 @@ SLICES = 6  # of all lanes, each a case of its own
 
 
 def outcome(recipe: LaneConfig, models: dict) -> str:
-    """ "refused", or how the text ended; fails where the lane does."""
+    """ "refused", or why the text ended; fails if the lane fails."""
     try:
         assembly = assemble(recipe)
     except Refusal as refusal:

@@ -1,4 +1,4 @@
-"""The README and the guides say what works: their commands are accepted and run, and their examples run as written."""
+"""The README and the guides are correct: their commands are accepted and run, and their examples run as written."""
 from __future__ import annotations
 
 import json
@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/command-line.md", "docs/deploy.md")
 COMMAND = ["python", "-m", "playground"]
 SHORT = ["--max-new-tokens", "16"]
-TOO_LONG = ("bench", "fit", "variant")  # these measure and train: minutes
-SHORTENED = {"bench survey": ["--questions", "1", "--max-new-tokens", "4"]}  # unless they can be cut short
+TOO_LONG = ("bench", "fit", "variant")  # these measure and train for minutes
+SHORTENED = {"bench survey": ["--questions", "1", "--max-new-tokens", "4"]}  # unless they have a short form
 ADDRESS = "http://127.0.0.1:7860"
 
 
@@ -43,7 +43,7 @@ def ours(page: str) -> list[list[str]]:
 
 
 def shortened(words: list[str]) -> list[str] | None:
-    """The command as a test runs it; None for one that takes too long however it is cut."""
+    """The command as a test runs it; None if it takes too long in every form."""
     words = [word for word in words if word != "--check"]  # the long tests install a Space's packages
     if (kind := " ".join(words[:2])) in SHORTENED:
         return [*words, *SHORTENED[kind]]
@@ -53,7 +53,7 @@ def shortened(words: list[str]) -> list[str] | None:
 
 
 def run_as_written(example: str, page: str) -> None:
-    """Run an example as a module of its own, without the __future__ imports of this one."""
+    """Run an example as a separate module, without the __future__ imports of this one."""
     exec(compile(example, page, "exec", dont_inherit=True), {"__name__": "example"})
 
 

@@ -34,7 +34,7 @@ class Dense(dict):
 
 
 class DenseTable(aded.TriGrams):
-    """Knows everything and learns nothing."""
+    """A memory that is full and does not change."""
 
     def __init__(self):
         self.known = Dense()
@@ -47,7 +47,7 @@ class DenseTable(aded.TriGrams):
 
 
 def full(name: str):
-    """A drafter with so much in its memory that its trees are as large as they can be."""
+    """A drafter with so much memory that its trees have the maximum size."""
     if name == "dyspec":
         drafter = find(name)(64)
     elif name == "aded":
@@ -74,7 +74,7 @@ def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
 
 @pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
 def test_drafting_a_round_has_at_most_two_milliseconds_of_overhead(name, least, monkeypatch):
-    """Of this thread's own time, so that whatever else the machine does is not counted, and without the forwards that a
+    """In CPU time of this thread, so that other load does not count, and without the forwards that a
     draft model takes.
     """
     models, costs, cls = load(), [], find(name)
@@ -93,7 +93,7 @@ def test_drafting_a_round_has_at_most_two_milliseconds_of_overhead(name, least, 
             answer = yield said
 
     monkeypatch.setattr(cls, "propose", timed)
-    # by chance each of its draws looks at the whole row
+    # when sampling, each of its draws reads the whole row
     judged = ["greedy_match"] if name == "dyspec" else ["sample_match", AT_ONE]
     assembly = assemble(speculative_lane(name, *judged))
     assembly.decoder.drafter = full(name)

@@ -1,4 +1,4 @@
-"""An effect counts as shown only where the answers show it: each rule is given answers with the effect and without."""
+"""An effect counts as shown only if the answers show it: each rule is tested on answers with and without the effect."""
 from __future__ import annotations
 
 import json
@@ -32,7 +32,7 @@ Making = Callable[[str, Question, int], dict]
 
 
 def answers(effect: Effect, make: Making, repeats: int = 1) -> list[Answer]:
-    """What every entrant would answer; `make` says of an entrant and a question what matters."""
+    """Answers of all entrants; `make` gives the relevant fields for an entrant and a question."""
     return [
         Answer(
             entrant.name,
@@ -241,7 +241,7 @@ VOTES = votes(count=24)
 
 
 def polls(gained: int, lost: int = 0) -> Making:
-    """Greedy solves the second half; eight votes at 0.7 solve so many more and lose so many."""
+    """Greedy solves the second half; eight votes at 0.7 solve this many more and lose this many."""
     return scored(
         lambda name, question, number: (
             number < gained or number >= 12 + lost if name == polled(8, 0.7) else number >= 12
@@ -264,7 +264,7 @@ def test_problems_are_of_the_middle_grade_and_not_drills():
     assert {question.meta["kind"] for question in VOTES.questions} == {"grade 3"}
 
 
-# --- all of them ---
+# --- all effects ---
 
 @pytest.mark.parametrize("name", EFFECTS)
 def test_an_effect_with_a_failed_answer_is_not_shown(name):

@@ -1,5 +1,5 @@
-"""What programs may ask of the page: over small random models through Gradio's own client, and over sessions that only
-count.
+"""The HTTP endpoints of the page: over small random models through Gradio's client, and over
+sessions that only count.
 """
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def refused(client: Client, *lanes, **more) -> str:
     return str(told.value)
 
 
-# --- which there are ---
+# --- list of endpoints ---
 
 def test_a_stream_message_changes_only_what_it_contains():
     """Gradio notifies each component that shows a listener's progress of every message, and copies its value each time.
@@ -132,7 +132,7 @@ def test_compare_returns_what_python_returns(client, pair):
 
 
 def without_clocks(lane: dict) -> dict:
-    """What does not depend on the machine; numbers go over the wire rounded."""
+    """The fields that do not depend on the machine; numbers are rounded in transit."""
     clocks = ("seconds", "tokens_per_second", "time_to_first_token", "mask_seconds_per_token")
     told = {**lane, "metrics": {name: value for name, value in lane["metrics"].items() if name not in clocks}}
     told["difference"] = told["difference"] and {

@@ -1,4 +1,4 @@
-"""The examples run from their first line to the last, and every notebook is its script."""
+"""The examples run to their end, and every notebook equals its script."""
 from __future__ import annotations
 
 import json

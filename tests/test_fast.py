@@ -1,6 +1,4 @@
-"""The lean way through a network gives the library's rows, holds no weight twice, and is left alone where it does not
-fit.
-"""
+"""The fused forward gives the library's rows, holds no weight twice, and is used only for networks that it fits."""
 from __future__ import annotations
 
 import ctypes
@@ -82,7 +80,7 @@ def test_other_model_types_use_the_librarys_forward(kind):
 
 def test_a_network_with_an_unusual_module_uses_the_librarys_forward():
     class Packed(nn.Linear):
-        """Stands for a quantised layer."""
+        """A stand-in for a quantised layer."""
 
     packed, curved = tiny("llama"), tiny("llama")
     packed.model.layers[1].mlp.up_proj = Packed(32, 48, bias=False)
@@ -92,7 +90,7 @@ def test_a_network_with_an_unusual_module_uses_the_librarys_forward():
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_on_a_cpu_it_is_used_for_every_dtype(dtype):
-    """Short ones too: without it a lane in bfloat16 took longer than the library."""
+    """Half precision too: without it a lane in bfloat16 was slower than the library."""
     assert Model(tiny("llama", dtype=dtype), byte_tokenizer(), "llama").fused is not None
 
 
@@ -129,7 +127,7 @@ def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, 
     monkeypatch.setattr("playground.engine.fused_llama.REORDER_UP_TO", most)
     monkeypatch.setattr("playground.engine.fused_llama.ONEDNN_FROM", 1)
     products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.linears]
-    # not every processor computes in bfloat16
+    # not every processor supports bfloat16
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
     assert products and all(product._reordered.is_mkldnn is twice for product in products)
 

@@ -1,4 +1,4 @@
-"""What counts as the final answer of a text: equal answers vote together, different ones apart."""
+"""The final answer of a text: equal answers are recognised as such, different ones are not."""
 from __future__ import annotations
 
 from fractions import Fraction

@@ -1,5 +1,4 @@
-"""Knobs fitted to a model: an entropy threshold learnt from pairs whose law is known, and a text as a model reads it.
-"""
+"""Knobs fitted to a model: an entropy threshold learnt from pairs of known distribution, and the rows of a text."""
 from __future__ import annotations
 
 import json
@@ -20,7 +19,7 @@ from strategies.sampling.adadec.entropy_threshold import RIDGE, best_cutoff, jud
 
 
 def pairs(count: int, tau: float, slope: float = -4.0, spread: float = 1.0, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Entropies, most of them low where `spread` is small, and first choices that are right with probability
+    """Entropies, most of them low if `spread` is small, and argmaxes that are right with probability
     sigmoid(slope (H - tau)).
     """
     chance = torch.Generator().manual_seed(seed)
@@ -31,7 +30,7 @@ def pairs(count: int, tau: float, slope: float = -4.0, spread: float = 1.0, seed
 
 
 def readings(entropies: Tensor, right: Tensor) -> list[TokenReading]:
-    """Rows over eight tokens with these entropies; the text's own token is the first choice or the second."""
+    """Rows over eight tokens with these entropies; the text's token has rank one or two."""
     logits = torch.zeros(len(entropies), 8, dtype=torch.float64)
     logits[:, 0] = _largest(entropies)
     logits[:, 1] += 1e-6
@@ -154,7 +153,7 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 
 def test_a_reading_is_every_token_but_the_first_with_the_row_before_it(monkeypatch):
-    monkeypatch.setattr(learning, "CHUNK", 16)  # so that later chunks rest on the cache
+    monkeypatch.setattr(learning, "CHUNK", 16)  # so that later chunks use the cache
     ids = random_ids(50)
     found = list(learning.readings(pair().target, [ids]))
     assert [len(reading.ids) for reading in found] == [16, 16, 16, 1]
@@ -197,7 +196,7 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def fits_length(monkeypatch):
-    """EAD learns, for a test, how many tokens a model read: a number that is known."""
+    """EAD fits, for a test, the number of tokens a model read, which is known."""
     def fit(cls, given):
         return {"window": sum(len(reading.ids) for reading in given)}
 

@@ -1,4 +1,4 @@
-"""Whatever others write is read or refused with a sentence: traces, links, lessons, knobs, requests, questions,
+"""Untrusted input is read or refused with a sentence: traces, links, lessons, knobs, requests, questions,
 grammars.
 
 FUZZ_EXAMPLES sets how many examples each property gets (default 20); the test marked `long` runs all of them with
@@ -51,7 +51,7 @@ COMPILED = 20.0  # seconds in which such a grammar is compiled or refused
 fuzz = settings(max_examples=EXAMPLES, deadline=None, derandomize=True, database=None,
                 suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much])
 
-# --- what strangers write ---
+# --- generators ---
 
 NASTY = [
     "",
@@ -176,7 +176,7 @@ def sound() -> dict[str, Any]:
 
 
 def reading(trace: Trace) -> None:
-    """All that is done with a trace somebody brings: it is checked, and one without contradictions can be measured and
+    """Everything done with an uploaded trace: it is checked, and one without contradictions can be measured and
     exported.
     """
     wrong = check(trace)
@@ -190,8 +190,7 @@ def reading(trace: Trace) -> None:
 
 
 def exported(trace: Trace) -> None:
-    """The spreadsheet can be read again and holds no formula; the page holds the whole trace and ends no script early.
-    """
+    """The CSV can be parsed and holds no formula; the page holds the whole trace and ends no script early."""
     rows = list(csv.reader(io.StringIO(to_csv(trace), newline=""), strict=True))
     assert all(len(row) == len(COLUMNS) for row in rows)
     assert not [cell for row in rows for cell in row if FORMULA.match(cell) and not NUMBER.fullmatch(cell)]
@@ -265,7 +264,7 @@ def test_a_duplicate_key_is_refused(tmp_path: Path, line: str):
 
 
 def as_json_carries_it(trace: Trace) -> Trace:
-    """In JSON the two halves of a surrogate pair are one character, even if they come from neighbouring pieces."""
+    """In JSON the two halves of a surrogate pair are one character, even from neighbouring pieces."""
     return Trace.from_json(json.loads(json.dumps(trace.to_json())))
 
 
@@ -416,7 +415,7 @@ def _values_of(knob: Any) -> st.SearchStrategy:
 @fuzz
 @given(st.data())
 def test_any_values_of_knobs_make_a_strategy_or_a_refusal(data: st.DataObject):
-    """Each example makes every strategy, so that none goes without."""
+    """Each example makes every strategy."""
     for name in data.draw(st.permutations(sorted(discover())).map(lambda names: names[:12])):
         values = data.draw(knob_values(name), label=name)
         start = time.monotonic()
@@ -439,7 +438,7 @@ def test_any_recipe_is_assembled_or_refused(data: st.DataObject):
         assert str(refusal)
 
 
-# --- grammars, compiled in a process that may die of them ---
+# --- grammars, compiled in a child process that may die ---
 
 def _compile_in_turn(pipe: Any) -> None:
     """Compile what comes through a pipe and report the outcome; runs in a child process."""

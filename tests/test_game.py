@@ -148,7 +148,7 @@ def browser():
 
 @pytest.fixture
 def page(browser):
-    """An empty tab; no script may break in it."""
+    """An empty tab; script errors fail the test."""
     page, wrong = browser.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
@@ -157,7 +157,7 @@ def page(browser):
 
 
 def play(page: Page, board: str, feed: Feed, *frames: dict, choices: str = "options=4") -> None:
-    page.goto("about:blank")  # an address that differs in nothing loads nothing
+    page.goto("about:blank")  # navigating to the same address loads nothing
     page.goto(f"{board}#{choices}")
     page.locator(".game .setup select").first.wait_for()
     for one in frames:
@@ -192,7 +192,7 @@ def test_points_are_the_bits_of_each_teams_choice(page, board, feed):
     assert set(options(page)) == {" fox", " crow", " hen", "something else"} and options(page)[-1] == "something else"
     choose(page, " fox")
     page.keyboard.press("Enter")
-    expect(page.locator(".game .scores")).to_have_count(0)  # the second team has not chosen
+    expect(page.locator(".game .scores")).to_have_count(0)  # the second team made no choice
     choose(page, " hen")
     page.keyboard.press("Enter")
     expect(page.locator(".game .scores")).to_be_visible()

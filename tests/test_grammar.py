@@ -1,4 +1,4 @@
-"""What a grammar allows, against enumeration, forks and an independent validator."""
+"""Token masks of grammars, against enumeration, forks and an independent validator."""
 import json
 import random
 import re

@@ -1,4 +1,4 @@
-"""Constraints that a stranger sends to kill or to stall the page: each ends in a sentence, in bounded time, and the
+"""Malicious constraints that try to crash or stall the page: each ends in a sentence, in bounded time, and the
 next grammar compiles.
 """
 from __future__ import annotations
@@ -35,7 +35,7 @@ from playground.errors import Refusal
 from playground.events import Failed
 
 ROOT = Path(__file__).resolve().parent.parent
-# the last for a machine that has other work
+# the last one allows for other load
 LATEST = limits.SLOT_SECONDS + limits.WALL_SECONDS + limits.REPEATED_SECONDS + 2
 NORMAL = ("lark", 'start: "tea" | "coffee"')
 LONG = limits.SOURCE_CHARACTERS + 1
@@ -161,8 +161,7 @@ def own() -> Compiler:
 
 
 def said(model: TableModel, recipe: LaneConfig, length: int = 4) -> str:
-    """What a page run of one lane fails with; empty where it does not. `prepare` and the run are the ones of the page.
-    """
+    """The failure of a page run of one lane; empty if there is none. `prepare` and the run are the page's."""
     session = prepare(Models(model), [recipe], Prompt("Once"), Limits(max_new_tokens=length))
     return next((stamped.event.message for stamped in session if isinstance(stamped.event, Failed)), "")
 
@@ -171,7 +170,7 @@ def constrained(name: str, knob: str, source: str, strategy: str = "greedy") -> 
     return LaneConfig(strategy, {}, [(name, {knob: source})])
 
 
-# --- attacks, through the door of a page run ---
+# --- attacks, through a page run ---
 
 @pytest.mark.parametrize("name, knob, source, says", ATTACKS.values(), ids=ATTACKS)
 def test_an_attack_ends_in_one_sentence_in_time_and_a_normal_grammar_compiles_afterwards(
@@ -216,7 +215,7 @@ def test_code_beside_a_monitored_program_is_bounded():
         make("monitors", above="x" * 20_001)
 
 
-# --- while a text is written ---
+# --- while decoding ---
 
 def test_a_grammar_that_becomes_too_complex_ends_the_run_with_a_sentence(model):
     source = "start: A\nA: /(.*a.{12})/ & /(.*b.{13})/ & /(.*c.{14})/"
@@ -456,7 +455,7 @@ def _vocabulary(model: TableModel) -> Vocabulary:
 
 
 def _lives(pid: int) -> bool:
-    """Whether a process runs; one that ended and that no one has waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except OSError:

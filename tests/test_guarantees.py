@@ -43,7 +43,7 @@ FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox")
 PROMPT = [54, 71, 71, 54, 9, 71, 71]
 
 
-# --- distribution_identical: the law of the text, summed over every course of chance ---
+# --- distribution_identical: the distribution of the text, summed over every random outcome ---
 
 
 def exact(cornered: bool = False) -> list[LaneConfig]:
@@ -116,7 +116,7 @@ def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens(re
     assert distance(law(recipe, models, [q, q], 6), by_hand) < EXACT
 
 
-# --- and what a law that is wrong looks like ---
+# --- wrong distributions ---
 
 
 def takes_children_for_distinct(*case) -> Ruling:
@@ -189,7 +189,7 @@ def test_a_wrong_rule_is_detected(drafter, rule):
     assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) > WRONG
 
 
-# --- greedy_identical: token for token what plain greedy decoding writes ---
+# --- greedy_identical: exactly the tokens of plain greedy decoding ---
 
 LENGTH = 16
 
@@ -209,12 +209,12 @@ def networks(architecture: str) -> dict:
 
 @cache
 def greedys(architecture: str) -> list[int]:
-    """What greedy decoding writes on a pair of networks; hundreds of lanes are compared with it."""
+    """The greedy text on a pair of networks; hundreds of lanes are compared with it."""
     return written(LaneConfig("greedy"), networks(architecture))
 
 
 class Hinted(Drafter):
-    """Trees of random shape that know the truth and often, but not always, follow it."""
+    """Trees of random shape that often, but not always, contain the right tokens."""
 
     def __init__(self, truth: list[int], seed: int = 0):
         self.truth, self.chance = truth, random.Random(seed)
@@ -262,7 +262,7 @@ def test_every_setting_writes_the_greedy_text(recipe):
     for seed in range(5):
         models, plain = tables("abcde", ends="e", seed=seed), greedy_among_letters(seed)
         assert written(recipe, models, prompt=[0, 1, 0, 1]) == plain
-        if can_be_had(added(recipe, ("top_k", {"k": 1}))):  # trees branch only where tokens are drawn
+        if can_be_had(added(recipe, ("top_k", {"k": 1}))):  # trees branch only if tokens are sampled
             assert written(added(recipe, ("top_k", {"k": 1})), models, prompt=[0, 1, 0, 1]) == plain
 
 
@@ -290,7 +290,7 @@ def constrained() -> list:
 
 @pytest.fixture(scope="module")
 def babblers() -> list[dict[str, TableModel]]:
-    """Models without knowledge of grammars: one with preferences, and one with uniform rows."""
+    """Models that ignore grammars: one with random preferences, and one with uniform rows."""
     tokenizer = byte_tokenizer(merges=80)
     return [{"target": TableModel(tokenizer=tokenizer, seed=1, spread=spread, context=512),
              "draft": TableModel(tokenizer=tokenizer, seed=2, spread=spread, context=512)} for spread in (2.0, 0.0)]
@@ -346,7 +346,7 @@ def test_every_strategy_with_the_guarantee_declares_its_neutral_setting():
 
 @pytest.fixture(scope="module")
 def baselines() -> dict[tuple, list[int]]:
-    """What simpler lanes wrote: most examples are compared with the same few."""
+    """Texts of simpler lanes: most examples are compared with the same few."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""What every strategy declares, and what its tests have to show."""
+"""The declarations of every strategy, and what its tests must include."""
 from __future__ import annotations
 
 import ast

@@ -1,4 +1,4 @@
-"""What a person does with lanes in the editor, in a real browser: order, seeds of their own, and sweeps."""
+"""The lane editor in a real browser: order, seeds per lane, and sweeps."""
 from __future__ import annotations
 
 import re
@@ -15,7 +15,7 @@ PROMPT = "The red fox"
 
 def asked(page) -> list[LaneConfig]:
     """The lanes as the page remembers them."""
-    page.wait_for_timeout(400)  # what is typed goes to the browser's memory a moment later
+    page.wait_for_timeout(400)  # typed text is stored by the browser with a delay
     page.evaluate("history.replaceState(null, '', '/')")
     open_settings(page)
     page.locator("#share").click()

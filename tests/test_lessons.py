@@ -156,7 +156,7 @@ def browser():
 
 @pytest.fixture
 def page(browser: BrowserContext):
-    """A visitor who would rather have things not move, and who has never been here; no script may break."""
+    """A first-time visitor who prefers reduced motion; script errors fail the test."""
     page, wrong = browser.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     yield page
@@ -172,7 +172,7 @@ def arrive(page: Page, address: str, query: str = "") -> None:
 
 
 def press(page: Page, text: str) -> None:
-    """With the keyboard: the focus goes there by the tab key, from inside the panel."""
+    """By keyboard: the tab key moves the focus there from inside the panel."""
     for _ in range(60):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.textContent.trim()") == text:

@@ -1,4 +1,4 @@
-"""The library: all that strategies declare on one page, in a real browser; and what it is made of."""
+"""The library page: the declarations of all strategies, in a real browser; and its data."""
 from __future__ import annotations
 
 import re
@@ -26,7 +26,7 @@ IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
 every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
 
 
-# --- what is shown of a strategy ---
+# --- entries ---
 
 @every_strategy
 def test_an_entry_shows_what_its_class_declares(cls):
@@ -54,7 +54,7 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
         assert settings is None and cls.name in library.entry(cls).rpartition("python -m playground")[2]
         return
     carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)'", library.entry(cls))[1])
-    # cannot do without, or takes one where there is one
+    # required, or used if there is one
     reads_one = "context" in cls.needs or "passage" in [knob.name for knob in cls.knobs()]
     assert carried == settings and carried.prompt and bool(carried.context) == reads_one
     assert [said["problem"] for said in check(carried.lanes)] == [""]
@@ -134,7 +134,7 @@ def visitor():
 
 @pytest.fixture
 def page(visitor, address):
-    """The library as a visitor finds it; no script may break in it."""
+    """The library as a visitor opens it; script errors fail the test."""
     page, wrong = visitor.new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.goto(f"{address}library")

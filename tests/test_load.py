@@ -1,4 +1,4 @@
-"""The load and soak programs: what they call a violation, and a short run of each."""
+"""The load and soak programs: their violations, and a short run of each."""
 from __future__ import annotations
 
 import math
@@ -21,7 +21,7 @@ def soaked(*megabytes: float, **left: int) -> list[str]:
 
 def test_a_soak_with_growth_or_leaks_is_a_violation():
     assert soaked(*[500.0] * 40) == []
-    assert soaked(*[300.0] * 12, *[500.0] * 28) == []  # during the warm-up it may grow
+    assert soaked(*[300.0] * 12, *[500.0] * 28) == []  # growth during the warm-up is allowed
     assert soaked(*[500.0 + 2 * run for run in range(40)]) == ["memory grew by 7.9%"]
     assert soaked(*[500.0] * 40, threads=9) == ["3 more threads than after the warm-up"]
     assert soaked(*[500.0] * 40, children=1) == ["1 more children than after the warm-up"]

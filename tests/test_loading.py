@@ -1,4 +1,4 @@
-"""From a name to a network: what is found, its settings, and refusals that say what to do."""
+"""Loading a network by name: lookup, settings, and refusals that say what to do."""
 from __future__ import annotations
 
 import json
@@ -33,13 +33,13 @@ def saved(tmp_path_factory):
 
 @pytest.fixture
 def copy(saved, tmp_path):
-    """A folder of one's own to break."""
+    """A copy of the folder that a test may damage."""
     return Path(shutil.copytree(saved, tmp_path / "copy"))
 
 
 @pytest.fixture
 def hub(saved, monkeypatch):
-    """A hub that holds the toy model as "someone/toy" and nothing else; `fetched` lists the files it was asked for."""
+    """A hub that holds only the toy model, as "someone/toy"; `fetched` lists the requested files."""
     fetched = []
 
     def model_info(self, name, **settings):
@@ -319,7 +319,7 @@ def test_a_draft_may_have_more_rows_but_not_other_tokens():
 
 
 class Meeting:
-    """A lock that no lane gets before all of them have come to it."""
+    """A lock that is granted only after all lanes wait for it."""
 
     def __init__(self, lanes):
         self.all_there, self.lock = Barrier(lanes), Lock()

@@ -1,6 +1,4 @@
-"""What a strategy learns in one run of a visitor and finds again in the next: by name, for that visitor alone, as a
-copy.
-"""
+"""Memory of strategies between a visitor's runs: by name, for that visitor alone, as a copy."""
 from __future__ import annotations
 
 from collections import deque
@@ -20,7 +18,7 @@ from playground.errors import Refusal
 
 
 class Words:
-    """The simplest thing that can be remembered."""
+    """A minimal memory entry."""
 
     def __init__(self, *words: str):
         self.words = list(words)
@@ -78,10 +76,10 @@ def test_the_digest_depends_on_contents_and_names_but_not_on_their_order():
     assert memory.digest() not in [other.digest() for other in others]
 
 
-# --- what a lane makes of it ---
+# --- in a lane ---
 
 class Learns(Decoder):
-    """Writes two tokens and notes each, together with what it knew before."""
+    """Writes two tokens and records each with its earlier memory."""
 
     remembers = True
 
@@ -110,7 +108,7 @@ def runner(decoder: Decoder, memory: Memory | None, model: TableModel | None = N
 
 
 def finish(*runners: Runner) -> None:
-    """Turn by turn, as lanes side by side."""
+    """In turns, like lanes side by side."""
     waiting = deque(runners)
     while waiting:
         one = waiting.popleft()
@@ -119,7 +117,7 @@ def finish(*runners: Runner) -> None:
 
 
 def learned(memory: Memory) -> list[int]:
-    """How many words each remembered thing holds."""
+    """The number of words of each memory entry."""
     return sorted(len(thing.words) for thing in memory._things.values())
 
 

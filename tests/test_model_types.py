@@ -121,7 +121,7 @@ def test_the_check_avoids_special_tokens():
     assert not {1, 2, 3} & set(ordinary_tokens(config, 60)) and len(ordinary_tokens(config, 60)) == 60
 
 
-# --- what the check at loading sees ---
+# --- the check at loading ---
 
 def load(network: torch.nn.Module) -> Model:
     return Model(network, byte_tokenizer(), "toy")
@@ -135,7 +135,7 @@ def only_own_attention(monkeypatch) -> None:
 
 
 class Shift(torch.nn.Module):
-    """Adds to every row the row before it, as a convolution does, and remembers nothing between forwards."""
+    """Adds to every row the row before it, as a convolution does, without a state between forwards."""
 
     def __init__(self, mlp: torch.nn.Module):
         super().__init__()

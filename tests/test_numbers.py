@@ -1,4 +1,4 @@
-"""docs/numbers.md explains every number that the page, the exports and the API show, in the words of its definition."""
+"""docs/numbers.md explains every number of the page, the exports and the API with its definition."""
 from __future__ import annotations
 
 import re

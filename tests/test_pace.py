@@ -1,4 +1,4 @@
-"""Aims in seconds grow on a slow machine and shrink on none."""
+"""Time limits in seconds grow on slow machines and never shrink."""
 from __future__ import annotations
 
 import pace

@@ -1,4 +1,4 @@
-"""Programs with holes: parts and what they cost, the cheapest cut against brute force, and what a calibration promises.
+"""Programs with holes: parts and their costs, optimal pruning against brute force, and the guarantee of a calibration.
 """
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def tree(parents: list[int], costs: list[float], own: list[str] | None = None) -
 
 
 def grown(chance: random.Random, parts: int) -> Program:
-    """A random tree whose parts cost little for the most part."""
+    """A random tree whose parts mostly have low costs."""
     return tree(
         [-1, *(chance.randrange(i) for i in range(1, parts))],
         [0.0, *(chance.expovariate(2.0) for _ in range(1, parts))],
@@ -86,10 +86,10 @@ def test_a_token_that_two_parts_touch_counts_for_both_and_no_part_costs_more_tha
     assert dict(zip(program.own, program.costs)) == {"": 0, "=": 2.0, "x": 2.0, "y": 10.0}
 
 
-# --- what is cut out ---
+# --- pruning ---
 
 def closed(program: Program, holes: int):
-    """Every set of kept parts that has the parents of all of them and leaves at most so many holes."""
+    """Every set of parts that is closed under parents and leaves at most this many holes."""
     parts = range(len(program.parents))
     for count in range(len(program.parents) + 1):
         for kept in map(set, combinations(parts, count)):
@@ -165,7 +165,7 @@ def test_the_number_of_allowed_misses_follows_the_binomial_distribution():
 
 
 def world(count: int) -> list[float]:
-    """Where each of many true programs begins to be covered: a part of it is another one with probability 1 -
+    """The threshold from which each of many true programs is covered: a part differs with probability 1 -
     exp(-cost).
     """
     chance, found = random.Random(11), []
@@ -215,7 +215,7 @@ def test_the_threshold_is_the_smallest_that_misses_so_few():
 # --- the study ---
 
 def lane(text: str, logprob: float = -0.1) -> Trace:
-    """A lane that wrote a program letter by letter, its numbers with less certainty."""
+    """A lane that wrote a program letter by letter, with lower probabilities for numbers."""
     logprobs = [-6.0 if letter.isdigit() else logprob / 100 for letter in text]
     commit = Commit(0, list(range(len(text))), list(text), text, logprobs, ["sampled"] * len(text))
     return Trace(

@@ -1,4 +1,4 @@
-"""Measuring the pocket models: what each figure says of texts and models whose figures are known."""
+"""Measurements of the pocket models, on texts and models with known results."""
 import math
 import random
 from dataclasses import replace

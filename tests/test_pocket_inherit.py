@@ -1,4 +1,4 @@
-"""A training that begins with the weights of a published model, whose tokens may be others."""
+"""Training that starts from the weights of a published model, perhaps with another tokenizer."""
 import json
 
 import pytest

@@ -31,7 +31,7 @@ def do(words, **options):
 
 @pytest.fixture(scope="module")
 def small():
-    """Everything smaller than it is: a few texts, windows of validation and tokens."""
+    """Smaller sizes: few texts, validation windows and tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "VALIDATION", (256, 2))
         patch.setattr(corpus, "code", lambda: (["x = 1\n" * 500], ["y = 2\n" * 500]))

@@ -1,5 +1,4 @@
-"""Training the pocket models: losses, optimisers, schedules, the attention, shapes, going on; seconds, on nano models.
-"""
+"""Training the pocket models: losses, optimisers, schedules, attention, shapes, resuming; seconds, on nano models."""
 import itertools
 
 import pytest
@@ -152,7 +151,7 @@ def test_an_early_exit_is_a_share_of_the_loss(folder, tmp_path):
     run = trainer(folder, tmp_path, steps=10)
     batch = run.batch()
     plain = training.data_loss(run.model, batch, run)
-    for layer in run.model.model.layers[1:]:           # with nothing behind it, the exit says what the last layer says
+    for layer in run.model.model.layers[1:]:           # without later layers, the exit equals the last layer
         layer.self_attn.o_proj.weight.data.zero_()
         layer.mlp.down_proj.weight.data.zero_()
     last = float(training.data_loss(run.model, batch, run).detach())

@@ -1,4 +1,4 @@
-"""The small world that the pocket models are trained on: every answer is known, judged, and kept on its side of the
+"""The small world that the pocket models are trained on: every answer is known, scored, and on one side of the
 split.
 """
 import itertools
@@ -65,7 +65,7 @@ def test_the_known_answer_scores_one_and_a_corrupted_one_less(task, grade):
 
 
 def corrupted(item):
-    """The answer as a poor model might give it: its last digit, word or letter is another one."""
+    """The answer of a poor model: its last digit, word or letter is wrong."""
     inner = item.meta.get("last", item)
     if inner.task == "programs":
         return item.answer.rpartition("return")[0] + "return 'nothing of the kind'"
@@ -86,7 +86,7 @@ def test_an_item_carries_its_task_its_grade_and_its_kind(task, grade):
 def test_held_out_items_are_never_trained_on(task):
     trained, kept = some(task, 300), some(task, 60, held_out=True)
     assert not {whole(item) for item in trained} & {whole(item) for item in kept}
-    if task is not facts:                   # facts are learned by heart; there only the wordings are held out
+    if task is not facts:                   # facts are memorised; only their wordings are held out
         assert not {item.key or item.prompt for item in trained} & {item.key or item.prompt for item in kept}
 
 
@@ -543,7 +543,7 @@ def test_there_are_at_least_three_hundred_plots_and_each_has_a_title_of_its_own(
 
 
 def test_no_plot_is_another_with_names_changed():
-    """Slots masked, no two plots share more than a twentieth of the shorter one's runs of four words."""
+    """With slots masked, no two plots share more than a twentieth of the shorter one's 4-grams."""
     runs = [skeleton(plot) for plot in stories.PLOTS]
     shared = [len(a & b) / min(len(a), len(b)) for a, b in itertools.combinations(runs, 2)]
     assert max(shared) < 0.05

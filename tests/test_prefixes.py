@@ -1,4 +1,4 @@
-"""Lanes that begin with one prompt read it once and hold it once, and write what each of them would write alone."""
+"""Lanes with a common prompt read and cache it once, and write what each would write alone."""
 from __future__ import annotations
 
 import logging
@@ -32,11 +32,11 @@ from support.sessions import Clock
 from support.sessions import side_by_side as decoders
 
 EXACT = 1e-10
-OFF = 1e-3  # by which something wrong is more than rounding
+OFF = 1e-3  # above this, a difference is more than rounding
 TOKENS = 96
 
 
-# --- attention over a prefix and what follows it ---
+# --- attention over a prefix and later tokens ---
 
 def numbers(*shape: int, dtype=torch.float64) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
@@ -54,7 +54,7 @@ def whole(
 def in_two(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, count: int, bias: torch.Tensor | None = None
 ) -> list[PartialAttention]:
-    """What rows read from the first `count` keys, and from the others."""
+    """Attention of rows over the first `count` keys, and over the others."""
     return [
         attend_part(query, keys[:, :count], values[:, :count], None, 0.3),
         attend_part(query, keys[:, count:], values[:, count:], bias, 0.3),
@@ -110,7 +110,7 @@ def plain_mean(first: PartialAttention, second: PartialAttention) -> torch.Tenso
 
 
 def halves_of_the_normaliser(first: PartialAttention, second: PartialAttention) -> torch.Tensor:
-    """Takes one logarithm to the base 2 and the other one natural."""
+    """Mixes a base-2 and a natural logarithm."""
     return merge(PartialAttention(first.out, first.total / 0.6931), second)
 
 
@@ -127,7 +127,7 @@ def test_wrongly_weighted_partial_attention_differs(wrong):
     assert (wrong(*in_two(query, keys, values, 50)) - whole(query, keys, values)).abs().max() > OFF
 
 
-# --- stores that begin with what another one has read ---
+# --- caches that start from another one ---
 
 # sliding windows and soft caps among them
 ARCHITECTURES = ("llama", "mistral", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "qwen3_moe")
@@ -168,7 +168,7 @@ TREE = [5, 7, 5, 9], [-1, -1, 0, 1]
 
 
 def together(model: Model, stores: list[KVCache]) -> list[torch.Tensor]:
-    """A token, a tree and a stretch of text, each behind another store, in one forward."""
+    """A token, a tree and a chunk of text, each after another cache, in one forward."""
     works = [
         ForwardInput(stores[0], [3], [-1]),
         ForwardInput(stores[1], *TREE),
@@ -319,13 +319,13 @@ PROMPT = "The green bird sings, and the red fox listens."
 
 @pytest.fixture
 def once(monkeypatch):
-    """Every prompt is held once, however short."""
+    """Every prompt is cached once, however short."""
     monkeypatch.setattr(prefixes, "STORED_ONCE", 1)
 
 
 @pytest.fixture(autouse=True)
 def quiet(caplog):
-    """Lanes that fail on purpose need not fill the report."""
+    """Silences the log of lanes that fail on purpose."""
     caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
 
 
@@ -362,7 +362,7 @@ def prefills(session: Session, lane: int, name: str = "target") -> list[Forward]
 
 
 def same_as_alone(session: Session, lane: int, alone: Session) -> None:
-    """Token for token, and each with its log-probability."""
+    """Token by token, with log-probabilities."""
     (ids, logprobs), (expected, theirs) = written(session, lane), written(alone)
     assert ids == expected and isinstance(told(session, lane, Done)[-1], Done)
     assert all(a is b is None or abs(a - b) < 1e-8 for a, b in zip(logprobs, theirs, strict=True))
@@ -413,7 +413,7 @@ def test_four_lanes_read_their_prompt_once_and_share_its_cost(once):
 
 
 def counted_rows(monkeypatch) -> list[int]:
-    """Rows of every forward of any model, as they are really computed."""
+    """Row counts of every forward of any model."""
     rows, forward = [], Model.forward
     monkeypatch.setattr(
         Model,
@@ -503,11 +503,11 @@ def test_a_single_lane_has_a_private_prefill(once):
     assert [event.readers for lane in (0, 1) for event in prefills(session, lane)] == [1, 1]
 
 
-# --- lanes that stop, fail and come late ---
+# --- lanes that stop, fail or start late ---
 
 @pytest.fixture
 def pieces(monkeypatch):
-    """A prompt goes through four tokens at a time."""
+    """A prompt is read in chunks of four tokens."""
     monkeypatch.setattr(stream, "CHUNK", 4)
 
 
@@ -543,7 +543,7 @@ def test_a_prompt_read_in_pieces_counts_each_of_them_once(once, pieces):
 
 
 class ComesSoon(Decoder):
-    """Reads a little before it asks for its prompt."""
+    """Reads a few tokens before it requests its prompt."""
 
     def decode(self, lm):
         for request in lm.reading([1, 2, 0]):
@@ -553,7 +553,7 @@ class ComesSoon(Decoder):
 
 
 class ComesLate(Decoder):
-    """Reads something else for a while before it asks for its prompt."""
+    """Reads other tokens for a while before it requests its prompt."""
 
     def decode(self, lm):
         for request in lm.reading([1, 2, 0] * 100):
@@ -576,7 +576,7 @@ def test_a_late_lane_reuses_the_shared_prefill_and_reports_it(once, monkeypatch)
 
 
 def test_prompt_tokens_read_by_others_are_reported_as_given(once, pieces, monkeypatch):
-    """Lanes whose clocks are not level take turns with its pieces, though both wait for each of them."""
+    """Lanes with different clocks take turns with its chunks, although both wait for each of them."""
     monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
     borne = [sum(event.tokens for event in prefills(session, lane)) for lane in (0, 1)]
@@ -618,7 +618,7 @@ def bundled() -> Models:
 
 
 def test_the_bundled_pair_shares_long_prompts_without_changing_texts(bundled):
-    """In float32, so that the two ways round otherwise; on 40 tokens of four lanes."""
+    """In float32, so that the two ways round differently; on 40 tokens of four lanes."""
     asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)
     recipes = [
         LaneConfig("greedy"),

@@ -1,4 +1,4 @@
-"""Questions with known answers: they are judged correctly, found again, and a lane reports its verdict."""
+"""Questions with known answers: scoring, lookup, and the verdict in a lane."""
 from __future__ import annotations
 
 import json
@@ -34,7 +34,7 @@ ROMAN = Question("facts", "Who rules Hifak?", "abc")
 STORY = "Nora met a cat. " + " ".join(f"Then Nora counted to {n}." for n in range(10)) + " The end."
 
 
-# --- those of the gallery ---
+# --- the gallery ---
 
 def test_every_task_has_five_questions_or_more_over_its_grades():
     for task, module in TASKS.items():
@@ -109,7 +109,7 @@ def test_the_schema_of_a_lane_is_that_of_its_record():
             jsonschema.validate(json.loads(question.answer), json.loads(source))
 
 
-# --- finding and drawing them ---
+# --- lookup and sampling ---
 
 def test_a_question_is_recognised_by_its_exact_text():
     question = next(question for question in gallery() if question.before)

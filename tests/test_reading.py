@@ -1,4 +1,4 @@
-"""A text that was given: what models think of each of its tokens, and what goes on inside them at one place of it."""
+"""A given text: the models' probabilities of its tokens, and their layers at one position."""
 from __future__ import annotations
 
 import pytest
@@ -34,7 +34,7 @@ def logprobs(session: Session, lane: int = 0) -> torch.Tensor:
 
 
 def rows_of(library, ids: list[int]) -> torch.Tensor:
-    """Log-probabilities [n - 1, V] before each token but the first, from one pass of the library's own model."""
+    """Log-probabilities [n - 1, V] before each token but the first, from one forward of the library's model."""
     with torch.inference_mode():
         return library(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1].log_softmax(-1)
 
@@ -112,7 +112,7 @@ def test_a_diffusion_model_cannot_score_text():
     assert "fills masked positions" in told(session, 0, Failed)[0].message
 
 
-# --- a look inside ---
+# --- inside the model ---
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2", "gpt_neox", "gemma2"])
 def architecture(request) -> str:

@@ -1,4 +1,4 @@
-"""Models with recurrent layers: their state follows every text, branch and rejected draft token as keys and values do.
+"""Models with recurrent layers: their states follow text, branches and rejected draft tokens like keys and values.
 
 The oracle is the library's `generate`, which carries the states in its own cache.
 """
@@ -46,7 +46,7 @@ def network(architecture: str) -> PreTrainedModel:
 
 
 def library(architecture: str, prompt: list[int], length: int, **how) -> list[list[int]]:
-    """What the library's own generate writes."""
+    """The text of the library's generate."""
     found = network(architecture).generate(
         torch.tensor([prompt]), max_new_tokens=length, pad_token_id=0, **{"do_sample": False, **how}
     )
@@ -59,7 +59,7 @@ def written(architecture: str, recipe: LaneConfig, prompt: list[int] = PROMPT, l
 
 @torch.inference_mode()
 def last_row(architecture: str, text: list[int]) -> torch.Tensor:
-    """The library's logits after a text that it reads at once."""
+    """The library's logits after a text, in one forward."""
     return network(architecture)(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1]
 
 

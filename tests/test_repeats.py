@@ -1,4 +1,4 @@
-"""One lane under many seeds: what came of it and how often, and the panel that shows it while it runs."""
+"""One lane with many seeds: its texts and their frequencies, and the panel that shows them."""
 from __future__ import annotations
 
 import re
@@ -23,7 +23,7 @@ LANES = [{"strategy": "greedy"}, {"strategy": "sample", "knobs": {"top_k": 9}}]
 HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
 
 
-# --- what came of it ---
+# --- results ---
 
 def wrote(*words: str, last: Event | None = None) -> list[Event]:
     tokens = [sum(map(ord, word)) for word in words]
@@ -98,7 +98,7 @@ def test_zero_is_a_valid_seed_of_a_lane():
     assert [header.seed for header in session.headers] == [0, 7]
 
 
-# --- how it is asked for ---
+# --- requests ---
 
 def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
     settings = Settings(prompt="x", seed=3, length=10, lanes=[*LANES, {"strategy": "sample", "seed": 40}])
@@ -126,7 +126,7 @@ def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, t
         Settings(prompt="x", length=length, lanes=LANES).repeated(lane, times, rules)
 
 
-# --- how it is reported ---
+# --- reports ---
 
 def told(*lanes: list[Event], asked: int) -> str:
     trace, tally = sample_of(*lanes), SweepProgress(SimpleNamespace(lanes=[{}] * asked, length=4))
@@ -188,7 +188,7 @@ def test_a_lane_is_run_many_times_and_its_texts_are_counted(page, address):
     expect(page.locator("#repeated")).to_contain_text(re.compile(r"5 runs, \d different text"))
     counts = [int(text.split("×")[0]) for text in page.locator(".outcomes .facts b").all_text_contents()]
     assert sum(counts) == 5 and counts == sorted(counts, reverse=True)
-    expect(page.locator("#live [data-recorded='false']")).to_have_count(0)  # the live view is left alone
+    expect(page.locator("#live [data-recorded='false']")).to_have_count(0)  # the live view is not touched
     expect(page.locator("#repeat")).to_be_visible()
 
 
@@ -218,7 +218,7 @@ def test_runs_that_cannot_be_repeated_say_so_in_the_panel(page, address):
 
 
 class Saying(Counting):
-    """A session whose lanes say one thing and end."""
+    """A session whose lanes write one text and end."""
 
     def __init__(self, settings: Settings):
         super().__init__([])

@@ -1,7 +1,7 @@
-"""Recorded forwards give the rows of ordinary ones, whatever the store went through, and nothing is recorded twice.
+"""Replayed forwards give the rows of eager ones after any operations on the cache, and nothing is recorded twice.
 
-A GPU is not needed: `Tape` records as a CUDA graph does, operations at fixed addresses with fixed sizes and nothing of
-the Python around them, and plays them back.
+No GPU is needed: `Tape` records like a CUDA graph: operations at fixed addresses with fixed sizes without the
+Python code around them, and replays them.
 """
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ def test_padding_attends_to_the_spare_slot_only_and_no_text_row_attends_to_it(ro
     assert buffers.seen[rows:].nonzero()[:, 1].tolist() == buffers.slots[rows:].tolist() == [spare] * (size.rows - rows)
 
 
-# --- a recorder that forgets the Python, as a GPU does ---
+# --- a recorder that drops the Python code, as a CUDA graph does ---
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request) -> tuple[Model, Model]:
-    """A model that replays, and its like that does not."""
+    """A model that replays, and an equal one that does not."""
     return recorded(request.param), Model(tiny(request.param), byte_tokenizer(), request.param)
 
 
 @pytest.fixture
 def small_rooms(monkeypatch):
-    """Rooms so small that a short text outgrows several."""
+    """Buffers so small that a short text outgrows several."""
     monkeypatch.setattr(engine, "MIN_CAPACITY", 16)
 
 
 class Both:
-    """A text in two stores: every forward takes both ways, and `worst` is how far they ever were from each other."""
+    """A text in two caches, one replayed and one eager; `worst` is the largest difference so far."""
 
     def __init__(self, pair: tuple[Model, Model]):
         self.models, self.stores = pair, [model.new_store() for model in pair]
@@ -121,7 +121,7 @@ class Both:
 
 
 def distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Largest difference; infinite where something is no number."""
+    """Largest difference; infinite for nan."""
     return float((one - other).abs().nan_to_num(nan=float("inf")).max())
 
 
@@ -192,7 +192,7 @@ def test_a_prefill_runs_eagerly_and_decode_steps_are_replayed(pair):
     assert both.models[0].replay.recorded() == {Bucket(1, MIN_CAPACITY)} and both.worst < EXACT
 
 
-# --- what does not fit goes the ordinary way ---
+# --- what runs eagerly ---
 
 def refuse(run):
     raise AssertionError("this forward must not be recorded")
@@ -249,7 +249,7 @@ def test_a_cache_from_which_every_head_dropped_the_same_number_is_replayed(pair)
 
 
 def test_a_text_longer_than_a_sliding_window_runs_eagerly():
-    pair = recorded("mistral"), Model(tiny("mistral"), byte_tokenizer(), "mistral")  # it looks six tokens back
+    pair = recorded("mistral"), Model(tiny("mistral"), byte_tokenizer(), "mistral")  # its window has six tokens
     both = Both(pair).read(5)
     both.feed([3], [-1])
     before = len(pair[0].replay.buffers)
@@ -329,8 +329,8 @@ def test_after_the_first_forward_of_a_size_only_returned_rows_allocate_memory():
 
 
 class Watch(TorchDispatchMode):
-    """Counts operations that hand out memory no one had before. What a recording does is not counted: a graph has its
-    memory already.
+    """Counts operations that allocate new memory. Recordings do not count: a graph has its memory
+    already.
     """
 
     def __init__(self):
@@ -399,7 +399,7 @@ def test_unused_buffers_are_kept_up_to_their_share_of_memory(small_rooms):
     assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._free_bytes
 
 
-# --- strategies do not know ---
+# --- strategies are unaffected ---
 
 LANES = [
     LaneConfig("greedy"),
@@ -453,7 +453,7 @@ def test_a_lane_that_changes_its_strategy_records_nothing_again():
     assert model.replay.recorded() == before and len(made) == len(before)
 
 
-# --- wrong variants, each of which the random texts find out ---
+# --- wrong variants, each detected by the random texts ---
 
 def padding_writes_to_the_first_slot(buffers: GraphInputs, rows: int) -> None:
     buffers.slots[rows:] = 0
@@ -475,7 +475,7 @@ WRONG = [padding_writes_to_the_first_slot, padding_is_seen, all_of_the_scratch_i
 
 
 def found_out(pair: tuple[Model, Model]) -> float:
-    """The furthest that rows of random texts are from the ordinary ones."""
+    """The largest difference of rows of random texts from the eager ones."""
     model, plain = pair
     model.replay = GraphReplay(model.fused, Tape, ENOUGH)
     return max(wander(Both((model, plain)), seed).worst for seed in range(2))

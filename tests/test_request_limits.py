@@ -1,5 +1,5 @@
-"""What a request may carry: attacks on the public page over HTTP, and on everything that reads what a browser or a
-program sends.
+"""Limits of requests: attacks on the public page over HTTP, and on everything that reads input of a
+browser or a program.
 """
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_forty_megabytes_of_numbers_are_refused_before_they_are_read(public):
     connection.putrequest("POST", "/gradio_api/queue/join")
     connection.putheader("Content-Type", "application/json")
     connection.putheader("Content-Length", str(40_000_000))
-    connection.endheaders(b'{"data": [1')  # and no more: the answer has to come without the rest
+    connection.endheaders(b'{"data": [1')  # the answer must come without the rest
     assert connection.getresponse().status == 413
     connection.close()
 
@@ -631,8 +631,7 @@ ABSURD = {
 
 @pytest.fixture
 def addresses():
-    """4 GiB of addresses more than the process has now: what asks for more fails, and does not take the machine along.
-    """
+    """4 GiB of address space beyond the current use: larger allocations fail without affecting the machine."""
     from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit, setrlimit
     before = getrlimit(RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])

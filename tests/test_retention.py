@@ -78,7 +78,7 @@ def library_attention(twin: PreTrainedModel, text: list[int], kv_heads: int) -> 
 
 
 def grow(chance: random.Random, text: list[int], store: KVCache, feed_more) -> Iterator[None]:
-    """Grow random trees over several forwards each, keep a random node of each, and lengthen the text by it."""
+    """Grow random trees over several forwards each, and commit a random node of each."""
     guesses: list[int] = []
     while len(text) < ROOM - 20:
         for _ in range(chance.randrange(1, 4)):
@@ -162,7 +162,7 @@ def test_a_pruned_tree_is_observed_at_its_new_slots(llama):
 # --- holes in every head ---
 
 def mask(store: KVCache, live: torch.Tensor) -> None:
-    """Free slots as a policy would, but leave every key where it is; live [layers, kv_heads, positions]."""
+    """Mask slots instead of evicting them; live [layers, kv_heads, positions]."""
     layers = [store.slots_of(layer) for layer in range(store.depth)]
     store.slots = [
         Slots(slots.positions.expand(store.heads, -1).masked_fill(~_stays(slots, live[i]), EMPTY), dense=False)
@@ -187,7 +187,7 @@ def test_an_evicted_slot_has_no_weight_although_its_token_was_attended_to(llama)
     )
     feed_watched(model, store, words(7, 6), chain(6))
     store.commit(5)
-    feed_watched(model, store, [5], [-1])  # it sees what goes before it is kept
+    feed_watched(model, store, [5], [-1])  # it attends to evicted slots before its commit
     store.evict([torch.tensor([[1, 1, 1, 0, 1, 1], [1, 0, 0, 1, 1, 1]]).bool()])
     told.clear()
     store.commit(0)
@@ -250,10 +250,10 @@ class Both:
         self.other.crop_scratch()
 
 
-# --- slots that leave something behind ---
+# --- merged slots ---
 
 def some_merge(store: KVCache, seed: int) -> Merge:
-    """Random slots of a layer that go into some of the others, and random shares of all."""
+    """Random slots of a layer that merge into others, with random weights."""
     chance, n = torch.Generator().manual_seed(seed), store.slots[0].count
     goes = torch.rand(store.heads, n, generator=chance) < 0.4
     heads, sources = goes.nonzero().unbind(1)
@@ -266,7 +266,7 @@ def some_merge(store: KVCache, seed: int) -> Merge:
 
 
 def mixed(rows: torch.Tensor, merge: Merge) -> torch.Tensor:
-    """Rows as one matrix product a head; those that nothing else goes into are left."""
+    """Rows as one matrix product per head; rows without sources are unchanged."""
     (sources, into, (heads, slots)), added, kept = merge
     matrix, takes = (
         torch.zeros(len(rows), rows.shape[1], rows.shape[1], dtype=rows.dtype),
@@ -311,11 +311,11 @@ def test_merges_are_reported_by_position_after_compaction(llama):
     assert store.merge(1, meeting, torch.ones(3), torch.ones(2)).by_head(2) == [[(4, 2), (5, 2)], [(0, 4)]]
 
 
-# --- rows in a coarser form ---
+# --- quantised rows ---
 
 @dataclass
 class Tenths:
-    """Rows to one decimal place: a form so coarse that no one could take it for the rows."""
+    """Rows rounded to one decimal: so coarse that the difference always shows."""
 
     rows: torch.Tensor
 
@@ -347,7 +347,7 @@ def pack(store: KVCache) -> None:
 
 @dataclass
 class Rounded:
-    """Does to the rows of a store in place what packing does to them."""
+    """Applies the rounding of the quantisation to the rows of a cache in place."""
 
     store: KVCache
     done: dict[str, int] = field(default_factory=lambda: {"keys": 0, "values": 0})
@@ -384,7 +384,7 @@ def test_quantised_rows_act_like_rows_written_with_that_error(pair, seed):
 
 
 def test_quantisation_changes_rows(llama):
-    """The oracle above would pass if packing did nothing at all."""
+    """The oracle above would pass if quantisation did nothing at all."""
     model, _ = llama
     packed, plain = model.new_store(), model.new_store()
     for store in (packed, plain):

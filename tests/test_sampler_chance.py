@@ -1,5 +1,4 @@
-"""Samplers that draw some chance of their own: the law is the formula's, a run repeats, lanes share, branches do not.
-"""
+"""Samplers with their own random choices: exact distributions, reproducible runs, shared by lanes but not branches."""
 from __future__ import annotations
 
 import random
@@ -22,7 +21,7 @@ SPECULATION = LaneConfig("speculative", {}, [("draft_model", {"depth": 2}), ("re
 
 
 class SometimesWithoutTheBest(Sampler):
-    """With a chance it removes each row's most probable token, as XTC does."""
+    """With some probability it removes each row's most probable token, as XTC does."""
 
     def apply(self, scores, histories):
         rows = torch.tensor([self.flip(CHANCE, history) for history in histories])
@@ -30,14 +29,14 @@ class SometimesWithoutTheBest(Sampler):
 
 
 class FlipsTheWrongWay(SometimesWithoutTheBest):
-    """Wrong: it removes the best token where the coin says to keep it."""
+    """Wrong: it inverts the random choice."""
 
     def flip(self, probability, history, purpose=""):
         return not super().flip(probability, history, purpose)
 
 
 class BringsItsOwnChance(SometimesWithoutTheBest):
-    """Wrong: chance from elsewhere neither repeats nor can be enumerated."""
+    """Wrong: another random generator is neither reproducible nor enumerable."""
 
     def flip(self, probability, history, purpose=""):
         return random.random() < probability
@@ -79,7 +78,7 @@ def test_a_sampler_that_flips_the_wrong_way_is_refused():
     assert distance(found, by_formula(TableModel("abc"), 2)) > WRONG
 
 
-# --- it repeats ---
+# --- reproducibility ---
 
 def text(assembly: Assembly, seed: int = 0, forced: tuple[int, ...] = ()) -> list[int]:
     limits = Limits(seed, 24, forced=forced)
@@ -128,7 +127,7 @@ def test_outside_a_lane_a_random_sampler_is_refused():
 
 
 class Noting(Draws):
-    """Draws that write down what samplers were answered, by position and lineage."""
+    """Draws that record the random choices of samplers, by position and lineage."""
 
     def __init__(self, seed: int):
         super().__init__(seed)

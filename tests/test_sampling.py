@@ -1,4 +1,4 @@
-"""Sampling primitives against the library's own processors, against hand-made rows, and against chance itself."""
+"""Sampling primitives against the library's processors, worked examples, and their statistics."""
 from __future__ import annotations
 
 import math
@@ -203,7 +203,7 @@ def test_of_two_equal_scores_the_lower_id_is_the_greedy_one(alone):
     assert kept(alone(torch.tensor([[0.0, 3.0, 3.0, 1.0]]))) == {1}
 
 
-# --- for all rows ---
+# --- properties of all rows ---
 
 some_rows = st.lists(st.floats(-30, 30), min_size=2, max_size=12).map(
     lambda row: torch.tensor([row], dtype=torch.float64)
@@ -248,7 +248,7 @@ def test_truncating_twice_is_truncating_once(truncate, value):
     assert torch.equal(truncate(once, value), once)
 
 
-# --- chance ---
+# --- randomness ---
 
 def test_samples_follow_the_distribution():
     p, draws, count = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05]), Draws(0), 20_000

@@ -1,7 +1,7 @@
-"""Programs that want out: each attempt meets either wall alone, and neither lets anything through.
+"""Sandbox escapes: each attempt is stopped by either of the two defences alone.
 
-Attempts are in tests/escapes. With the first wall removed a program has every builtin and module of its process; with
-the second removed its process has every system call and file. That the attempts are real shows with both removed.
+Attempts are in tests/escapes. Without the first defence a program has every builtin and module of its process;
+without the second its process has every system call and file. Without both, the attempts succeed.
 """
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def confine(syscall_filter):
 
 @dataclass
 class Bait:
-    """What an escape would touch: a file to read, one to make, a port to connect to, a process to end."""
+    """The bait of an escape: a file to read, one to create, a port to connect to, a process to end."""
 
     folder: Path
     listener: socket.socket
@@ -96,7 +96,7 @@ class Bait:
         return program(attempt)
 
     def traces(self, output: str) -> list[str]:
-        """What an escape left behind, and in what it sent back."""
+        """Traces of an escape, in the system and in its output."""
         said = [word for word in (CANARY, SECRET) if word in output]
         return said + (["a file"] if self.made.exists() else []) + (["a connection"] if self.was_called() else [])
 
@@ -160,7 +160,7 @@ OBJECTS, SYSTEM, EXHAUSTION = attempts("objects.txt"), attempts("system.txt"), a
 
 @pytest.fixture
 def without(monkeypatch, tmp_path) -> Callable[..., None]:
-    """Take a wall away: the process runs from a copy of its scripts in which one or both do nothing."""
+    """Remove a defence: the process runs from a copy of its scripts in which one or both do nothing."""
     def take_away(policy: bool = False, kernel: bool = False) -> None:
         folder = shutil.copytree(
             sandbox.RUNNER.parent, tmp_path / "scripts", ignore=shutil.ignore_patterns("__pycache__")
@@ -174,7 +174,7 @@ def without(monkeypatch, tmp_path) -> Callable[..., None]:
 
 
 def answer(code: str) -> str:
-    """All that comes back from the process of a program."""
+    """The whole output of a program's process."""
     try:
         return repr(sandbox.tries(code, "work", [1]))
     except sandbox.NotRun as refusal:
@@ -182,14 +182,14 @@ def answer(code: str) -> str:
 
 
 def outputs(bait: Bait, tried: list[str]) -> dict[str, str]:
-    """What comes back of each attempt, after a check that none left a trace. Two at once, as on a page."""
+    """The output of each attempt, after a check that none left a trace. Two at once, as on a page."""
     found = escapes(bait, tried, said := {})
     assert found == {} and bait.is_whole() and bait.processes() == []
     return said
 
 
 def escapes(bait: Bait, tried: list[str], said: dict[str, str]) -> dict[str, list[str]]:
-    """What each attempt left behind, of those that left anything; `said` receives the output of each."""
+    """The traces of each attempt that left any; `said` receives the output of each."""
     found = {}
     with ThreadPoolExecutor(sandbox.AT_ONCE) as pool:
         for attempt, output in zip(tried, pool.map(answer, map(bait.fill, tried))):
@@ -200,7 +200,7 @@ def escapes(bait: Bait, tried: list[str], said: dict[str, str]) -> dict[str, lis
     return found
 
 
-# --- either wall alone ---
+# --- either defence alone ---
 
 def test_there_are_three_hundred_attempts_and_no_two_are_the_same():
     tried = [*OBJECTS, *SYSTEM, *EXHAUSTION]
@@ -246,7 +246,7 @@ def is_accepted(code: str) -> bool:
 
 
 def test_without_both_defences_the_attempts_escape(bait, without):
-    """The planted fault: it shows that the bait is seen. Of all attempts these leave a trace; the others only reach for
+    """The planted fault shows that the bait is observed. These attempts leave a trace; the others only reach for
     one.
     """
     without(policy=True, kernel=True)
@@ -288,7 +288,7 @@ def children_cpu() -> float:
     return times.children_user + times.children_system
 
 
-# --- the walls as they are ---
+# --- both defences ---
 
 def test_the_class_pattern_attack_fails():
     assert sandbox.tries(CLASS_PATTERN, "work", [[]]) == [None]
@@ -385,7 +385,7 @@ def test_results_come_back_as_json_gives_them():
     assert sandbox.tries("def work(x):\n    return {x}", "work", [1]) == [None]
 
 
-# --- programs that are meant ---
+# --- legitimate programs ---
 
 def test_every_known_program_is_written_with_what_is_allowed_and_runs():
     known = [question.answer for question in gallery() if question.task == "programs"]
@@ -450,7 +450,7 @@ def test_the_allowed_builtins_and_methods_reach_no_attribute_by_name():
     assert not any("__" in name or name.startswith("_") for name in policy.METHODS | policy.BUILTINS)
 
 
-# --- places ---
+# --- concurrency ---
 
 def test_no_more_than_two_programs_run_at_once(monkeypatch):
     running, most, lock = [], [], threading.Lock()
@@ -491,7 +491,7 @@ def test_a_search_ends_when_its_programs_took_too_long(monkeypatch, bundled):
     assert sum(note.startswith("Rollout") for note in notes) == 1 and any("longer than" in note for note in notes)
 
 
-# --- where nothing can be confined ---
+# --- machines without confinement ---
 
 def program_question():
     return next(question for question in gallery() if question.task == "programs")
@@ -557,7 +557,7 @@ def test_there_the_shell_says_why(unconfined):
     assert "not judged: this machine cannot confine a program" in screen._standing(verdict(question, question.answer))
 
 
-# --- a question of the gallery, with a text of the visitor's choice ---
+# --- a gallery question with an answer chosen by the visitor ---
 
 @pytest.mark.parametrize(
     "removed", [{}, {"policy": True}, {"kernel": True}], ids=["both walls", "policy removed", "kernel removed"]
@@ -580,7 +580,7 @@ def test_the_class_pattern_attack_from_a_choice_fails(bundled):
 
 
 def judged(models, attack: str) -> Judged:
-    """A question of the gallery on a program, answered with a text that a constraint leaves no choice about."""
+    """A gallery question about a program, answered with a text forced by a constraint."""
     question = program_question()
     attack = attack.replace("def work(", f"def {question.meta['name']}(")
     recipe = LaneConfig("greedy", extras=[("choice", {"options": attack})])

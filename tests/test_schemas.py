@@ -1,4 +1,4 @@
-"""JSON Schemas: what is accepted is enforced to the letter, and the study that says so counts right."""
+"""JSON Schemas: accepted schemas are enforced exactly, and the benchmark that shows it counts correctly."""
 from __future__ import annotations
 
 import json
@@ -70,7 +70,7 @@ def follows(matcher: Matcher, text: str) -> bool:
     return all(matcher.advance(token) for token in TOKENS.encode(text)) and matcher.accepting
 
 
-# --- the study over the schemas that ship with the tests ---
+# --- the benchmark over the schemas of the tests ---
 
 def test_the_schemas_of_the_tests_are_many_and_name_every_keyword():
     assert len(CASES) >= 60 and len({case.name for case in CASES}) == len(CASES)
@@ -148,7 +148,7 @@ def test_a_mask_over_150000_tokens_takes_less_than_a_millisecond():
     assert len(times) > 100 and median(mask.compute + mask.unpack for mask in times) < 1e-3
 
 
-# --- what the engine lets through by itself, and how it is mended ---
+# --- violations of the engine alone, and the schema rewrite ---
 
 LEAKS = {
     "a key spelled with escapes": ({**OBJECT, "properties": {"a": INTEGER}}, r'{"\u0061": "x"}'),
@@ -183,12 +183,12 @@ def test_without_the_schema_rewrite_violations_occur(schema, text):
 
 
 def in_python(pattern: str) -> str:
-    """The engine's way to write a letter by its number as Python's."""
+    """The engine's escape for a code point, as Python's."""
     return re.sub(r"\\x\{([0-9A-F]+)\}", lambda found: f"\\U{int(found[1], 16):08X}", pattern)
 
 
 def readable(schema):
-    """A mended schema with patterns that the validator can read."""
+    """A rewritten schema with patterns that the validator can read."""
     if isinstance(schema, dict):
         return {in_python(key): readable(part) for key, part in schema.items()}
     return [readable(part) for part in schema] if isinstance(schema, list) else schema
@@ -317,10 +317,10 @@ def test_the_validator_judges_exactly_or_says_that_it_cannot(schema, text, outco
     assert Judge(schema)(text).outcome == outcome
 
 
-# --- the study itself ---
+# --- the benchmark itself ---
 
 class FakeMatcher:
-    """Of an engine that lets everything through, or nothing."""
+    """A matcher that accepts everything, or nothing."""
 
     def __init__(self, lets: bool):
         self.lets = self.accepting = lets
@@ -333,7 +333,7 @@ class FakeMatcher:
 
 
 class Faked(SchemaTrial):
-    """A study of such an engine; no one writes."""
+    """A benchmark of such an engine, without texts."""
 
     def __init__(self, lets: bool):
         super().__init__(pair())

@@ -1,4 +1,4 @@
-"""The plan of a forward: layers skipped, left early, entered late, and what is taken out between them."""
+"""Layer plans: skipped layers, early exits, late entries, and captured hidden states."""
 from __future__ import annotations
 
 import pytest
@@ -18,7 +18,7 @@ from playground.engine.model import Model
 
 PROMPT = [5, 9, 2, 7, 7, 1]
 EXACT = 1e-9
-NORMED = 1e-5  # the library norms in float32, whatever the weights are
+NORMED = 1e-5  # the library computes norms in float32 for every dtype
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "gpt2", "gpt_neox", "gemma2"])
@@ -67,11 +67,11 @@ def test_a_plan_leaves_nothing_behind(model):
     assert (rows(model)[0] - before).abs().max() == 0
 
 
-# --- what strategies see of the inside ---
+# --- hidden states for strategies ---
 
 def library(architecture: str, ids: list[int]) -> tuple[torch.Tensor, ...]:
-    """States [rows, d] by the library's own reading: the embeddings, what leaves each layer, and at the end what the
-    head reads.
+    """States [rows, d] by the library: the embeddings, the output of each layer, and at the end the input of the
+    lm_head.
     """
     with torch.no_grad():
         return tuple(
@@ -99,7 +99,7 @@ def test_inner_states_are_decoded_with_or_without_the_final_norm(model):
 
 
 class Looking(Decoder):
-    """Grows by whatever request gives rows, and notes what each row was read from: the text, its state, its early
+    """Uses every request that gives rows, and records the source of each row: the text, its state, its early
     exits.
     """
 
@@ -119,7 +119,7 @@ class Looking(Decoder):
         yield lm.exit(2).extend(later)
         later.add(2)
         yield lm.exit(2).extend(later)
-        rows = yield from self._look(lm, (yield lm.extend(later)))  # rows that left early and went on
+        rows = yield from self._look(lm, (yield lm.extend(later)))  # rows resumed after an early exit
         yield lm.keep(lm.pick(rows))
         leaves = lm.fork(2)
         rows = yield lm.extend(leaves)

@@ -1,4 +1,4 @@
-"""Sequences that grow side by side: each reads its own past and no one else's, and what they share is held once."""
+"""Parallel sequences: each attends to its own past only, and shared slots are stored once."""
 from __future__ import annotations
 
 import random
@@ -38,7 +38,7 @@ def run(session: Session) -> list:
 
 
 class Several(Decoder):
-    """Draws a number of texts from one prompt, and takes the last."""
+    """Samples several texts from one prompt, and takes the last."""
 
     several = True
 
@@ -55,7 +55,7 @@ class Several(Decoder):
 
 
 class Wanders(Decoder):
-    """Forks, drops and grows at random, and holds every row against one forward over the sequence's whole text."""
+    """Forks, drops and grows at random, and compares every row with a forward over the sequence's whole text."""
 
     several = True
 
@@ -152,7 +152,7 @@ class DropsAll(Decoder):
         lm.drop(leaves)
         assert not lm.target.store.parents
         again = lm.fork(1)
-        rows = yield lm.extend(again)  # the row after the prompt is still known
+        rows = yield lm.extend(again)  # the row after the prompt is still available
         yield lm.keep([lm.pick(rows[0])])
         yield lm.keep(again[0])
 
@@ -167,7 +167,7 @@ def test_dropped_sequences_leave_nothing_and_the_text_can_be_forked_again():
 
 
 class ForksOnTheWay(Decoder):
-    """Greedy, but every third token is written by a sequence of its own, as are the two after it."""
+    """Greedy, but every third token and the two after it are written by a separate sequence."""
 
     several = True
 
@@ -237,7 +237,7 @@ def test_a_text_chosen_from_sequences_is_reported_completely():
 
 
 class Remembers(type(make("top_k"))):
-    """Counts what was kept, and shows no one."""
+    """Counts committed tokens without reporting them."""
 
     counted = 0
 

@@ -1,4 +1,4 @@
-"""The service around the runs: worker restarts, /health, orderly shutdown by signals, and no leftovers of visitors."""
+"""The service around the runs: worker restarts, /health, graceful shutdown, and no leaks from visitors."""
 from __future__ import annotations
 
 import gc
@@ -96,7 +96,7 @@ def test_a_slow_step_is_logged_with_its_strategy(worker, monkeypatch, caplog):
     assert "one step of greedy took" in caplog.text
 
 
-# --- held runs cost nothing ---
+# --- held runs are idle ---
 
 def test_fifty_held_runs_take_no_processor_time(worker):
     def held():
@@ -106,7 +106,7 @@ def test_fifty_held_runs_take_no_processor_time(worker):
         return run
 
     runs = [held() for _ in range(50)]
-    time.sleep(1.0)  # the first frames are on their way
+    time.sleep(1.0)  # the first frames were sent
     begun = time.process_time()
     time.sleep(2.0)
     assert time.process_time() - begun < 0.1
@@ -114,7 +114,7 @@ def test_fifty_held_runs_take_no_processor_time(worker):
         run.fail("enough")
 
 
-# --- what is kept of a run ---
+# --- storage of runs ---
 
 def test_a_finished_run_releases_its_session_and_keeps_its_events(worker):
     run = worker.take(Counting([], length=300))
@@ -143,7 +143,7 @@ def test_a_packed_record_can_be_packed_again():
     assert record.events == [{"kind": "commit"}]
 
 
-# --- what is kept of visitors ---
+# --- storage of visitors ---
 
 def holder(*sessions: str, closed: bool, age: float):
     used = datetime.now() - timedelta(seconds=age)
@@ -275,7 +275,7 @@ def test_docker_asks_for_the_workers_health():
 
 @contextmanager
 def app_running(tmp_path):
-    """The app as a person starts it, with its bundled models: the process and where it answers."""
+    """The app with its bundled models: the process and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

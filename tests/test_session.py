@@ -1,5 +1,4 @@
-"""Lanes side by side: each gets its turn, one that fails harms no other, and what drives them can hold, step and stop.
-"""
+"""Lanes side by side: fairness, isolation of failures, and holding, stepping and stopping."""
 from __future__ import annotations
 
 import logging
@@ -41,7 +40,7 @@ def text(stamped: list[Stamped], lane: int = 0) -> str:
 
 @pytest.fixture(autouse=True)
 def quiet(caplog):
-    """Lanes that fail on purpose need not fill the report."""
+    """Silences the log of lanes that fail on purpose."""
     caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
 
 
@@ -223,7 +222,7 @@ def test_a_session_that_cannot_run_is_refused(recipes, prompt, limits, about):
 # --- fairness ---
 
 class Spendthrift(Decoder):
-    """Looks at fifty trees before it writes a token."""
+    """Reads fifty trees before it writes a token."""
 
     def decode(self, lm):
         yield lm.prefill()
@@ -273,7 +272,7 @@ def test_a_long_prompt_is_read_in_chunks_so_that_others_do_not_wait():
 
 
 class AsksBothAtOnce(Decoder):
-    """Reads a row of both models side by side, and writes what the target thinks of the draft's favourite."""
+    """Reads a row of both models, and reports the target's probability of the draft's argmax."""
 
     def decode(self, lm):
         while True:
@@ -347,7 +346,7 @@ def test_the_seconds_of_a_shared_forward_are_divided_by_rows(monkeypatch):
 
 
 class FailsOnThree(TableModel):
-    """Has room for the rows of two lanes, not for three."""
+    """Has memory for the rows of two lanes, not of three."""
 
     def forward(self, works, plan=None):
         if len(works) > 2:
@@ -361,7 +360,7 @@ def test_lanes_that_do_not_fit_in_one_forward_run_separately():
 
 
 class Narrow(TableModel):
-    """Breaks wherever the rows of one work are many."""
+    """Fails for inputs with many rows."""
 
     def forward(self, works, plan=None):
         if any(len(work.tokens) > 3 for work in works):
@@ -427,10 +426,10 @@ def test_a_refused_lane_can_be_stopped():
     assert session.finished and session.stop() == []
 
 
-# --- taking back ---
+# --- rollback ---
 
 class Hesitates(Decoder):
-    """Writes two tokens, takes both back, and writes again."""
+    """Writes two tokens, rolls both back, and writes again."""
 
     def decode(self, lm):
         rows = yield lm.prefill()
@@ -463,7 +462,7 @@ def test_a_grammar_follows_a_rollback():
 
 
 class GoesBack(Decoder):
-    """Takes back what it wrote."""
+    """Rolls back its tokens."""
 
     def decode(self, lm):
         rows = yield lm.prefill()

@@ -69,7 +69,7 @@ def shell(capsys):
         return code, *capsys.readouterr()
 
     yield call
-    log.setLevel(level)  # commands hush it
+    log.setLevel(level)  # commands silence it
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def no_models(monkeypatch):
 
 
 def outside(code: str, *words: str) -> subprocess.CompletedProcess:
-    """A Python of its own."""
+    """A separate Python process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
@@ -577,7 +577,7 @@ def test_as_a_command_only_json_reaches_standard_output(pair):
     assert seen.returncode == 0 and seen.stderr == "" and len(json.loads(seen.stdout)["token_ids"]) == 6
 
 
-# --- small things it is made of ---
+# --- helpers ---
 
 @pytest.mark.parametrize("text, knobs", [
     ("regex", {}),

@@ -1,4 +1,4 @@
-"""The folder of a Hugging Face Space: what is in it, what it is checked for, and that it starts as the Space would."""
+"""The folder of a Hugging Face Space: its contents and checks, and that it starts as on the Space."""
 from __future__ import annotations
 
 import os

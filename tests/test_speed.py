@@ -1,7 +1,7 @@
-"""Speed that must not be lost: ratios of processor time with wide margins, and counts that are exact.
+"""Regressions of speed: ratios of CPU time with wide margins, and exact counts.
 
-How fast anything is on a quiet machine, the benchmark says. Here every time is that of this thread alone, computing
-with one thread, the least of a few short runs: what else the machine does hardly shows in it.
+Absolute speed is measured by the benchmark. Here every time is CPU time of one thread, the
+minimum of a few short runs, so that other load hardly matters.
 """
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ def task(bundled) -> Task:
 
 @pytest.fixture(scope="module")
 def seconds(bundled, task) -> dict[str, float]:
-    """Processor seconds of everyone who writes behind the prompt, or reads it."""
+    """CPU seconds of every baseline after the prompt."""
     ours = without_end_tokens(bundled)
     everyone = [*decode_baselines(ours, LENGTH, [4], compiled=False), *first_token_baselines(ours)]
     return least([contender for contender in everyone if contender.name in COMPARED], task)
 
 
 def least(everyone: list[Baseline], task: Task) -> dict[str, float]:
-    """Processor seconds of the best run of each, in turn, after one that is dropped."""
+    """CPU seconds of the best run of each, interleaved, after a warm-up."""
     runs = [{contender.name: processor_seconds(contender, task) for contender in everyone} for _ in range(RUNS + 1)]
     return {contender.name: min(run[contender.name] for run in runs[1:]) for contender in everyone}
 
@@ -104,7 +104,7 @@ def test_a_tree_of_sixteen_nodes_costs_at_most_three_and_a_half_single_nodes(bun
 
 
 def test_loading_the_bundled_pair_takes_under_two_seconds():
-    playground.load(device="cpu")  # whatever is imported on the way is not part of it
+    playground.load(device="cpu")  # excludes the imports
     start = thread_time()
     playground.load(device="cpu")
     assert thread_time() - start < here(2)
@@ -112,7 +112,7 @@ def test_loading_the_bundled_pair_takes_under_two_seconds():
 
 @pytest.fixture
 def counted(monkeypatch) -> Counter:
-    """How often each model runs forward, and waits for its device."""
+    """Number of forwards and device synchronisations of each model."""
     counts: Counter = Counter()
     for name in ("forward", "_synchronize"):
         monkeypatch.setattr(Model, name, counting(getattr(Model, name), name, counts))

@@ -1,4 +1,4 @@
-"""The token-tree store against recomputation from scratch, on many architectures, in float64."""
+"""The KV cache against recomputation from scratch, on many architectures, in float64."""
 from __future__ import annotations
 
 import random
@@ -24,7 +24,7 @@ TOKENS = 96
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def pair(request) -> tuple[Model, PreTrainedModel]:
-    """A model with the seams in place, and an untouched twin of its network."""
+    """A model with hooks, and an unmodified twin of its network."""
     return twins(request.param)
 
 
@@ -119,7 +119,7 @@ def test_evicting_slots_equals_masking_them_in_every_layer_and_head(llama):
 
 
 def _mask_by_hand(store: KVCache, live: list[torch.Tensor]) -> None:
-    """Same keep sets, but every key stays where it is."""
+    """The same live slots, but as a mask, without moving keys."""
     positions = store.slots[0].positions
     store.slots = [Slots(positions.expand(2, -1).masked_fill(~mask, -1), dense=False) for mask in live]
 
@@ -226,7 +226,7 @@ def test_a_node_cannot_continue_one_that_does_not_exist(llama):
 # --- reported contents ---
 
 def walked(positions: list[int]) -> list[tuple[int, int]]:
-    """Stretches of one head's positions, a position at a time."""
+    """Runs of one head's positions, a position at a time."""
     runs: list[tuple[int, int]] = []
     for position in sorted(p for p in positions if p != EMPTY):
         start = runs.pop()[0] if runs and runs[-1][1] == position else position
@@ -235,7 +235,7 @@ def walked(positions: list[int]) -> list[tuple[int, int]]:
 
 
 def some_slots(chance: random.Random, length: int) -> Slots:
-    """Slots of a few heads that hold different tokens, empty places among them."""
+    """Slots of a few heads that hold different tokens, some of them empty."""
     heads = [sorted(chance.sample(range(length), chance.randint(0, length))) for _ in range(chance.randint(1, 3))]
     most = max(map(len, heads))
     for head in heads:

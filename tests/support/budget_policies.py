@@ -1,4 +1,4 @@
-"""Cache policies with a budget, written again by hand."""
+"""Independent implementations of cache policies with a budget."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ def with_policy(lane: LaneConfig, name: str, **knobs) -> LaneConfig:
 
 
 def roomy(name: str, **knobs) -> list[Collapse]:
-    """Token by token, and a tree at a time: with room for the whole text nothing changes."""
+    """Token by token, and a tree at a time: with a budget for the whole text nothing changes."""
     return [Collapse(with_policy(plain, name, **knobs), plain) for plain in (LaneConfig("greedy"), TREE)]
 
 
@@ -41,7 +41,7 @@ class Seen:
 
 
 class HandRule(ByHand):
-    """The rule is asked layer by layer: rule(seen) -> positions that stay, by KV head."""
+    """The rule is applied layer by layer: rule(seen) -> live positions, by KV head."""
 
     def _settle(self, layer, weights, places):
         pool = self.cache.layers[layer]
@@ -60,7 +60,7 @@ def best(scores: dict[int, float], count: int) -> set[int]:
 
 
 def cache_positions(cache: Cache, live: Live) -> list[set[int]]:
-    """Positions held by each layer and head, one after the other; in `live` one layer or head may stand for all."""
+    """Positions held by each layer and head; in `live` one layer or head may represent all."""
     layers = live * (cache.layers if len(live) == 1 else 1)
     heads = [heads * (cache.heads if len(heads) == 1 else 1) for heads in layers]
     return [{p for start, stop in runs for p in range(start, stop)} for layer in heads for runs in layer]

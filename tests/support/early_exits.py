@@ -1,11 +1,11 @@
-"""A table with early exits of its own."""
+"""A table model with separate early exits."""
 from __future__ import annotations
 
 from tables import TableModel
 
 
 class EarlyTable(TableModel):
-    """Its early exit has opinions of its own."""
+    """Its early exit has another distribution."""
 
     leaving = False
 

@@ -1,4 +1,4 @@
-"""EMS with little room."""
+"""EMS with a small budget."""
 from __future__ import annotations
 
 EMS_TIGHT = {"size": 9, "window": 3, "kernel": 3, "likeness": 0.2}

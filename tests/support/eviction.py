@@ -58,7 +58,7 @@ class ByHand:
 
     architecture: str
     rule: Rule
-    window: int | None = None  # last query positions of the prompt that vote; None: all
+    window: int | None = None  # last query positions of the prompt that are observed; None: all
     live: list[list[list[int]]] = field(default_factory=list)
     votes: list[list[dict[int, float]]] = field(default_factory=list)
     read: int = 0
@@ -80,7 +80,7 @@ class ByHand:
     def _feed(self, tokens: list[int]) -> int:
         first, self.read = self.read, self.read + len(tokens)
         places = torch.arange(first, self.read)[None]
-        # everything, however much each layer has left
+        # everything, whatever each layer has left
         seen = None if not first else torch.zeros(1, 1, 1, 1, dtype=torch.float64)
         with exact_softmax():
             out = self.network(

@@ -1,4 +1,4 @@
-"""What a page of text links to."""
+"""Links of a Markdown page."""
 from __future__ import annotations
 
 import re

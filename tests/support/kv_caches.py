@@ -29,7 +29,7 @@ def scratch_row(twin: PreTrainedModel, text: list[int]) -> torch.Tensor:
 
 @contextmanager
 def exact_softmax():
-    """The library's own attention for soft-capped scores rounds its softmax to float32; an oracle must not."""
+    """The library's attention for soft-capped scores rounds its softmax to float32; an oracle must not."""
     rounding = torch.nn.functional.softmax
     with patch("torch.nn.functional.softmax", lambda x, dim=-1, dtype=None: rounding(x, dim=dim)):
         yield

@@ -1,4 +1,4 @@
-"""The output distributions that lanes guarantee, and wrong verifiers and drafters."""
+"""Guaranteed output distributions of lanes, and wrong verifiers and drafters."""
 from __future__ import annotations
 
 import copy

@@ -26,7 +26,7 @@ D2O_TIGHT = {**ALL_LAYERS, "heavy": 0.4, "recent": 0.14, "sinks": 7}
 
 @dataclass
 class Room:
-    """What a lane held at the end: positions as everywhere, keys and values by layer, [kv_heads, slots, d]."""
+    """The cache of a lane at its end: positions, and keys and values by layer, [kv_heads, slots, d]."""
 
     ids: list[int]
     course: list[LivePositions]
@@ -74,5 +74,5 @@ def mixed(parts: list[Tensor], slot: int, sources: list[int], weights: list[floa
 
 
 def alike_in_weight(meeting: MergeMap) -> Merge:
-    """Each counts as much as any other of those that meet."""
+    """Merged slots have equal weights."""
     return merge_by_mean(meeting, torch.ones(len(meeting.into)), torch.ones(len(meeting.targets[0])))

@@ -1,4 +1,4 @@
-"""Lanes that draft and verify at once."""
+"""Lanes that draft and verify in parallel."""
 from __future__ import annotations
 
 import torch

@@ -24,7 +24,7 @@ def ids(text: str) -> Text:
 
 
 def coins(tosses: int, ones: float = 0.5) -> TableModel:
-    """So many tosses of a coin, then the end."""
+    """A number of coin tosses, then the end."""
     def scores(context: Text) -> torch.Tensor:
         row = torch.full((len(TOKENIZER),), -math.inf, dtype=torch.float64)
         row[list(ids("01"))] = torch.tensor([1 - ones, ones], dtype=torch.float64).log()

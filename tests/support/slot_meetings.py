@@ -1,4 +1,4 @@
-"""Which KV slots meet, by plain loops."""
+"""Which KV slots merge, by plain loops."""
 from __future__ import annotations
 
 import torch

@@ -48,7 +48,7 @@ def law_distance(
 
 
 class DropsDoubtful(find("specdec_plus_plus")):
-    """Withdraws a draft token with a small probability of its own, instead of proposing it."""
+    """Withdraws a draft token of small probability instead of proposing it."""
 
     def propose(self, lm, budget):
         tree = yield from super().propose(lm, budget)

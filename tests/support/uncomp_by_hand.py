@@ -19,8 +19,8 @@ UNCOMP_TIGHT = {"high": 12, "low": 7, "window": 3, "kernel": 3}
 
 @dataclass
 class WholeText:
-    """Greedy decoding without a cache. `rule` says what the prompt's rows see, and after each forward what of the text
-    lives on.
+    """Greedy decoding without a cache. `rule` gives what the prompt's rows see, and after each forward which tokens
+    of the text stay live.
     """
 
     architecture: str
@@ -54,7 +54,7 @@ class WholeText:
         return (spread @ v).transpose(0, 1)[None], None
 
     def _seen(self, layer: int, full: Tensor, causal: Tensor) -> Tensor:
-        """What each row sees, [kv_heads, n, n], by what it would see and attend to, summed over a group."""
+        """What each row sees, [kv_heads, n, n], from its mask and attention, summed over a group."""
         heads, count = len(full), len(causal)
         seen = torch.zeros_like(full, dtype=torch.bool)
         if layer not in self.live:
