@@ -15,7 +15,27 @@ from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
 
-STYLES = ("live", "lanes", "stage", "views", "cost", "difference", "inside", "card", "saving", "visit", "keys", "sizes")
+STYLES = (
+    "live",
+    "lanes",
+    "stage",
+    "views",
+    "views/tree",
+    "views/rounds",
+    "views/cache",
+    "views/branches",
+    "views/canvas",
+    "views/mask",
+    "views/figures",
+    "cost",
+    "difference",
+    "inside",
+    "card",
+    "saving",
+    "visit",
+    "keys",
+    "sizes",
+)
 SCRIPTS = (
     "dom",
     "contents",
