@@ -294,7 +294,7 @@ def cached(packed: int) -> Trace:
 
 def pointed_at(page, position: int) -> str:
     """The view's description of one position; the drawing has room for sixteen."""
-    box = page.locator(".panel-cache canvas").first.bounding_box()
+    box = page.locator(".panel-cache canvas:visible").first.bounding_box()
     page.mouse.move(box["x"] + (position + 0.5) * (box["width"] - 2) / 16, box["y"] + 5)
     return page.locator(".panel-cache .hover-line").inner_text()
 
@@ -379,7 +379,7 @@ def test_a_sequence_ends_where_it_is_said_to_and_not_where_a_token_looks_like_an
 def test_views_that_no_canvas_fills_are_not_there_for_a_canvas(page, feed):
     show(page, feed, CANVAS)
     expect(page.locator(".live .absent")).to_have_text(
-        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask."
+        "Not in this run: entropy per token, draft tree, accepted per round, KV cache, grammar mask."
     )
     shown = page.locator(".panel:visible").evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
     assert shown == ["Canvas, step by step", "Cost on the lane's clock"]

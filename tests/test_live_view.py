@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from dataclasses import asdict
 
@@ -35,6 +36,7 @@ from playground.events import (
 from playground.trace import FORMAT, Trace, check, metrics
 from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording
 from playground.ui.live_view import to_json
+from playground.ui.live_view_assets import script
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN, commit
 
 READABLE = (
@@ -191,7 +193,7 @@ def test_views_a_lane_does_not_have_are_named_in_one_line(page, feed):
     show(page, feed)
     choose(page, 2)
     expect(page.locator(".live .absent")).to_have_text(
-        "Not in this lane: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the"
+        "Not in this run: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the"
         " lane's clock."
     )
     expect(page.locator(".live .panel.empty:visible")).to_have_count(0)
@@ -315,6 +317,25 @@ def test_lost_frames_are_asked_for_again(page, feed):
     assert len([heard for heard in feed.heard if heard[0] == "missed"]) == 1
 
 
+def test_frames_that_arrive_after_newer_ones_are_put_in_their_places(page, feed):
+    """A lost frame sent again, alone or within the whole run, is not appended behind newer ones; the player stays."""
+    frames = plain_frames(10)
+    send(page, feed, *frames[:4], *frames[5:8])
+    expect(page.locator(".lane .tokens > .t")).to_have_count(7)
+    page.click(".live [data-do='back']")
+    expect(page.locator(".lane .tokens > .t")).to_have_count(6)
+    send(page, feed, frames[4])
+    expect(page.locator(".lane .tokens > .t"), "as far as before, with what was missing").to_have_count(7)
+    assert token_texts(page, 0) == [f" {i}" for i in range(7)]
+    whole = [event for one in frames[::-1] for event in one["events"]]
+    send(page, feed, {**frames[9], "events": whole})
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".lane .tokens > .t")).to_have_count(10)
+    assert token_texts(page, 0) == [f" {i}" for i in range(10)]
+
+
 def test_a_live_run_is_held_stepped_and_resumed(page, feed):
     frames = plain_frames(6)
     send(page, feed, *frames[:2])
@@ -404,3 +425,10 @@ def test_it_fits_a_phone(page, feed):
 
 def test_numbers_that_json_lacks_become_null():
     assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {"a": None, "b": [None, 1.5]}
+
+
+def test_no_two_scripts_define_the_same_name():
+    """They share one scope, where the later of two functions replaces the earlier one without an error."""
+    names = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", script(), re.MULTILINE)
+    assert len(names) > 300
+    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -1,4 +1,5 @@
-"""The views under the lanes: costs, sources of tokens, figures of a method, memory saved by a cache, and absent views.
+"""The views under the lanes: costs, sources of tokens, figures of a method, memory saved by a cache, absent views; all lanes
+in every view; and the interesting places of a run.
 """
 from __future__ import annotations
 
@@ -150,8 +151,8 @@ def settle(page) -> None:
 
 
 def totals(page) -> dict[str, list[str]]:
-    """Time, share, forwards and rows by worker."""
-    rows = page.locator(".panel-cost .totals tr").evaluate_all(
+    """Time, share, forwards and rows by worker, of the lane drawn large."""
+    rows = page.locator(".panel-cost .totals").first.locator("tr").evaluate_all(
         "rows => rows.slice(1).map((row) => [...row.children].map((cell) => cell.textContent))"
     )
     return {name: numbers for name, *numbers in rows}
@@ -166,11 +167,15 @@ def key_of(page, view: str) -> list[str]:
 def test_while_a_lane_runs_its_header_decides_which_views_wait_and_which_are_not_there(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()[:1]), (GUESSING, in_rounds()[:1])), 1, "running")
     expect(page.locator(".panel-tree .vacancy")).to_be_visible()
-    expect(page.locator(".live .absent")).to_have_text("Not in this lane: grammar mask.")
+    expect(page.locator(".live .absent")).to_have_text("Not in this run: grammar mask.")
     choose(page, 0)
+    expect(page.locator(".panel-tree .vacancy"), "a view waits for the lane that has something for it").to_be_visible()
+    expect(page.locator(".panel-tree .of-lane")).to_have_text("2")
+    expect(page.locator(".panel-entropy .of-lane")).to_have_text("1")
+    show(page, feed, run_of((PLAIN, one_by_one()[:1])), state="running")
     expect(page.locator(".panel-tree")).to_be_hidden()
     expect(page.locator(".live .absent")).to_have_text(
-        "Not in this lane: draft tree, accepted per round, grammar mask."
+        "Not in this run: draft tree, accepted per round, grammar mask."
     )
 
 
@@ -186,6 +191,118 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
     expect(page.locator(".panel:visible")).to_have_count(3)
     assert (
         page.locator(".panel:visible").evaluate_all(order) == before == ["panel-entropy", "panel-cache", "panel-cost"]
+    )
+
+
+# --- all lanes ---
+
+THREE = run_of((PLAIN, one_by_one()), (GUESSING, in_rounds()), (replace(GUESSING, title="Again"), in_rounds()))
+
+
+def test_every_view_shows_all_lanes(page, feed):
+    """Curves, bars and tables of each lane; a tree and a mask large, the others small."""
+    show(page, feed, THREE)
+    lanes = "nodes => nodes.map((node) => node.closest('[data-lane]').dataset.lane)"
+    assert page.locator(".panel-entropy .line.of-lane").evaluate_all(lanes) == ["1", "2"]
+    assert page.locator(".panel-rounds .bar:first-of-type").evaluate_all(lanes) == ["1", "2"]
+    assert page.locator(".panel-cost .lane-label .number").all_inner_texts() == ["1", "2", "3"]
+    assert page.locator(".panel-tree .of-lane").inner_text() == "2", "the first lane that drafts"
+    page.click(".panel-tree .small-lane")
+    expect(page.locator(".panel-tree .of-lane")).to_have_text("3")
+    expect(page.locator(".panel-tree .small-lane .number")).to_have_text("2")
+    expect(page.locator(".tab[data-lane='2']")).to_have_attribute("aria-pressed", "true")
+
+
+def test_the_band_spans_the_entropies_of_all_lanes_and_the_difference_is_said(page, feed):
+    unsure = [(0.1, step(0, 2.0)), (0.1, commit(0, "sampled")), (0.1, Done("end"))]
+    show(page, feed, run_of((PLAIN, one_by_one()), (PLAIN, unsure)))
+    page.hover(".lane[data-lane='0'] .tokens > .t >> nth=0")
+    expect(page.locator(".panel-entropy .readout")).to_have_text(
+        "token 1 “ a”, model 1.00, after processors 1.00 nats; lane 2: 2.00; difference 1.00 nats"
+    )
+    corners = page.locator(".panel-entropy .band").get_attribute("d").count(" ")
+    assert corners == 2, "one upper and one lower corner: only the first token is in both lanes"
+
+
+def test_a_selected_token_is_selected_in_every_lane_and_every_view(page, feed):
+    show(page, feed, THREE)
+    page.click(".lane[data-lane='1'] .tokens > .t >> nth=1")
+    expect(page.locator(".tokens > .t.chosen, .tokens > .t.level")).to_have_text([WORDS[1]] * 3)
+    assert page.locator(".panel-entropy .dot[data-lane]").count() == 3
+    expect(page.locator(".panel-rounds .bar.marked")).to_have_count(2)
+    assert page.locator(".panel-rounds .bar.marked").first.get_attribute("data-round") == "1"
+    expect(page.locator(".panel-cost .pin"), "the forward of each lane that gave this token").to_have_count(3)
+    expect(page.locator(".panel-tree .which"), "its round, not the newest").to_have_text("round 1 of 2")
+    page.keyboard.press("Escape")
+    expect(page.locator(".panel-tree .which")).to_have_text("round 2 of 2")
+    expect(page.locator(".pin, .t.level")).to_have_count(0)
+
+
+def test_the_caches_of_all_lanes_are_bars_on_one_axis_with_layers_on_demand(page, feed):
+    show(page, feed, run_of((PLAIN, one_by_one()), (PLAIN, evicting()), (PLAIN, evicting())))
+    bars = page.locator(".panel-cache canvas.bars-of-lanes")
+    assert bars.get_attribute("aria-label").count("lane") == 2
+    expect(page.locator(".panel-cache canvas:visible")).to_have_count(2)  # the bars, and the history of evictions
+    bars.scroll_into_view_if_needed()
+    box = bars.bounding_box()
+    page.mouse.move(box["x"] + 30 + (box["width"] - 134) * 3.5 / 16, box["y"] + 30)
+    expect(page.locator(".panel-cache .hover-line")).to_have_text("lane 3, position 4 “ a”: live in 1 of 4 layers and heads")
+    page.click(".panel-cache button:text('layers')")
+    expect(page.locator(".panel-cache canvas:visible")).to_have_count(3)
+    page.click(".panel-cache button:text('layers')")
+
+
+# --- interesting places ---
+
+def test_the_key_n_visits_the_places_of_all_lanes_in_the_order_of_time(page, feed):
+    masked = [
+        (0.12, Mask(0, 4, 100, 0.75, [Candidate(9, " Sure", 0.5, 0.0)])),
+        (0.12, step(0, 0.5)),
+        (0.12, commit(0, "sampled")),
+        (0.13, Mask(1, 50, 100, 0.25)),
+        (0.13, commit(1, "sampled")),
+        (0.14, Switch(2, "draft", "sure enough")),
+        (0.14, commit(2, "sampled")),
+        (0.16, Cache("target", 6, 1, 1, evicted=2, dropped=write_layers([["1+2"]]))),
+        (0.2, Done("end")),
+    ]
+    show(page, feed, run_of((GUESSING, in_rounds()), (PLAIN, masked)))
+    seek(page, 0.0)
+    said = []
+    for _ in range(6):
+        page.keyboard.press("n")
+        drawn(page)
+        said.append(page.locator(".player .place").inner_text())
+    assert said == [
+        "1 of 6 · lane 1, token 1: the largest entropy of this lane, 1.00 nats",
+        "2 of 6 · lane 2, token 1: the mask removed 75 % of the probability, among it “ Sure”",
+        "3 of 6 · lane 2, token 1: the largest entropy of this lane, 0.50 nats",
+        "4 of 6 · lane 2, token 3: switch to draft: sure enough",
+        "5 of 6 · lane 2, token 3: the cache starts to evict: 2 slots freed",
+        "6 of 6 · lane 1, token 5: the target rejected “ x” and continued with “ e”",
+    ]
+    expect(page.locator(".lane[data-lane='0'] .t.chosen")).to_have_text(" e")
+    page.keyboard.press("Shift+N")
+    expect(page.locator(".player .place")).to_contain_text("5 of 6")
+    page.click(".player button[aria-label='Next interesting place']")
+    page.click(".player button[aria-label='Next interesting place']")
+    expect(page.locator(".player .place"), "around the end").to_contain_text("1 of 6")
+    page.keyboard.press("?")
+    expect(page.locator("dialog.keys")).to_contain_text("next interesting place")
+    page.keyboard.press("Escape")
+
+
+def test_an_accepted_side_branch_is_an_interesting_place(page, feed):
+    branching = [
+        (0.1, Draft(0, [1, 2], WORDS[1:3], [-1, -1], [0.5, 0.5], "draft_model")),
+        (0.2, Verdict(0, [1], [ev.Test(0, 0.1, 0.5, 0.9, False), ev.Test(1, 0.75, 0.5, 0.5, True)], 3, " d", "bonus")),
+        (0.2, commit(0, "draft", "bonus")),
+        (0.2, Done("end")),
+    ]
+    show(page, feed, run_of((GUESSING, branching)))
+    page.keyboard.press("n")
+    expect(page.locator(".player .place")).to_have_text(
+        "1 of 1 · lane 1, token 1: a side branch of the draft tree was accepted, “ c”"
     )
 
 
@@ -280,7 +397,7 @@ def test_masks_and_other_streams_have_their_own_track(page, feed):
 
 def pace(page) -> str:
     settle(page)
-    return page.locator(".panel-cost .pace").inner_text()
+    return page.locator(".panel-cost .pace").first.inner_text()
 
 
 def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, feed):
@@ -449,11 +566,11 @@ def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
 @pytest.mark.parametrize("as_differences", [False, True])
 def test_heads_have_rows_of_their_own_on_demand(page, feed, as_differences):
     show(page, feed, run_of((PLAIN, evicting(as_differences))))
-    page.locator(".panel-cache canvas").first.scroll_into_view_if_needed()
-    height = page.locator(".panel-cache canvas").first.bounding_box()["height"]
+    page.locator(".panel-cache canvas:visible").first.scroll_into_view_if_needed()
+    height = page.locator(".panel-cache canvas:visible").first.bounding_box()["height"]
 
     def hovered() -> str:
-        box = page.locator(".panel-cache canvas").first.bounding_box()
+        box = page.locator(".panel-cache canvas:visible").first.bounding_box()
         page.mouse.move(box["x"] + 52 + 3.5 * (box["width"] - 54) / 16, box["y"] + 5)
         return page.locator(".panel-cache .hover-line").inner_text()
 
@@ -461,7 +578,7 @@ def test_heads_have_rows_of_their_own_on_demand(page, feed, as_differences):
     page.get_by_role("button", name="each head").click()
     drawn(page)
     assert hovered() == "layer 1, head 1, position 4 “ a”: live"
-    assert page.locator(".panel-cache canvas").first.bounding_box()["height"] > height
+    assert page.locator(".panel-cache canvas:visible").first.bounding_box()["height"] > height
     page.get_by_role("button", name="each head").click()
 
 
@@ -565,7 +682,6 @@ def test_a_long_text_is_split_into_stretches_that_read_as_one(page, feed):
 def test_views_fit_a_phone(page, feed):
     page.set_viewport_size({"width": 390, "height": 844})
     show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, [*in_rounds()[:-1], *evicting()[2:]])), 1)
-    expect(page.locator(".panel-cost .totals")).to_be_attached()
     page.locator(".panel-cost").scroll_into_view_if_needed()
     expect(page.locator(".panel-cost .totals tr").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390

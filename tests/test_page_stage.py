@@ -153,7 +153,7 @@ def test_all_text_has_a_contrast_of_four_and_a_half(theme):
 def test_every_text_has_one_of_five_sizes():
     sizes = set(re.findall(r"--type-(\w+): \d+px", PALETTE[0]))
     assert len(sizes) == 5
-    for sheet in [ASSETS / "page.css", *(ASSETS / "live").glob("*.css")]:
+    for sheet in [ASSETS / "page.css", *(ASSETS / "live").rglob("*.css")]:
         said = re.findall(r"font(?:-size)?: ([\d.]+px|var\(--type-(\w+)\))", sheet.read_text(encoding="utf-8"))
         assert [value for value, name in said if name not in sizes] == [], sheet.name
 

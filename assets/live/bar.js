@@ -3,7 +3,7 @@
 class PlayerBar {
   constructor(root) {
     this.node = root.querySelector(".player");
-    for (const name of ["scrub", "marks", "clock", "follow", "play"]) this[name] = this.node.querySelector("." + name);
+    for (const name of ["scrub", "marks", "clock", "follow", "play", "place"]) this[name] = this.node.querySelector("." + name);
   }
 
   draw(player, trace) {
@@ -22,6 +22,12 @@ class PlayerBar {
     setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
     this.drawMarks(player, trace, end);
+  }
+
+  /** What is at the interesting place that was visited; hidden if empty. */
+  sayPlace(sentence) {
+    setText(this.place, sentence);
+    this.place.hidden = !sentence;
   }
 
   /** Marks above the slider: where each lane ended. */

@@ -5,6 +5,7 @@ const KEYS = [
   { keys: ["Space"], does: "play or pause" },
   { keys: ["←", "→"], does: "one step back or forward; inside a text, one token" },
   { keys: ["Home", "End"], does: "start or end of the run" },
+  { keys: ["N"], does: "next interesting place in any lane; with Shift, the one before" },
   { keys: ["1", "2", "3", "4"], does: "choose the lane that the views show" },
   { keys: ["Enter"], does: "inside a text: pin the card of the token" },
   { keys: ["Esc"], does: "close what is open" },

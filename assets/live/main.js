@@ -84,7 +84,9 @@ class App {
     if (!frame || !frame.run) return;
     if ("inside" in frame) return this.showInside(frame);
     const trace = this.homeOf(frame);
+    const [before, shown] = [trace.insertions, trace === this.trace ? this.player.shown : null];
     const outcome = trace.take(frame);
+    if (shown && trace.insertions > before) this.player.showUpTo(shown);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
     if (frame.told) this.keepUp(frame.told, outcome === "new");
@@ -152,6 +154,8 @@ class App {
   start() {
     this.asked = null;
     this.stepping = false;
+    this.places = new Places(this.trace);
+    this.bar.sayPlace("");
     this.card.hide();
     this.inside.show(null);
     this.pace();
@@ -219,6 +223,8 @@ class App {
       play: () => this.playOrPause(),
       back: () => this.stepBack(),
       forward: () => this.stepForward(),
+      place: () => this.visitPlace(1),
+      placeBefore: () => this.visitPlace(-1),
       follow: () => this.followLive(),
       start: () => this.goToStart(),
       end: () => this.goToEnd(),
@@ -294,6 +300,20 @@ class App {
     this.player.follow();
   }
 
+  /** Go to the next interesting place, or the one before, and say what is there. */
+  visitPlace(by) {
+    const place = this.places.next(this.player.cursors, by);
+    if (!place) return this.bar.sayPlace("No interesting place so far: no entropy, rejection, mask, switch or eviction was recorded.");
+    const { lane, event, position, says, number, of } = place;
+    this.unpin();
+    this.choose(lane);
+    this.seekEvent(lane, event);
+    this.paint(performance.now()); // the token must be on screen to be selected
+    this.mark(lane, position);
+    for (const card of this.cards) card.text.bringInSight(position);
+    this.bar.sayPlace(`${number} of ${of} · lane ${lane + 1}, token ${position + 1}: ${says}`);
+  }
+
   stopLane(lane) {
     trigger("stop_lane", { lane });
   }
@@ -359,17 +379,23 @@ class App {
 
   // Highlighted tokens
 
+  /** The selected position in one lane, or null if its text does not reach it. A selected token selects its position in every lane. */
   markOf(lane) {
-    return this.marked.lane === lane ? this.marked.position : null;
+    const { position } = this.marked;
+    return position !== null && this.cards[lane].text.spans[position] ? position : null;
   }
 
   mark(lane, position) {
     if (this.marked.lane === lane && this.marked.position === position) return;
-    const before = this.cards[this.marked.lane];
-    if (before) before.text.mark(null);
     this.marked = { lane, position };
-    if (position !== null && this.cards[lane]) this.cards[lane].text.mark(position);
+    for (const card of this.cards) card.text.mark(position, card.order === lane);
     this.schedule();
+  }
+
+  /** Back to the token of the pinned card, or to none. */
+  unmark() {
+    const { pinned, token, lane } = this.card;
+    this.mark(pinned ? lane : -1, pinned ? token.position : null);
   }
 
   /** Scroll to a token and pin its card. */
@@ -387,6 +413,7 @@ class App {
     if (!token) return;
     this.mark(card.order, Number(span.dataset.i));
     this.card.show(span, card.order, card.state, token, pinned);
+    if (pinned) for (const other of this.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
   }
 
   /** Close the topmost overlay. */
@@ -460,7 +487,7 @@ class App {
       return;
     }
     this.panelsAt = now;
-    for (const panel of this.panels) panel.update(this.cards[this.chosen], this);
+    for (const panel of this.panels) panel.update(this);
     setText(this.absent, sayAbsent(this.panels));
   }
 

@@ -24,7 +24,7 @@ function pictureButtons(panel, app) {
 }
 
 async function savePicture(panel, app, kind) {
-  const card = app.cards[app.chosen];
+  const card = panel.leading(app);
   const drawing = new Picture(panel).of(card, app.trace.run);
   const blob = kind === "svg" ? new Blob([svgText(drawing)], { type: "image/svg+xml" }) : await painted(drawing);
   download(blob, `run-${fileName(app.trace.run)}-lane-${card.order + 1}-${panel.name}.${kind}`);

@@ -163,7 +163,7 @@ class TextView {
     if (span.step === step && span.channels === channels) return;
     span.step = step;
     span.channels = channels;
-    span.className = tokenClass(token, step, channels) + (span.isSoft ? " soft" : "") + (span === this.marked ? " chosen" : "");
+    span.className = tokenClass(token, step, channels) + (span.isSoft ? " soft" : "") + (span === this.marked ? ` ${this.markedAs}` : "");
   }
 
   /** A filled position keeps its colour from the canvas, independent of the chosen colour scale. */
@@ -197,11 +197,21 @@ class TextView {
     this.ghosts.replaceChildren(...canvasCells(canvas));
   }
 
-  /** Highlight one token, from a chart or a card. */
-  mark(i) {
-    if (this.marked) this.marked.classList.remove("chosen");
-    this.marked = i === null ? null : this.spans[i];
-    if (this.marked) this.marked.classList.add("chosen");
+  /** Highlight one token, from a chart or a card: the selected one itself, or the one at its position in another lane. */
+  mark(i, isItself) {
+    if (this.marked) this.marked.classList.remove("chosen", "level");
+    this.marked = i === null ? null : this.spans[i] || null;
+    this.markedAs = isItself ? "chosen" : "level";
+    if (this.marked) this.marked.classList.add(this.markedAs);
+  }
+
+  /** Scroll the text, not the page, to a token. */
+  bringInSight(i) {
+    const [span, { node }] = [this.spans[i], this];
+    if (!span) return;
+    const [inner, outer] = [span.getBoundingClientRect(), node.getBoundingClientRect()];
+    if (inner.top < outer.top) node.scrollTop -= outer.top - inner.top + 8;
+    else if (inner.bottom > outer.bottom) node.scrollTop += inner.bottom - outer.bottom + 8;
   }
 
   /** A text that fills its box gets a fixed height, so that new tokens do not lay out the rest of the page. */

@@ -1,5 +1,5 @@
-// The browser's record of a run: headers and events by lane, in order of arrival, append-only. A finished run may be compressed
-// while it is not shown.
+// The browser's record of a run: headers and events by lane, in the order of the run. Events are appended, except those that arrive after
+// newer ones, when lost frames are sent again. A finished run may be compressed while it is not shown.
 
 const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
@@ -45,6 +45,7 @@ class Trace {
     if (frame.fromFile) this.fromFile = true;
     const before = this.version;
     for (const event of frame.events || []) this.add(event);
+    for (const lane of this.lanes) lane.insertLate();
     if (fresh) return "new";
     if (gap) return "gap";
     return this.version > before || !known ? "more" : "old";
@@ -54,8 +55,13 @@ class Trace {
     const lane = this.byId.get(raw.lane);
     if (!lane || !(raw.kind in EVENTS) || this.seen.has(raw.seq)) return;
     this.seen.add(raw.seq);
-    lane.add(raw);
+    lane.take(raw);
     this.version += 1;
+  }
+
+  /** How often events were inserted before known ones. */
+  get insertions() {
+    return this.lanes.reduce((sum, lane) => sum + lane.insertions, 0);
   }
 
   /** Whether no more events will arrive. */
@@ -113,6 +119,12 @@ class LaneRecord {
   constructor(header, order) {
     this.header = header;
     this.order = order;
+    this.late = []; // events that arrived after newer ones, until they are inserted
+    this.insertions = 0;
+    this.clear();
+  }
+
+  clear() {
     this.events = [];
     this.kinds = new Set();
     this.streams = new Set(); // streams with forwards
@@ -131,6 +143,23 @@ class LaneRecord {
     this.figuresBeside = false; // whether the method has figures other than numbers over the tokens
     this.hasHeads = false; // whether slots are listed by head
     this.slotBytes = new Map(); // by stream: bytes per position and layer, from the first cache event that shows it
+    this.roundEnds = null; // for views/tree.js
+  }
+
+  take(raw) {
+    const last = this.events[this.events.length - 1];
+    if (last && raw.seq < last.seq) this.late.push(raw);
+    else this.add(raw);
+  }
+
+  /** Put late events where they belong. Everything known about the lane depends on the order, so it is gathered again. */
+  insertLate() {
+    if (!this.late.length) return;
+    const raws = [...this.events.map((event) => event.raw), ...this.late].sort((a, b) => a.seq - b.seq);
+    this.late = [];
+    this.insertions += 1;
+    this.clear();
+    for (const raw of raws) this.add(raw);
   }
 
   add(raw) {

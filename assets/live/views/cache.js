@@ -1,5 +1,6 @@
 // Contents of the KV cache: one row per layer, or per KV head on demand, and one column per position of the text. Evicted positions
-// stay visible as empty cells, so that windows, sinks and heavy hitters can be recognised.
+// stay visible as empty cells, so that windows, sinks and heavy hitters can be recognised. With several lanes, each has one bar, all on
+// one axis; layers and heads of the lane drawn large are shown on demand.
 
 class CachePanel extends Panel {
   constructor() {
@@ -9,13 +10,18 @@ class CachePanel extends Panel {
     });
     this.streams = el("div", "segments");
     this.heads = button("segment", "each head", "One row per KV head, or one per layer with the colour showing how many heads hold the position");
-    const heads = el("div", "segments");
+    this.layers = button("segment", "layers", "Layers of the lane drawn large, below the bars of all lanes");
+    const [heads, layers] = [el("div", "segments"), el("div", "segments")];
     heads.append(this.heads);
-    this.tools.append(heads, this.streams);
+    layers.append(this.layers);
+    this.tools.append(layers, heads, this.streams);
     this.apart = false; // whether each head has its own row
+    this.unfolded = false; // whether layers are shown below the bars of several lanes
+    this.bars = new CacheBars(this);
     this.stream = "target";
     this.canvas = el("canvas", "heat");
     this.canvas.setAttribute("role", "img");
+    this.place = new Pins(this.canvas);
     this.history = el("canvas", "heat");
     this.history.setAttribute("role", "img");
     this.historyTitle = el("p", "history-title", "After each cache update, first on top; the colour shows how many layers and heads hold the position");
@@ -28,19 +34,26 @@ class CachePanel extends Panel {
     this.held = el("p", "held");
     this.budget = el("p", "budget");
     this.together = el("p", "together");
-    this.body.append(this.canvas, this.hover, this.key, this.held, this.budget, this.together, this.historyTitle, this.history);
+    this.body.append(this.bars.node, this.place.node, this.hover, this.key, this.held, this.budget, this.together, this.historyTitle, this.history);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, HOVER_HINT));
     this.heads.addEventListener("click", () => {
       this.apart = !this.apart;
       this.app.schedule();
     });
+    this.layers.addEventListener("click", () => {
+      this.unfolded = !this.unfolded;
+      this.app.schedule();
+    });
   }
 
-  look(card) {
-    const all = card.state.caches.get(this.stream) || [];
+  look(card, app) {
     const streams = [...card.record.widestCache.keys()];
-    return `${this.stream}/${streams}/${all.length}/${card.record.widestCache.get(this.stream)}/${this.apart}`;
+    const updates = [card, ...this.besides(card, app)].map(({ state, record }) => {
+      const all = state.caches.get(this.stream) || [];
+      return `${all.length}/${record.widestCache.get(this.stream)}`;
+    });
+    return `${this.stream}/${streams}/${updates}/${this.apart}/${this.unfolded}`;
   }
 
   draw(card, app) {
@@ -48,8 +61,13 @@ class CachePanel extends Panel {
     const streams = [...card.record.widestCache.keys()];
     if (!streams.includes(this.stream)) this.stream = streams[0];
     this.drawStreams(streams, card, app);
-    this.heads.parentNode.hidden = !card.record.hasHeads;
+    const several = this.besides(card, app).length > 0;
+    const folded = several && !this.unfolded;
+    this.layers.parentNode.hidden = !several;
+    this.layers.setAttribute("aria-pressed", String(this.unfolded));
+    this.heads.parentNode.hidden = !card.record.hasHeads || folded;
     this.heads.setAttribute("aria-pressed", String(this.apart));
+    this.bars.draw(several ? app.cards.filter((each) => this.has(each)) : [], this.stream);
     this.packedKey.hidden = !card.record.packs.has(this.stream);
     this.mergedKey.hidden = !card.record.merges.has(this.stream);
     this.scratchKey.hidden = !card.record.scratches.has(this.stream);
@@ -62,9 +80,16 @@ class CachePanel extends Panel {
     setText(this.together, cache ? sayTogether(cache, app.cards.map((each) => each.state.lastCache(this.stream)).filter(Boolean)) : "");
     setText(this.readout, cache ? sayCache(cache, card.record) : "no cache at this point");
     setText(this.hover, HOVER_HINT);
-    this.canvas.hidden = !cache;
+    this.canvas.hidden = !cache || folded;
     if (cache) this.paint(cache);
     this.drawHistory(card);
+  }
+
+  pointOut(card, app) {
+    this.bars.pointOut(app);
+    const at = app.markOf(card.order) === null || !this.grid ? null : card.record.header.prompt_ids.length + app.markOf(card.order);
+    const { left, cell, height } = this.grid || {};
+    this.place.show(at === null || this.canvas.hidden ? [] : [pinAt(left + at * cell, 0, cell, height - 18)]);
   }
 
   drawStreams(streams, card, app) {
@@ -141,7 +166,7 @@ class CachePanel extends Panel {
     this.history.hidden = this.historyTitle.hidden = !shows;
     if (!shows) return;
     const height = room * Math.max(1, Math.min(4, Math.floor(240 / room)));
-    const look = `${card.order}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
+    const look = `${card.order}/${card.record.insertions}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
     if (look !== this.historyLook || all.length < this.historyLines) {
       sharpCanvas(this.history, this.width, height);
       this.historyLines = 0;

@@ -1,5 +1,5 @@
 // Where the time went: every forward on the lane's clock, one track per model, wasted rows hatched; below it the totals and the
-// speed-up over plain decoding.
+// speed-up over plain decoding. With several lanes, the others have one track each on the same axis, and their totals stand beside.
 
 const COST = { left: 62, right: 10, track: 20, gap: 4, foot: 18 };
 const NEWEST = 24; // turns shown when zoomed in
@@ -16,31 +16,43 @@ class CostPanel extends Panel {
     this.tools.append(this.spans);
     this.canvas = el("canvas", "heat");
     this.canvas.setAttribute("role", "img");
+    this.place = new Pins(this.canvas);
     this.hover = el("p", "hover-line", COST_HINT);
-    this.totals = el("table", "totals");
-    this.pace = el("p", "pace");
-    this.body.append(this.canvas, this.hover, this.totals, this.pace);
+    this.totals = el("div", "totals-of-lanes");
+    this.body.append(this.place.node, this.hover, this.totals);
     this.canvas.addEventListener("pointermove", (event) => this.point(event));
     this.canvas.addEventListener("pointerleave", () => setText(this.hover, COST_HINT));
     this.canvas.addEventListener("click", (event) => this.go(event));
   }
 
-  /** The speed-up depends on the plain lane too. */
+  /** The axis ends where the slowest lane ends, and the speed-up depends on the plain lane. */
   look(card, app) {
-    const plain = plainLane(card, app.cards);
-    return `${card.state.version}/${this.zoomed}/${plain ? plain.state.version : ""}/${clockRoom(card.record)}`;
+    return `${this.zoomed}/${app.cards.map(({ state, record }) => `${state.version}:${clockRoom(record)}`)}`;
   }
 
   draw(card, app) {
-    Object.assign(this, { card, app });
+    Object.assign(this, { card, app, cards: [card, ...this.besides(card, app)] });
     const { ledger } = card.state;
     this.drawSpans(app);
-    this.scale = new ClockScale(this.width, workersOf(card.record), this.zoomed ? newest(ledger.turns) : { from: 0, to: clockRoom(card.record) });
+    const room = Math.max(...this.cards.map(({ record }) => clockRoom(record)));
+    this.scale = new ClockScale(this.width, tracksOf(this.cards), this.zoomed ? newest(ledger.turns) : { from: 0, to: room });
     setText(this.readout, sayCost(ledger, card.state.clock));
-    this.paint(ledger.turns);
-    this.canvas.setAttribute("aria-label", `Timeline of forwards of lane ${card.order + 1}: ${sayCost(ledger, card.state.clock)}`);
-    this.totals.replaceChildren(...totalRows(ledger, card.state.clock, this.scale.workers));
-    setText(this.pace, sayPace(card, app.cards));
+    this.paint();
+    this.canvas.setAttribute("aria-label", `Timeline of forwards of ${this.cards.map(({ order, state }) => `lane ${order + 1}: ${sayCost(state.ledger, state.clock)}`).join("; ")}`);
+    this.totals.replaceChildren(...this.cards.map((one) => this.totalsOf(one)));
+  }
+
+  /** A table of one lane's totals, and its speed-up. */
+  totalsOf(card) {
+    const { state: { ledger, clock } } = card;
+    const part = el("div", "totals-of-lane");
+    const name = el("p", "lane-label");
+    name.dataset.lane = card.order;
+    name.append(el("span", "number", String(card.order + 1)), ` ${card.title}`);
+    const table = el("table", "totals");
+    table.append(...totalRows(ledger, clock, workersOf(card.record)));
+    part.append(...(this.cards.length > 1 ? [name] : []), table, el("p", "pace", sayPace(card, this.app.cards)));
+    return part;
   }
 
   drawSpans(app) {
@@ -54,53 +66,82 @@ class CostPanel extends Panel {
     }));
   }
 
-  paint(turns) {
+  paint() {
     const { scale } = this;
     const pen = sharpCanvas(this.canvas, this.width, scale.height);
-    const colours = Object.fromEntries(scale.workers.map((worker) => [worker, colourOf(this.node, `--by-${worker}`)]));
+    const colours = Object.fromEntries(Object.keys(WORKERS).map((worker) => [worker, colourOf(this.node, `--by-${worker}`)]));
     const style = { pen, scale, colours, wasted: hatch(pen, colourOf(this.node, "--paper"), colours.target) };
     this.paintGround(pen, scale);
-    for (let i = scale.firstOf(turns); i < turns.length; i++) paintTurn(turns[i], style);
+    for (const card of this.cards) {
+      const { turns } = card.state.ledger;
+      const rowOf = scale.rowsOf(card);
+      for (let i = scale.firstOf(turns); i < turns.length && turns[i].from <= scale.to; i++) paintTurn(turns[i], rowOf, style);
+    }
   }
 
   paintGround(pen, scale) {
-    const [mute, faint] = ["--mute", "--faint"].map((name) => colourOf(this.node, name));
+    const [mute, faint, paper] = ["--mute", "--faint", "--paper"].map((name) => colourOf(this.node, name));
     pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
     pen.textBaseline = "middle";
-    scale.workers.forEach((worker, row) => {
+    scale.tracks.forEach(({ card, worker }, row) => {
+      const y = scale.top(row);
       pen.fillStyle = faint;
-      pen.fillRect(COST.left, scale.top(row), scale.inner, COST.track);
+      pen.fillRect(COST.left, y, scale.inner, COST.track);
+      if (!worker) paintNumber(pen, card, y, paper);
       pen.fillStyle = mute;
-      pen.fillText(WORKERS[worker].label, 0, scale.top(row) + COST.track / 2);
+      pen.fillText(worker ? WORKERS[worker].label : "all", worker ? 0 : 24, y + COST.track / 2);
     });
     pen.textAlign = "center";
     for (const { x, label } of scale.ticks()) pen.fillText(label, Math.min(this.width - 20, x), scale.height - 7);
     pen.textAlign = "left";
   }
 
+  /** Frame the forward after which the selected token was committed, in every lane. */
+  pointOut(card, app) {
+    const marked = (this.cards || []).filter(({ order }) => app.markOf(order) !== null);
+    this.place.show(marked.flatMap((one) => this.boxOf(one, one.text.shown[app.markOf(one.order)].pass)));
+  }
+
+  boxOf(card, pass) {
+    const { scale } = this;
+    const work = pass && workOf(card.state.ledger.turns, pass);
+    if (!work || work.from >= scale.to || work.to <= scale.from) return [];
+    const [left, right] = [Math.max(COST.left, scale.x(work.from)), scale.x(Math.min(scale.to, work.to))];
+    return [pinAt(left, scale.top(scale.rowsOf(card)(work.worker)), right - left, COST.track)];
+  }
+
   /** The work under the pointer, or null. */
   at({ clientX, clientY }) {
     const box = this.canvas.getBoundingClientRect();
     const time = this.scale.timeAt(clientX - box.left);
-    const worker = this.scale.workers[Math.floor((clientY - box.top) / (COST.track + COST.gap))];
-    const { turns } = this.card.state.ledger;
+    const track = this.scale.trackAt(clientY - box.top);
+    if (!track || clientX - box.left < COST.left) return null;
+    const { card, worker } = track;
+    const { turns } = card.state.ledger;
     const first = upperBound(turns.length, (i) => turns[i].to, time);
-    if (first === turns.length || !worker || clientX - box.left < COST.left) return null;
+    if (first === turns.length) return null;
     const slack = 2 * this.scale.perPixel; // precision of the pointer
     const works = turns.slice(first, first + NEWEST).flatMap((turn) => turn.works); // a concurrent forward belongs to a later turn
-    const work = works.find((one) => one.worker === worker && one.from - slack <= time && time <= one.to + slack);
-    return work || (worker === "rest" ? { worker, turn: turns[first] } : null);
+    const work = works.find((one) => (!worker || one.worker === worker) && one.from - slack <= time && time <= one.to + slack);
+    return work ? { card, ...work } : !worker || worker === "rest" ? { card, worker: "rest", turn: turns[first] } : null;
   }
 
   point(event) {
     const found = this.card && this.at(event);
-    setText(this.hover, found ? sayWork(found) : COST_HINT);
+    const lane = found && this.cards.length > 1 ? `lane ${found.card.order + 1}: ` : "";
+    setText(this.hover, found ? lane + sayWork(found) : COST_HINT);
   }
 
   go(event) {
     const found = this.card && this.at(event);
-    if (found && found.event) this.app.seekEvent(this.card.order, found.event.index);
+    if (found && found.event) this.app.seekEvent(found.card.order, found.event.index);
   }
+}
+
+/** The place of a forward on the clock. */
+function workOf(turns, event) {
+  const turn = turns[upperBound(turns.length, (i) => turns[i].to, event.at - 1e-9)];
+  return turn && turn.works.find((work) => work.event === event);
 }
 
 /** Seconds on the axis: all of a lane that ended, otherwise rounded up. */
@@ -123,12 +164,24 @@ function workersOf({ header, streams, kinds }) {
   return Object.keys(WORKERS).filter((name) => computing.has(name) || name === "target" || name === "rest");
 }
 
-/** Maps times of the lane's clock and workers to the drawing. */
+/** The tracks, {card, worker}: one per worker of the first lane, and one for all workers of each other lane, where `worker` is null. */
+function tracksOf([first, ...others]) {
+  return [...workersOf(first.record).map((worker) => ({ card: first, worker })), ...others.map((card) => ({ card, worker: null }))];
+}
+
+function paintNumber(pen, card, y, paper) {
+  pen.fillStyle = colourOf(card.node, "--lane");
+  pen.fillRect(0, y + 1, 18, 18);
+  pen.fillStyle = paper;
+  pen.fillText(String(card.order + 1), 6, y + COST.track / 2);
+}
+
+/** Maps times of the lanes' clocks and tracks to the drawing. */
 class ClockScale {
-  constructor(width, workers, { from, to }) {
-    Object.assign(this, { workers, from, to });
+  constructor(width, tracks, { from, to }) {
+    Object.assign(this, { tracks, from, to });
     this.inner = width - COST.left - COST.right;
-    this.height = workers.length * (COST.track + COST.gap) + COST.foot;
+    this.height = tracks.length * (COST.track + COST.gap) + COST.foot;
     this.perPixel = (to - from) / this.inner; // seconds
   }
 
@@ -144,6 +197,17 @@ class ClockScale {
     return row * (COST.track + COST.gap);
   }
 
+  trackAt(y) {
+    return this.tracks[Math.floor(y / (COST.track + COST.gap))];
+  }
+
+  /** A function from a worker to its track in one lane. */
+  rowsOf(card) {
+    const rows = new Map();
+    this.tracks.forEach((track, row) => track.card === card && rows.set(track.worker, row));
+    return (worker) => rows.get(rows.has(null) ? null : worker);
+  }
+
   firstOf(turns) {
     return upperBound(turns.length, (i) => turns[i].to, this.from);
   }
@@ -157,10 +221,11 @@ class ClockScale {
   }
 }
 
-function paintTurn(turn, { pen, scale, colours, wasted }) {
+function paintTurn(turn, rowOf, { pen, scale, colours, wasted }) {
   const box = (worker, from, to, share = 1) => {
     const [x, height] = [Math.max(COST.left, scale.x(from)), COST.track * share];
-    pen.fillRect(x, scale.top(scale.workers.indexOf(worker)) + COST.track - height, Math.max(0.5, scale.x(to) - x), height);
+    const end = Math.min(COST.left + scale.inner, scale.x(to));
+    pen.fillRect(x, scale.top(rowOf(worker)) + COST.track - height, Math.max(0.5, end - x), height);
   };
   for (const { worker, from, to, waste } of turn.works) {
     pen.fillStyle = colours[worker];

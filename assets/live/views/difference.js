@@ -19,13 +19,13 @@ class DifferencePanel extends Panel {
   }
 
   /** This panel is hidden unless there are two lanes. */
-  update(card, app) {
+  update(app) {
     this.app = app;
     this.node.hidden = app.cards.length < 2;
     if (this.node.hidden) return;
-    this.offer(card, app.cards);
+    this.offer(app.cards[app.chosen], app.cards);
     this.other = app.cards[Number(this.against.value)];
-    super.update(card, app);
+    super.update(app);
   }
 
   /** Offer every lane except the chosen one; the default is the first of them. */

@@ -1,5 +1,6 @@
 // Entropy at every token, of the model and after processors, with the method's thresholds and events; below it the source of each
-// token and the method's other series over the same tokens.
+// token and the method's other series over the same tokens. With several lanes, their curves lie over each other, each in the colour
+// of its lane, and a band between the lowest and the highest shows how far they differ.
 
 const CHART = { left: 34, right: 10, top: 20, bottom: 22 };
 
@@ -12,53 +13,84 @@ class EntropyPanel extends Panel {
   }
 
   look(card, app) {
-    return `${card.state.version}/${app.markOf(card.order)}/${roomFor(card.record)}/${card.record.highestEntropy}`;
+    return [card, ...this.besides(card, app)].map(({ state, record }) => `${state.version}/${roomFor(record)}/${record.highestEntropy}`).join();
   }
 
   draw(card, app) {
-    const { state, record } = card;
-    const sequence = state.shown;
-    const steps = sequence.tokens.map((token, i) => sequence.steps.get(i)).filter(Boolean);
+    const { state } = card;
+    this.curves = [card, ...this.besides(card, app)].map(curveOf);
     const followed = entropyFigures(state);
-    const highest = Math.max(2, record.highestEntropy, ...followed.flatMap(({ limits }) => limits.map((limit) => limit.nats)));
-    const scale = new Scale(this.width, 168, roomFor(record), highest);
-    const marked = app.markOf(card.order);
-    const marks = entropyMarks(state, sequence);
-    const { drawing: strip, key } = hasSpeakers(record) ? speakerStrip(card, scale) : { drawing: "", key: "" };
+    const limits = followed.flatMap((figure) => figure.limits.map((limit) => limit.nats));
+    const highest = Math.max(2, ...limits, ...this.curves.map(({ record }) => record.highestEntropy));
+    const scale = this.scale = new Scale(this.width, 168, Math.max(...this.curves.map(({ record }) => roomFor(record))), highest);
+    const marks = this.marks = entropyMarks(state, state.shown);
+    const { drawing: strip, key } = hasSpeakers(card.record) ? speakerStrip(card, scale) : { drawing: "", key: "" };
     const legend = this.legend(followed, marks, state.switches.length);
-    this.body.replaceChildren(this.chart(card, app, { steps, followed, marks, marked, scale }), strip, legend, key, ...this.figures(state, scale));
-    this.readOut(sequence, marked ?? sequence.tokens.length - 1, marked !== null, marks);
+    this.over = svg("g");
+    this.body.replaceChildren(this.chart(card, app, followed), strip, legend, key, ...this.figures(state, scale));
+    this.pointed = undefined;
   }
 
-  chart(card, app, { steps, followed, marks, marked, scale }) {
+  chart(card, app, followed) {
+    const { scale, marks, curves: [own, ...others] } = this;
     const words = marks.map(({ name, places }) => `${name}: ${places.length}`);
-    const drawing = surface(this.width, scale.height, [`Entropy of ${count(steps.length, "token")} of lane ${card.order + 1}`, ...words].join("; "));
+    const against = others.length ? ` and ${count(others.length, "other lane")}` : "";
+    const drawing = surface(this.width, scale.height, [`Entropy of ${count(own.steps.length, "token")} of lane ${card.order + 1}${against}`, ...words].join("; "));
+    drawing.classList.toggle("has-lanes", others.length > 0);
+    drawing.setAttribute("data-lane", card.order);
     drawing.append(...scale.axes("nats"));
-    drawing.append(svg("path", { class: "area raw", d: areaPath(steps, (s) => s.entropy, scale) }));
-    drawing.append(svg("path", { class: "line raw", d: linePath(steps, (s) => s.entropy, scale) }));
-    drawing.append(svg("path", { class: "line final", d: linePath(steps, (s) => s.final_entropy, scale) }));
+    if (others.length) drawing.append(svg("path", { class: "band", d: bandPath(this.curves, scale) }), ...others.map((curve) => laneLine(curve, scale)));
+    else drawing.append(svg("path", { class: "area raw", d: areaPath(own.steps, (s) => s.entropy, scale) }));
+    drawing.append(svg("path", { class: "line raw", d: linePath(own.steps, (s) => s.entropy, scale) }));
+    drawing.append(svg("path", { class: "line final", d: linePath(own.steps, (s) => s.final_entropy, scale) }));
     for (const figure of followed) drawing.append(...followedLines(figure, scale));
-    if (steps.length) drawing.append(...nowDots(steps[steps.length - 1], scale));
+    if (own.steps.length) drawing.append(...nowDots(own.steps[own.steps.length - 1], scale));
     for (const event of card.state.switches) drawing.append(...switchMark(event, scale));
     for (const mark of marks) drawing.append(svg("path", { class: `mark ${mark.look}`, d: mark.places.map((place) => markPath(place, mark.level, scale)).join("") }));
-    const step = marked === null ? undefined : card.state.shown.steps.get(marked);
-    if (step) drawing.append(...crosshair(step, scale));
-    walkPositions(drawing, (x) => scale.positionAt(x, card.state.shown.tokens.length), app, card);
+    drawing.append(this.over);
+    const longest = Math.max(...this.curves.map(({ sequence }) => sequence.tokens.length));
+    walkPositions(drawing, (x) => scale.positionAt(x, longest), app, card);
     return drawing;
   }
 
-  readOut(sequence, i, marked, marks) {
-    const token = sequence.tokens[i];
-    const step = sequence.steps.get(i);
-    if (!token) return setText(this.readout, "");
-    const numbers = step ? `model ${fixed(step.entropy, 2)}, after processors ${fixed(step.final_entropy, 2)} nats` : "no row was computed";
-    const here = marks.filter(({ places }) => places.some(([from, to]) => from <= i && i < to)).map(({ name }) => name);
-    setText(this.readout, [`${marked ? "" : "newest: "}token ${i + 1} “${pieceLabel(token.piece)}”, ${numbers}`, ...here].join(", "));
+  /** A line at the selected token, and its entropies in every lane. */
+  pointOut(card, app) {
+    const { position } = app.marked;
+    if (position === this.pointed || !this.curves) return;
+    this.pointed = position;
+    const here = this.curves.map(({ order, sequence }) => ({ order, step: sequence.steps.get(position) })).filter(({ step }) => step);
+    const dots = this.curves.length > 1 ? here.map((one) => laneDot(one, this.scale)) : here.flatMap(({ step }) => nowDots(step, this.scale));
+    this.over.replaceChildren(...(dots.length ? [crosshair(position, this.scale), ...dots] : []));
+    const { sequence } = this.curves[0];
+    setText(this.readout, sequence.tokens.length || dots.length ? this.sentence(sequence, position) : "");
+  }
+
+  sentence(sequence, marked) {
+    const i = marked ?? sequence.tokens.length - 1;
+    const [token, step] = [sequence.tokens[i], sequence.steps.get(i)];
+    const own = step ? `model ${fixed(step.entropy, 2)}, after processors ${fixed(step.final_entropy, 2)} nats` : "no row was computed";
+    const numbers = token ? own : "no token yet";
+    const here = this.marks.filter(({ places }) => places.some(([from, to]) => from <= i && i < to)).map(({ name }) => name);
+    const which = `${marked === null ? "newest: " : ""}token ${i + 1}${token ? ` “${pieceLabel(token.piece)}”` : ""}`;
+    return [which, numbers, ...here].join(", ") + this.elsewhere(i);
+  }
+
+  /** The model's entropies at the same token in the other lanes, and the difference between the lowest and the highest of all. */
+  elsewhere(i) {
+    const steps = this.curves.map(({ sequence }) => sequence.steps.get(i));
+    const others = this.curves.map(({ order }, lane) => (lane && steps[lane] ? `lane ${order + 1}: ${fixed(steps[lane].entropy, 2)}` : "")).filter(Boolean);
+    if (!others.length) return "";
+    const all = steps.filter(Boolean).map(({ entropy }) => entropy);
+    const apart = all.length > 1 ? `; difference ${fixed(Math.max(...all) - Math.min(...all), 2)} nats` : "";
+    return `; ${others.join(", ")}${apart}`;
   }
 
   legend(followed, marks, switches) {
     const legend = el("p", "chart-key");
-    legend.append(el("span", "key-raw", "model"), el("span", "key-final", "after processors"));
+    const [own, ...others] = this.curves;
+    const lanes = others.map(({ order }) => laneKey("key-lane", `lane ${order + 1}, model`, order));
+    if (others.length) legend.append(laneKey("key-lane", `lane ${own.order + 1}, model`, own.order), laneKey("key-lane-final", "after processors", own.order), ...lanes, el("span", "key-band", "between the lowest and the highest lane"));
+    else legend.append(el("span", "key-raw", "model"), el("span", "key-final", "after processors"));
     if (switches) legend.append(el("span", "key-switch", `switch (${switches})`));
     for (const { series } of followed) legend.append(...series.map(({ name }) => el("span", "key-followed", name)));
     legend.append(...marks.map(({ name, look, places }) => el("span", `key-mark ${look}`, `${name} (${places.length})`)));
@@ -220,7 +252,56 @@ function nowDots(step, scale) {
   ];
 }
 
-function crosshair(step, scale) {
-  const x = scale.x(step.position);
-  return [svg("line", { class: "cross", x1: x, x2: x, y1: CHART.top, y2: scale.height - CHART.bottom }), ...nowDots(step, scale)];
+function crosshair(position, scale) {
+  const x = scale.x(position);
+  return svg("line", { class: "cross", x1: x, x2: x, y1: CHART.top, y2: scale.height - CHART.bottom });
+}
+
+function laneDot({ order, step }, scale) {
+  const [dot] = nowDots(step, scale);
+  dot.setAttribute("data-lane", order);
+  return dot;
+}
+
+/** The steps of a lane's shown text by position, {order, record, sequence, steps}. */
+function curveOf({ order, record, state: { shown } }) {
+  return { order, record, sequence: shown, steps: shown.tokens.map((token, i) => shown.steps.get(i)).filter(Boolean) };
+}
+
+function laneLine({ order, steps }, scale) {
+  return svg("path", { class: "line of-lane", "data-lane": order, d: linePath(steps, (s) => s.entropy, scale) });
+}
+
+function laneKey(look, text, order) {
+  const key = el("span", look, text);
+  key.dataset.lane = order;
+  return key;
+}
+
+/** The area between the lowest and the highest curve, wherever at least two lanes have a step. */
+function bandPath(curves, scale) {
+  const range = new Map(); // by position: [lowest, highest, curves]
+  for (const { position, entropy } of curves.flatMap(({ steps }) => steps)) {
+    const [low, high, number] = range.get(position) || [entropy, entropy, 0];
+    range.set(position, [Math.min(low, entropy), Math.max(high, entropy), number + 1]);
+  }
+  const shared = [...range].filter(([, [, , number]]) => number > 1).sort(([a], [b]) => a - b);
+  return stretchesOf(shared).map((stretch) => outline(stretch, scale)).join("");
+}
+
+/** Entries at consecutive positions, one list per stretch. */
+function stretchesOf(entries) {
+  const stretches = [];
+  entries.forEach((entry, i) => {
+    if (i && entries[i - 1][0] === entry[0] - 1) stretches[stretches.length - 1].push(entry);
+    else stretches.push([entry]);
+  });
+  return stretches;
+}
+
+function outline(stretch, scale) {
+  const point = (position, value) => `${scale.x(position).toFixed(1)} ${scale.y(value).toFixed(1)}`;
+  const above = stretch.map(([position, [, high]]) => point(position, high));
+  const below = stretch.map(([position, [low]]) => point(position, low)).reverse();
+  return `M${[...above, ...below].join("L")}Z`;
 }

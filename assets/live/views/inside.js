@@ -43,10 +43,13 @@ class InsidePanel extends Panel {
     this.node.hidden = !found;
   }
 
-  update(card, app) {
+  update(app) {
     this.node.hidden = !this.found;
-    if (this.found) super.update(card, app);
+    if (this.found) super.update(app);
   }
+
+  /** It belongs to the lane it was asked for, which its heading names. */
+  nameLane() {}
 
   has() {
     return true;

@@ -1,4 +1,5 @@
-// The token mask before every token: how many tokens it allows, how much probability it masks, and the model's masked favourites.
+// The token mask before every token: how many tokens it allows, how much probability it masks, and the model's masked favourites. The
+// masks of other lanes are drawn small.
 
 class MaskPanel extends Panel {
   constructor() {
@@ -10,18 +11,20 @@ class MaskPanel extends Panel {
     this.side = el("div", "favourites");
     const columns = el("div", "mask-columns");
     columns.append(this.chart, this.side);
-    this.body.append(columns);
+    this.others = el("div", "beside");
+    this.body.append(columns, this.others);
     this.plotted = [];
   }
 
   look(card, app) {
-    return `${card.state.version}/${app.markOf(card.order)}/${roomFor(card.record)}`;
+    const others = this.besides(card, app).map(({ state, order }) => `${state.version}:${app.markOf(order)}`);
+    return `${card.state.version}/${app.markOf(card.order)}/${roomFor(card.record)}/${others}`;
   }
 
   draw(card, app) {
     const { state } = card;
     const sequence = state.shown;
-    const masks = [...sequence.masks.values()].filter((mask) => mask.position <= sequence.tokens.length).sort((a, b) => a.position - b.position);
+    const masks = masksOf(sequence);
     const marked = app.markOf(card.order);
     const chosen = maskFor(masks, marked) || masks[masks.length - 1] || null;
     setText(this.readout, chosen ? sayMask(chosen) : "no mask yet at this point");
@@ -30,6 +33,13 @@ class MaskPanel extends Panel {
     const line = chosen ? [crossLine(chosen.position, this.scale)] : [];
     this.over.replaceChildren(...line, ...forcedRuns(sequence.tokens).map((run) => forcedMark(run, this.scale, this.bar)));
     this.side.replaceChildren(...this.favourites(chosen, sequence, marked !== null), ...whyStopped(state, masks));
+    this.others.replaceChildren(...this.besides(card, app).map((other) => this.small(other, app)));
+  }
+
+  small(card, app) {
+    const masks = masksOf(card.state.shown);
+    const chosen = maskFor(masks, app.markOf(card.order)) || masks[masks.length - 1];
+    return smallLane(card, app, smallMasks(masks, chosen, roomFor(card.record)), chosen ? `token ${chosen.position + 1}: ${sayMask(chosen)}` : "no mask yet");
   }
 
   /** Marks are only added while the axes stay the same: a long text has thousands of them. */
@@ -69,6 +79,24 @@ class MaskPanel extends Panel {
     if (mask.favourites.length) parts.push(el("p", "favourites-title", "Masked tokens the model preferred"), ...mask.favourites.map(favouriteRow));
     return parts;
   }
+}
+
+function masksOf(sequence) {
+  return [...sequence.masks.values()].filter((mask) => mask.position <= sequence.tokens.length).sort((a, b) => a.position - b.position);
+}
+
+const SMALL_MASKS = { width: 180, height: 30 };
+
+/** How much probability was masked before each token, as bars without axes; the selected one is framed. */
+function smallMasks(masks, chosen, room) {
+  const { width, height } = SMALL_MASKS;
+  const drawing = svg("svg", { class: "small-masks", width, height, "aria-hidden": "true" });
+  const bar = Math.max(1.5, (width / room) * 0.8);
+  drawing.append(svg("line", { class: "grid", x1: 0, x2: width, y1: height - 0.5, y2: height - 0.5 }));
+  const path = masks.map(({ position, banned }) => `M${((position / room) * width).toFixed(1)} ${height}v${(-height * banned).toFixed(1)}h${bar.toFixed(1)}V${height}Z`);
+  drawing.append(svg("path", { class: "banned", d: path.join("") }));
+  if (chosen) drawing.append(svg("line", { class: "cross", x1: (chosen.position / room) * width + bar / 2, x2: (chosen.position / room) * width + bar / 2, y1: 0, y2: height }));
+  return drawing;
 }
 
 function favouriteRow([, piece, raw]) {

@@ -1,5 +1,6 @@
-// Base class of the views under the lanes: a titled panel, shown if the lane's header or events call for it, with a placeholder
-// until the first event, redrawn only if something changed and it is in sight.
+// Base class of the views under the lanes: a titled panel, shown if the header or the events of a lane call for it, with a placeholder
+// until the first event, redrawn only if something changed and it is in sight. A view draws the chosen lane large, or the first lane that
+// has something for it, and the other lanes beside it.
 
 const REST = 16; // pause between two drawings, in multiples of the drawing time
 
@@ -11,10 +12,12 @@ class Panel {
     this.node = el("section", `panel panel-${name}${wide ? " wide" : ""}`);
     this.node.setAttribute("aria-label", title);
     this.heading = el("h3", "", title);
+    this.badge = el("span", "number of-lane");
+    this.badge.hidden = true;
     this.readout = el("p", "readout");
     this.tools = el("div", "tools");
     this.head = el("div", "panel-head");
-    this.head.append(this.heading, this.readout, this.tools);
+    this.head.append(this.heading, this.badge, this.readout, this.tools);
     this.body = el("div", "panel-body");
     this.vacancy = el("p", "vacancy", empty);
     this.node.append(this.head, this.vacancy, this.body);
@@ -29,14 +32,32 @@ class Panel {
     return this.kinds.some((kind) => card.record.kinds.has(kind));
   }
 
-  update(card, app) {
+  /** Whether the view is shown for this lane, drawn or still waiting. */
+  suits(card) {
+    return this.has(card) || (!card.record.over && this.expects(card.record.header));
+  }
+
+  /** The lane drawn large: the chosen one, or else the first that suits the view. */
+  leading(app) {
+    const chosen = app.cards[app.chosen];
+    return this.suits(chosen) ? chosen : app.cards.find((card) => this.suits(card)) || chosen;
+  }
+
+  /** The other lanes with something for this view. */
+  besides(card, app) {
+    return app.cards.filter((other) => other !== card && this.has(other));
+  }
+
+  update(app) {
+    const card = this.leading(app);
     const has = this.has(card);
     if (this.node.classList.contains("empty") === has || this.drawn === "") {
       this.node.classList.toggle("empty", !has);
       this.vacancy.hidden = has;
       this.body.hidden = this.tools.hidden = this.readout.hidden = !has;
     }
-    this.node.hidden = !has && (card.record.over || !this.expects(card.record.header));
+    this.node.hidden = !this.suits(card);
+    this.nameLane(card, app);
     if (!has) {
       this.drawn = "empty";
       return;
@@ -44,12 +65,26 @@ class Panel {
     this.width ||= this.body.clientWidth; // updated by the page's ResizeObserver later
     if (!this.inSight || !this.width) return;
     const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
-    if (look === this.drawn || this.rests(app)) return;
-    this.drawn = look;
-    const start = performance.now();
-    this.drawSafely(card, app);
-    this.markKind();
-    this.restsUntil = performance.now() + REST * (performance.now() - start);
+    if (look !== this.drawn) {
+      if (this.rests(app)) return;
+      this.drawn = look;
+      const start = performance.now();
+      this.drawSafely(card, app);
+      this.markKind();
+      this.restsUntil = performance.now() + REST * (performance.now() - start);
+    }
+    this.pointOut(card, app);
+  }
+
+  /** Show the place of the selected token. Called after every change, so it must cost little and draw nothing anew. */
+  pointOut() {}
+
+  /** The number of the lane drawn large, if there are several. */
+  nameLane(card, app) {
+    this.badge.hidden = app.cards.length < 2;
+    setText(this.badge, String(card.order + 1));
+    setAttribute(this.badge, "data-lane", card.order);
+    this.badge.title = card.title;
   }
 
   /** During playback, pause after each drawing in proportion to its duration: views must not delay the text. */
@@ -84,10 +119,10 @@ class Panel {
   }
 }
 
-/** One line that names the views a lane does not have. */
+/** One line that names the views that no lane has. */
 function sayAbsent(panels) {
   const names = panels.filter((panel) => panel.missed && panel.node.hidden).map(({ title }) => title.replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase()));
-  return names.length ? `Not in this lane: ${names.join(", ")}.` : "";
+  return names.length ? `Not in this run: ${names.join(", ")}.` : "";
 }
 
 /** Whether a header names a part of one of these kinds. */
@@ -113,6 +148,42 @@ function sharpCanvas(canvas, width, height) {
   pen.setTransform(ratio, 0, 0, ratio, 0, 0);
   pen.clearRect(0, 0, width, height);
   return pen;
+}
+
+/** Frames over a painted drawing, which move without painting it anew: the places of the selected token. */
+class Pins {
+  constructor(canvas) {
+    this.node = el("div", "pinned-drawing");
+    this.host = el("div", "pins");
+    this.node.append(canvas, this.host);
+    this.look = "";
+  }
+
+  /** Boxes in pixels of the drawing, {left, top, width, height}. */
+  show(boxes) {
+    const look = JSON.stringify(boxes);
+    if (look === this.look) return;
+    this.look = look;
+    this.host.replaceChildren(...boxes.map((box) => {
+      const pin = el("i", "pin");
+      for (const side in box) pin.style[side] = `${box[side].toFixed(1)}px`;
+      return pin;
+    }));
+  }
+}
+
+/** A frame around a cell, wide enough to be seen where cells are narrow. */
+function pinAt(left, top, width, height) {
+  const wide = Math.max(5, width + 2);
+  return { left: left + width / 2 - wide / 2, top: top - 2, width: wide, height: height + 4 };
+}
+
+/** A lane drawn small: its number, a drawing and a few words. A click chooses it. */
+function smallLane(card, app, drawing, words) {
+  const node = button("small-lane", "", `Show lane ${card.order + 1}, ${card.title}, large`, () => app.choose(card.order));
+  node.dataset.lane = card.order;
+  node.append(el("span", "number", String(card.order + 1)), drawing, el("span", "", words));
+  return node;
 }
 
 /** Tokens on the axis: all of a lane that ended, otherwise rounded up. */
@@ -143,7 +214,7 @@ function walkPositions(drawing, positionAt, app, card) {
     const box = drawing.getBoundingClientRect();
     app.mark(card.order, positionAt(event.clientX - box.left));
   });
-  drawing.addEventListener("pointerleave", () => app.mark(card.order, null));
+  drawing.addEventListener("pointerleave", () => app.unmark());
   drawing.addEventListener("click", (event) => {
     const box = drawing.getBoundingClientRect();
     app.reveal(card.order, positionAt(event.clientX - box.left));

@@ -1,4 +1,5 @@
-// One bar per round: accepted and rejected draft tokens, and the token that follows them.
+// One bar per round: accepted and rejected draft tokens, and the token that follows them. Several lanes stand side by side, on one axis
+// of tokens.
 
 class RoundsPanel extends Panel {
   constructor() {
@@ -8,28 +9,55 @@ class RoundsPanel extends Panel {
     });
   }
 
-  look(card) {
-    const { rounds } = card.state;
-    const last = rounds[rounds.length - 1];
-    return `${rounds.length}/${Boolean(last && last.verdict)}/${roundsIn(card.record)}`;
+  look(card, app) {
+    return [card, ...this.besides(card, app)].map(({ state: { rounds }, record }) => {
+      const last = rounds[rounds.length - 1];
+      return `${rounds.length}/${Boolean(last && last.verdict)}/${roundsIn(record)}`;
+    }).join();
   }
 
   draw(card, app) {
-    const rounds = card.state.rounds.filter((round) => round.verdict);
-    const accepted = rounds.reduce((sum, round) => sum + round.verdict.kept.length, 0);
-    const mean = rounds.length ? `${fixed(accepted / rounds.length, 2)} accepted per round, ${count(rounds.length, "round")}` : "no verdict yet";
-    setText(this.readout, mean);
-    this.body.replaceChildren(this.bars(rounds, card, app), this.legend(), this.depths(card.state.costs.depths));
+    const cards = app.cards.filter((one) => one === card || this.has(one));
+    this.node.classList.toggle("of-lanes", cards.length > 1);
+    setText(this.readout, cards.length > 1 ? "" : sayRounds(judgedOf(card)));
+    const tallest = Math.max(4, ...cards.flatMap(judgedOf).map((round) => round.verdict.kept.length + round.hasNext + rejectedIn(round)));
+    const columns = el("div", "columns");
+    const fit = Math.min(cards.length, Math.max(1, Math.floor(this.width / NARROWEST_COLUMN)));
+    columns.style.setProperty("--columns", fit);
+    const width = Math.floor((this.width - (fit - 1) * COLUMN_GAP) / fit);
+    columns.append(...cards.map((one) => this.column(one, app, { width, tallest, named: cards.length > 1 })));
+    this.body.replaceChildren(columns, this.legend());
   }
 
-  bars(rounds, card, app) {
+  /** One lane: its bars, and its acceptance rate by depth. */
+  column(card, app, { width, tallest, named }) {
+    const column = el("div", "rounds-of-lane");
+    column.dataset.lane = card.order;
+    const name = el("p", "lane-label");
+    name.append(el("span", "number", String(card.order + 1)), ` ${sayRounds(judgedOf(card))}`);
+    column.append(...(named ? [name] : []), this.bars(card, app, { width, tallest }), this.depths(card.state.costs.depths));
+    return column;
+  }
+
+  /** Frame the round of the selected token in every lane. */
+  pointOut(card, app) {
+    for (const column of this.body.querySelectorAll(".rounds-of-lane")) {
+      const order = Number(column.dataset.lane);
+      const at = app.markOf(order);
+      const { round } = (at === null ? null : app.cards[order].text.shown[at]) || {};
+      const found = round ? column.querySelector(`.bar[data-round="${round.number}"]`) : null;
+      for (const bar of column.querySelectorAll(".bar.marked")) bar.classList.toggle("marked", bar === found);
+      if (found) found.classList.add("marked");
+    }
+  }
+
+  bars(card, app, { width: room, tallest }) {
+    const rounds = judgedOf(card);
     const height = 150;
-    const room = Math.max(12, roundsIn(card.record));
-    const tallest = Math.max(4, ...rounds.map((round) => round.verdict.kept.length + round.hasNext + rejectedIn(round)));
-    const scale = new Scale(this.width, height, room, tallest);
-    const drawing = surface(this.width, height, `Draft tokens accepted in ${count(rounds.length, "round")}`);
+    const scale = new Scale(room, height, Math.max(12, roundsIn(card.record)), tallest);
+    const drawing = surface(room, height, `Draft tokens accepted in ${count(rounds.length, "round")} of lane ${card.order + 1}`);
     drawing.append(...scale.axes("tokens"));
-    const width = Math.max(1, Math.min(22, (scale.inner / room) * 0.72));
+    const width = Math.max(1, Math.min(22, (scale.inner / scale.room) * 0.72));
     const current = card.state.rounds.length - 1;
     for (const round of rounds) drawing.append(this.bar(round, scale, width, round.number - 1 === current, () => app.seekEvent(card.order, round.lastEvent)));
     return drawing;
@@ -80,3 +108,15 @@ class RoundsPanel extends Panel {
 function rejectedIn(round) {
   return round.rejectedNodes().length;
 }
+
+function judgedOf({ state }) {
+  return state.rounds.filter((round) => round.verdict);
+}
+
+function sayRounds(rounds) {
+  const accepted = rounds.reduce((sum, round) => sum + round.verdict.kept.length, 0);
+  return rounds.length ? `${fixed(accepted / rounds.length, 2)} accepted per round, ${count(rounds.length, "round")}` : "no verdict yet";
+}
+
+const NARROWEST_COLUMN = 260; // px
+const COLUMN_GAP = 28;

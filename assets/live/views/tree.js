@@ -1,4 +1,5 @@
-// The draft tree of one round: the draft tokens, the verdict on each, and the accepted path.
+// The draft tree of one round: the draft tokens, the verdict on each, and the accepted path. It is the round at the player's position, or
+// that of the selected token. The trees of other lanes are drawn small.
 
 const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
 const STATE_WORDS = { kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested", pending: "not verified yet" };
@@ -32,24 +33,24 @@ class TreePanel extends Panel {
     this.body.style.minHeight = "";
   }
 
-  look(card) {
-    const { rounds } = card.state;
-    const round = rounds[rounds.length - 1];
-    return round ? `${round.number}/${Boolean(round.verdict)}/${roundsIn(card.record)}` : `none/${roundsIn(card.record)}`;
+  look(card, app) {
+    return [card, ...this.besides(card, app)].map((one) => {
+      const round = roundOf(one, app);
+      return `${round ? `${round.number}/${Boolean(round.verdict)}` : "none"}/${roundsIn(one.record)}`;
+    }).join();
   }
 
   draw(card, app) {
     Object.assign(this, { card, app });
     this.releaseHeight(`${app.trace.run}/${card.order}/${this.width}`);
-    const { rounds } = card.state;
-    const round = rounds[rounds.length - 1];
+    const round = roundOf(card, app);
     const all = roundsIn(card.record);
     setText(this.which, round ? `round ${round.number} of ${all}` : `before round 1 of ${all}`);
     this.previous.disabled = !round;
     this.next.disabled = Boolean(round) && round.number >= all;
     if (!round) {
       setText(this.readout, "");
-      this.body.replaceChildren(el("p", "vacancy", "No draft tokens yet at this point of the run."));
+      this.body.replaceChildren(el("p", "vacancy", "No draft tokens yet at this point of the run."), this.beside(card, app));
       return;
     }
     setText(this.readout, summaryOf(round));
@@ -58,7 +59,16 @@ class TreePanel extends Panel {
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
     scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
     const residual = round.hasNext && round.verdict.leftover.length ? [residualPart(round.verdict.leftover)] : [];
-    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...residual);
+    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...residual, this.beside(card, app));
+  }
+
+  beside(card, app) {
+    const host = el("div", "beside");
+    for (const other of this.besides(card, app)) {
+      const round = roundOf(other, app);
+      host.append(smallLane(other, app, round ? smallTree(round) : "", round ? `round ${round.number} of ${roundsIn(other.record)}: ${summaryOf(round)}` : "no draft tokens yet"));
+    }
+    return host;
   }
 
   /** The tests as a table: an accessible form of the drawing. Short lists are unfolded at first. */
@@ -73,12 +83,19 @@ class TreePanel extends Panel {
 
   /** Views follow the player, so another round means another position of the player. */
   turn(by) {
-    const { rounds } = this.card.state;
-    const wanted = rounds.length + by;
+    const round = roundOf(this.card, this.app);
+    const wanted = (round ? round.number : 0) + by;
+    this.app.unpin();
     const event = roundEnds(this.card.record)[wanted - 1];
     if (wanted === 0) this.app.seekEvent(this.card.order, this.card.record.events.findIndex((e) => e.kind === "draft") - 1);
     else if (event !== undefined) this.app.seekEvent(this.card.order, event);
   }
+}
+
+/** The round of the selected token while its card is pinned, otherwise the newest one. */
+function roundOf({ order, text, state: { rounds } }, app) {
+  const at = app.card.pinned ? app.markOf(order) : null;
+  return (at !== null && text.shown[at].round) || rounds[rounds.length - 1];
 }
 
 function roundsIn(record) {
@@ -152,6 +169,25 @@ function treeDrawing(round, rootPiece, room) {
     nodes.append(treeNode(nodeBox(places.get(node), grid), content));
   });
   drawing.append(edges, nodes);
+  return drawing;
+}
+
+const SMALL_TREE = { column: 13, row: 9, margin: 6 };
+
+/** A tree without its words: one dot for each draft token, in the colour of its verdict. */
+function smallTree(round) {
+  const { places, rows } = layout(round.draft.parents);
+  const at = (node) => ({ x: SMALL_TREE.margin + places.get(node).depth * SMALL_TREE.column, y: SMALL_TREE.margin + places.get(node).row * SMALL_TREE.row });
+  const depth = Math.max(...[...places.values()].map((place) => place.depth));
+  const size = { width: 2 * SMALL_TREE.margin + depth * SMALL_TREE.column, height: 2 * SMALL_TREE.margin + (rows - 1) * SMALL_TREE.row };
+  const drawing = svg("svg", { class: "small-tree", ...size, "aria-hidden": "true" });
+  const nodes = round.draft.parents.map((parent, node) => ({ parent, node })).filter(({ node }) => places.has(node));
+  for (const { parent, node } of nodes) {
+    const [a, b] = [at(parent), at(node)];
+    drawing.append(svg("path", { class: `edge ${round.nodeState(node)}`, d: `M${a.x} ${a.y}L${b.x} ${b.y}` }));
+  }
+  drawing.append(svg("circle", { class: "dot root", cx: at(-1).x, cy: at(-1).y, r: 3 }));
+  for (const { node } of nodes) drawing.append(svg("circle", { class: `dot ${round.nodeState(node)}`, cx: at(node).x, cy: at(node).y, r: 3.5 }));
   return drawing;
 }
 
