@@ -30,21 +30,37 @@ def measure(options: Namespace) -> bool:
     set_up(options)
     import torch
 
-    from playground.bench.bookkeeping.bookkeeping_report import document, page, table, verdict  # late: torch
-    from playground.bench.bookkeeping.strategy_lanes import measured_names
-    from playground.bench.speed_report import machine
+    from playground.bench.bookkeeping.bookkeeping_report import table, verdict  # late: torch
     sizes, names = _sizes(options), _names(options.only)
     torch.set_num_threads(1)  # so that the time of the lane's thread is all there is
-    results = _earlier(options.add)
-    stopped = gather(measured := [], _results(sizes, names))
-    results = [*(result for result in results if result.strategy not in names), *measured]
+    earlier = [result for result in _earlier(options.add) if result.strategy not in names]
+    stopped = gather(measured := [], _written(options, sizes, earlier, names))
+    results = [*earlier, *measured]
+    print(screen.table(table(results)) + "\n\n" + verdict(results))
+    return stopped
+
+
+def _written(
+    options: Namespace, sizes: Sizes, results: list[Bookkeeping], names: list[str]
+) -> Iterator[Bookkeeping]:
+    """Results as they are measured. The requested files are written with each, because a run takes many minutes."""
+    for measured in _results(sizes, names):
+        results = [*results, measured]
+        _write(options, sizes, results)
+        yield measured
+
+
+def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None:
+    import torch
+
+    from playground.bench.bookkeeping.bookkeeping_report import document, page
+    from playground.bench.bookkeeping.strategy_lanes import measured_names
+    from playground.bench.speed_report import machine
     missing = len(set(measured_names()) - {result.strategy for result in results})
     facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu"))}
     facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
-    print(screen.table(table(results)) + "\n\n" + verdict(results))
     write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
     write_text(options.page, page(facts, results))
-    return stopped
 
 
 def _sizes(options: Namespace) -> Sizes:

@@ -235,7 +235,7 @@ def _bookkeeping(command: CommandParser) -> None:
         ("vocabulary", 2000, "tokens of the model"),
         ("layers", 1, "of the KV cache"),
         ("context", 600, "tokens of the prompt"),
-        ("watched", 300, "tokens of the prompt where a policy reads the attention weights of all of it"),
+        ("watched", 300, "tokens of the prompt where the attention weights or logits of all of it are read"),
         ("tokens", 2, "generated"),
         ("seconds", 1, "after which a strategy is stopped"),
     ):

@@ -14,7 +14,7 @@ class Sizes:
     vocabulary: int = 150_000
     layers: int = 32
     context: int = 32_768  # tokens of the prompt
-    watched: int = 4_096  # tokens of the prompt, for policies that read the attention weights of all of it
+    watched: int = 2_048  # tokens of the prompt, where the attention weights or logits of all of it are read
     tokens: int = 32  # generated
     seconds: int = 60  # after which a lane is stopped
 

@@ -12,19 +12,21 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "decoding-playground-bookkeeping", 1
 HEADER = ["strategy", "lane", "prompt tokens", "ms a token or round", "bytes a token", "rounds", "rows a round",
-          "prompt, ms", "prompt, bytes"]
+          "before, ms", "before, bytes"]
 INTRODUCTION = (
     "# Bookkeeping",
     "What every strategy costs beside the forwards, measured with a stand-in for a model: its logits are looked up, "
     "its KV cache has the layers of a large model with 8 KV heads, and its hidden states have 64 dimensions. Every "
     "strategy runs in one lane with its defaults, after a long passage and a question. Limits: "
     f"{MILLISECONDS:g} ms of CPU time a token or round, whichever there are more of, and {BYTES:,} bytes of events a "
-    "token, as in a saved trace. The prompt is counted apart, and so is a cache policy's first selection.",
+    "token, as in a saved trace. The prompt and the first round after it are counted apart: there cache policies make "
+    "their first selection and drafters index the prompt.",
     "CPU time is measured, not elapsed time, so other work on the machine does not count: that of the one "
     "thread that runs the lane. Other threads and processes, such as the one that compiles grammars, do not count. "
-    "What a cache policy computes inside an attention counts as part of the forward. Policies that read the "
-    "attention weights of the whole prompt have a shorter one, and so have strategies with a limit of their own. A "
-    "round of several rows scores each of them over the whole vocabulary.",
+    "What a cache policy computes inside an attention counts as part of the forward. Strategies that read the "
+    "attention weights, the query states or the logits of the whole prompt have a shorter one, and so have those that "
+    "do not read the longer one in time or have a limit of their own. A round of several rows scores each of them over "
+    "the whole vocabulary.",
     f"Written by `{COMMAND}`.",
 )
 

@@ -20,7 +20,7 @@ from playground.events import Commit, Failed, Forward, Stamped
 
 QUESTION = "What came of it in the end"
 SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own
-STOPPED, ENDED = "It was stopped while it read the prompt.", "Its text ended without a forward after the prompt."
+STOPPED, ENDED = "It was stopped before its second round.", "Its text ended before its second round."
 SLACK = 64  # tokens of the prompt beside the passage
 
 
@@ -31,12 +31,12 @@ class Bookkeeping:
     strategy: str
     lane: str
     prompt: int = 0  # tokens
-    prompt_seconds: float = 0.0
+    prompt_seconds: float = 0.0  # of the prompt and the first round
     prompt_bytes: int = 0
-    seconds: float = 0.0  # after the prompt
+    seconds: float = 0.0  # after that
     bytes: int = 0
     tokens: int = 0  # committed, on all sequences
-    rounds: int = 0  # forwards of the target
+    rounds: int = 0  # forwards of the target after the first round
     rows: int = 0  # that these computed
     stopped: bool = False  # by the limit of time
     failure: str = ""
@@ -68,14 +68,14 @@ class BookkeepingTrial:
         self._passages = {count: self._passage(count) for count in (sizes.context, sizes.watched, SHORTEST)}
 
     def measure(self, name: str) -> Bookkeeping:
-        """Run a lane with this strategy, on the longest prompt on which it does not fail.
+        """Run a lane with this strategy, on the longest prompt that it reads without a failure and within the time.
 
         Raises Refusal if there is no lane with this strategy.
         """
         lane = lane_of(name)
         for context in self._passages:
             result = self._run(name, lane, context)
-            if not result.failure or result.stopped:
+            if not result.failure:
                 break
         return result
 
@@ -92,12 +92,11 @@ class BookkeepingTrial:
 
     def _advance(self, session: Session, result: Bookkeeping) -> None:
         """Run a lane to its end, or to the limit of time."""
-        end = monotonic() + self.sizes.seconds
+        end, meter = monotonic() + self.sizes.seconds, Meter(result)
         while not session.finished:
             before, start = self._target.stopwatch.spent, thread_time()
             stamped = session.advance()
-            seconds = thread_time() - start - (self._target.stopwatch.spent - before)
-            _add(result, stamped, seconds)
+            meter.add(stamped, thread_time() - start - (self._target.stopwatch.spent - before))
             if monotonic() > end:
                 session.stop()
                 result.stopped = True
@@ -113,23 +112,33 @@ class BookkeepingTrial:
         return self._target.tokenizer.decode(ids[:count - SLACK])
 
 
-def _add(result: Bookkeeping, stamped: list[Stamped], seconds: float) -> None:
-    """Add one advance, to the costs of the prompt until the target has read it."""
-    events = [item.event for item in stamped]
-    forwards = [event for event in events if isinstance(event, Forward)]
-    reading = any(event.phase == "prefill" for event in forwards)
-    decoded = [event for event in forwards if event.stream == "target" and event.phase == "decode"]
-    result.rounds += len(decoded)
-    result.rows += sum(event.tokens for event in decoded)
-    result.failure = next((event.message for event in events if isinstance(event, Failed)), result.failure)
-    size = sum(len(json.dumps(item.to_json(), separators=(",", ":"))) + 1 for item in stamped)
-    if reading or not result.rounds:
-        result.prompt_seconds += seconds
-        result.prompt_bytes += size
-        return
-    result.seconds += seconds
-    result.bytes += size
-    result.tokens += _committed(events)
+class Meter:
+    """Adds what a lane costs to a result: to the prompt until the first round after it is over, then per token."""
+
+    def __init__(self, result: Bookkeeping):
+        self._result, self._warm = result, False
+
+    def add(self, stamped: list[Stamped], seconds: float) -> None:
+        """Add one advance of a session."""
+        result, events = self._result, [item.event for item in stamped]
+        forwards = [event for event in events if isinstance(event, Forward)]
+        decoded = [event for event in forwards if event.stream == "target" and event.phase == "decode"]
+        result.failure = next((event.message for event in events if isinstance(event, Failed)), result.failure)
+        if not self._warm or any(event.phase == "prefill" for event in forwards):
+            self._warm = self._warm or bool(decoded)
+            result.prompt_seconds += seconds
+            result.prompt_bytes += _size(stamped)
+            return
+        result.rounds += len(decoded)
+        result.rows += sum(event.tokens for event in decoded)
+        result.seconds += seconds
+        result.bytes += _size(stamped)
+        result.tokens += _committed(events)
+
+
+def _size(stamped: list[Stamped]) -> int:
+    """Bytes of these events in a saved trace."""
+    return sum(len(json.dumps(item.to_json(), separators=(",", ":"))) + 1 for item in stamped)
 
 
 def _committed(events: Iterable[Any]) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.made_tokens import made_tokenizer
+from playground.decoding.stream import PIECE
 from playground.engine.attention_mask import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
@@ -32,23 +33,25 @@ WIDTH = 64  # of hidden states
 STATES, SPAN = 64, 64  # distinct hidden states; positions over which the state after a token stays the same
 SPREAD = 6.0  # standard deviation of the logits: some tokens are likely, none is certain
 NOISE = 0.3  # between the hidden states of target and draft
-WATCHED_ROWS = 64  # of one forward of a longer prompt than `Sizes.watched`
 DRAFT_LAYERS = 2
 
 
 class ForwardClock:
-    """CPU time that each thread has spent in forwards, in seconds."""
+    """CPU time that each thread has spent in forwards, in seconds. One inside another counts once."""
 
     def __init__(self):
         self._spent: Counter[int] = Counter()
+        self._running: Counter[int] = Counter()  # by thread
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        start = thread_time()
+        thread, start = get_ident(), thread_time()
+        self._running[thread] += 1
         try:
             yield
         finally:
-            self._spent[get_ident()] += thread_time() - start
+            self._running[thread] -= 1
+            self._spent[thread] += 0 if self._running[thread] else thread_time() - start
 
     @property
     def spent(self) -> float:
@@ -119,26 +122,29 @@ class GeneratedModel:
     def forward(
         self, works: list[ForwardInput], plan: LayerPlan | None = None
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """As `Model.forward`. Raises Refusal if the attention weights of a long prompt are asked for."""
+        """As `Model.forward`. Raises Refusal if all logits or attention weights of a long prompt are asked for."""
         with self.stopwatch.running():
             plan = plan or LayerPlan()
             segments = [work.segment() for work in works]
             rows = torch.cat([_state_numbers(work, segment) for work, segment in zip(works, segments)])
-            for segment in segments:
-                self._check_watched(segment)
+            for work, segment in zip(works, segments):
+                self._check_length(work, segment)
             self._write(Call(segments, plan), rows)
             return self._rows(works, plan, rows), {layer: self._state(layer, rows) for layer in plan.capture}
 
-    def _check_watched(self, segment: Segment) -> None:
-        if len(segment.watched) > WATCHED_ROWS and segment.store.length + segment.end > self.watched:
-            raise Refusal("The attention weights of so long a prompt take minutes: shorten it.", "context")
+    def _check_length(self, work: ForwardInput, segment: Segment) -> None:
+        """Raise Refusal if something is computed for many rows of a long prompt that takes minutes for all of them."""
+        watched = segment.rows if _reads_all(segment) else len(segment.watched)
+        logits = 1 if work.last_only else segment.rows
+        if max(watched, logits) >= PIECE and work.start > self.watched:
+            raise Refusal("The logits or attention weights of so long a prompt take minutes: shorten it.", "context")
 
     def _write(self, call: Call, rows: Tensor) -> None:
         """Write the rows' keys and values in every layer that runs, and attend where somebody looks."""
-        plain = all(segment.is_plain(None) for segment in call.segments)
+        attended = any(segment.watched or _reads_all(segment) for segment in call.segments)
         for layer in filter(call.plan.runs, range(self.depth)):
             query, keys, values = self._keys[:, layer, :, rows]
-            if not plain:
+            if attended:
                 attend_all(layer, (query, keys, values), call, HEAD_DIM ** -0.5)
                 continue
             parts = [rows.split([segment.rows for segment in call.segments], 1) for rows in (keys, values)]
@@ -157,6 +163,11 @@ class GeneratedModel:
         """Hidden states [n, width] before a layer, the more like the last ones the later the layer is."""
         share = layer / self.depth
         return share * self._states[rows] + (1 - share) * self._states[rows - 1]
+
+
+def _reads_all(segment: Segment) -> bool:
+    """Whether a cache policy reads the attention or the query states of every row."""
+    return segment.focused or segment.reports_queries
 
 
 def _state_numbers(work: ForwardInput, segment: Segment) -> Tensor:

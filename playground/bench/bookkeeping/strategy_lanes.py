@@ -15,7 +15,7 @@ PREFERRED = {
 }
 LETTERS = "[a-z ]{200}"
 SETTINGS = {  # of strategies whose defaults end the text after a few tokens
-    "choice": {"options": "|".join(word * 100 for word in ("abcd", "efgh"))},
+    "choice": {"options": "|".join(map("".join, product((" yes", " no"), repeat=9)))},
     "json_schema": {"source": '{"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 99}'},
     "regex": {"pattern": LETTERS},
 }
