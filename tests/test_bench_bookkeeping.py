@@ -24,7 +24,7 @@ def test_three_strategies_are_measured_and_added_to_a_page(tmp_path, capsys):
     assert [result.strategy for result in results] == ["top_p", "sink_window", "prompt_lookup"]
     for result in results:
         assert not result.failure and 500 < result.prompt <= 600
-        assert result.rounds and result.rows >= result.rounds and result.tokens >= 3
+        assert result.rounds and result.rows >= result.rounds and result.tokens >= 2
         assert result.seconds > 0 and result.bytes > 100 * result.tokens and result.prompt_seconds > 0
     assert all(f"`{result.strategy}`" in written.read_text() for result in results)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT
+from playground.engine.sampling import entropy_of, largest
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from playground.engine.kv_cache import KVCache
     from playground.engine.tokens import Tokens
 
-LOWEST = -1e30  # replaces log 0, so that 0 * log 0 is 0 and not NaN
 FAVOURITES = 5  # masked tokens that are listed
 
 
@@ -76,11 +76,13 @@ class Recorder:
         indices = [rows.row(item.node) for item in committed]
         chosen = torch.tensor([item.token for item in committed], device=rows.raw.device)
         stages = rows.stages_of(indices)
-        logp = stages[0].scores.log_softmax(-1)
+        raw, final = stages[0].scores, stages[-1].scores
+        logp = raw.log_softmax(-1)
         p = logp.exp()
-        values, ids = p.topk(min(self.top, p.shape[-1]), -1)
-        entropies = -(p * logp.clamp(min=LOWEST)).sum(-1)  # reuses logp, much cheaper than entropy()
-        final_p, final_entropies = (p, entropies) if len(stages) == 1 else _processed(stages[-1].scores)
+        values, ids = largest(p, min(self.top, p.shape[-1]))
+        entropies = entropy_of(p, raw)
+        unchanged = final.data_ptr() == raw.data_ptr()  # no sampler changed the scores
+        final_p, final_entropies = (p, entropies) if unchanged else _processed(final)
         numbers = torch.stack([entropies, final_entropies, logp.gather(-1, chosen[:, None])[:, 0]])
         raw_entropy, final_entropy, logprobs = numbers.tolist()
         finals, removed_by = final_p.gather(-1, ids).tolist(), rows.removed_by(indices, ids)
@@ -104,7 +106,7 @@ class Recorder:
     def _mask(self, rows: Rows, index: int, position: int, p: Tensor) -> Mask:
         allowed = rows.masks[index]
         banned = p.masked_fill(allowed, 0.0)
-        values, ids = banned.topk(FAVOURITES)
+        values, ids = largest(banned, FAVOURITES)
         favourites = [Candidate(token, self.tokens.piece(token), round(raw, 6), 0.0, "mask")
                       for token, raw in zip(ids.tolist(), values.tolist()) if raw > 0]
         may_end = any(bool(allowed[token]) for token in rows.chain.end_ids if token < len(allowed))
@@ -173,7 +175,7 @@ def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:
     Without a sampler that draws, the most probable token of this distribution is taken.
     """
     p = scores.softmax(-1).nan_to_num()
-    return p, torch.special.entr(p).sum(-1)
+    return p, entropy_of(p, scores).nan_to_num()
 
 
 class Silent(Recorder):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
-from playground.engine.sampling import REMOVED, entropy, greedy, one_hot
+from playground.engine.sampling import REMOVED, entropy, first_largest, greedy, one_hot
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -195,9 +195,11 @@ class Rows:
 
     def best(self, node: int = ROOT) -> int:
         """The token with the largest final score."""
+        if self._raw_is_final and self.raw.is_cuda:
+            return self._raw_argmax[self.row(node)]
         if self._raw_is_final:
-            return self._raw_argmax[self.row(node)] if self.raw.is_cuda else int(self.raw[self.row(node)].argmax())
-        return int(self.stages_of([self.row(node)])[-1].scores.argmax())
+            return int(first_largest(self.raw[self.row(node)]))
+        return int(first_largest(self.stages_of([self.row(node)])[-1].scores))
 
     @property
     def _raw_is_final(self) -> bool:
@@ -209,7 +211,7 @@ class Rows:
     @cached_property
     def _raw_argmax(self) -> list[int]:
         """Computed for all rows at once, so that a GPU is synchronised only once."""
-        return self.raw.argmax(-1).tolist()
+        return first_largest(self.raw)[:, 0].tolist()
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""

@@ -7,6 +7,7 @@ from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculation_math import block_efficiency
 from playground.contract import Drafter, EarlyExit, knob
 from playground.contract.token_tree import ROOT
+from playground.engine.sampling import first_largest
 from playground.events import Event, Figure
 
 
@@ -112,11 +113,11 @@ class DelExit(Drafter):
     def observe(self, tree, rows, verdict) -> None:
         """Compare each exit's top token with the full model's, in all rows of committed positions."""
         at = [rows.row(node) for node in (ROOT, *verdict.kept)]
-        top, self._hits = rows.raw[at].argmax(-1), []
+        top, self._hits = first_largest(rows.raw[at]), []
         for exit, counts in zip(self.exits, self.statistics.values()):
-            best = rows.others[exit][at].softmax(-1).max(-1)
-            hits = (best.indices == top).tolist()
-            counts.add(hits, best.values.tolist(), self.decay)
+            logits = rows.others[exit][at]
+            hits = (first_largest(logits) == top)[:, 0].tolist()
+            counts.add(hits, logits.softmax(-1).amax(-1).tolist(), self.decay)
             self._hits.append([float(hit) for hit in hits])
 
     def _figures(self, lm, tree, layer: int) -> Iterator[Event]:

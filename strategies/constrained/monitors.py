@@ -15,7 +15,7 @@ from torch import Tensor
 
 from playground.contract import Sampler, knob
 from playground.engine.grammar_limits import CODE_CHARACTERS, check_text
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, first_largest
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
@@ -193,7 +193,7 @@ class Monitors(Sampler):
         likeliest = sorted(odds, key=odds.get, reverse=True)[:SHOWN]
         yield Figure("bars", "names that can follow, probability of their first tokens",
                      {"labels": likeliest, "values": [odds[name] for name in likeliest]})
-        legal, best = self._legal(list(rests.values()), len(p)), int(p.argmax())
+        legal, best = self._legal(list(rests.values()), len(p)), int(first_largest(p))
         wanted = (
             ""
             if legal[best]

@@ -28,10 +28,13 @@ class AdaCAD(Sampler):
         return contrast(rows["target"], rows["without_context"], self._alpha(rows)[:, None])
 
     def observe(self, rows, token, position) -> Iterator[Event]:
-        alpha = float(self._alpha({name: row[None] for name, row in rows.items()}))
-        return context_events(rows, alpha, token, position)
+        divergence = jensen_shannon(rows["target"], rows["without_context"])
+        return context_events(rows, float(self._strength(divergence)), float(divergence), token, position)
 
     def _alpha(self, rows):
         """Strength for each row, [n]."""
-        unit = log(2) if self.base == "2" else 1.0
-        return (jensen_shannon(rows["target"], rows["without_context"]) / unit).clamp(min=self.floor)
+        return self._strength(jensen_shannon(rows["target"], rows["without_context"]))
+
+    def _strength(self, divergence):
+        """Strength for each divergence in nats."""
+        return (divergence / (log(2) if self.base == "2" else 1.0)).clamp(min=self.floor)

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from playground.contract import Sampler, knob
+from playground.engine.sampling import first_largest
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
@@ -88,7 +89,10 @@ class CAAD(Sampler):
         if not self.alpha:
             return logits
         weights = self._weights(self.grounding.similarities(rows["hidden"]))
-        mean = weights.to(logits) @ self.grounding.logits.to(logits)
+        near = weights.any(0).nonzero()[:, 0]  # of all entries few are similar to a row
+        if not len(near):
+            return logits
+        mean = weights[:, near].to(logits) @ self.grounding.logits[near].to(logits)
         return torch.where(weights.any(-1, keepdim=True), self._shaped(logits, mean), logits)
 
     def _weights(self, similarities: Tensor) -> Tensor:
@@ -122,7 +126,7 @@ class CAAD(Sampler):
             "nearest entries",
             {"rows": [self.grounding.tails[at] for at in best], "columns": ["similarity", "weight"], "values": values},
         )
-        first, chosen = int(rows["target"].argmax()), int(shaped.argmax())
+        first, chosen = int(first_largest(rows["target"])), int(first_largest(shaped))
         if first != chosen:
             yield Note(f"The trusted answers rank {self.piece(chosen)!r} above {self.piece(first)!r}.")
 

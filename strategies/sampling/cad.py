@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from playground.algorithms.sampling.context_shift import context_events
 from playground.contract import Sampler, knob
-from playground.engine.sampling import contrast
+from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Event
 
 
@@ -28,4 +28,5 @@ class CAD(Sampler):
         return contrast(rows["target"], rows["without_context"], self.alpha)
 
     def observe(self, rows, token, position) -> Iterator[Event]:
-        return context_events(rows, self.alpha, token, position)
+        divergence = float(jensen_shannon(rows["target"], rows["without_context"]))
+        return context_events(rows, self.alpha, divergence, token, position)

@@ -5,7 +5,7 @@ import torch
 
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, ranked
 from playground.events import Event, Figure, Note
 
 
@@ -50,7 +50,7 @@ class ContrastiveSearch(Decoder):
     def _candidates(self, rows) -> tuple[TokenTree, torch.Tensor]:
         """The k most probable tokens after the text, and their probabilities."""
         scores = rows.scores[rows.row(ROOT)]
-        p, order = scores.softmax(-1).sort(descending=True, stable=True)  # ties: the lowest id first
+        p, order = ranked(scores.softmax(-1), self.k)
         count, tree = min(self.k, int((scores > REMOVED).sum())), TokenTree(self.name)
         for token, probability in zip(order[:count].tolist(), p[:count].tolist()):
             tree.add(token, ROOT, confidence=probability)

@@ -5,7 +5,7 @@ import torch
 
 from playground.algorithms.sampling import contrastive
 from playground.contract import EarlyExit, Sampler, knob
-from playground.engine.sampling import jensen_shannon
+from playground.engine.sampling import LOWEST, first_largest, jensen_shannon
 from playground.events import Event, Figure
 
 DEEP = 40  # layers; above it the buckets are the first and the last SPAN layers
@@ -47,13 +47,12 @@ class DoLa(Sampler):
         return self.exits
 
     def mix(self, rows):
-        logits, early = rows["target"], self._premature(rows)
-        return contrastive.restricted(logits.log_softmax(-1) - early.log_softmax(-1), logits, self.alpha)
+        selected = self._divergences(rows).argmax(0).tolist()
+        early = torch.stack([rows[self.exits[layer]][row] for row, layer in enumerate(selected)])
+        return self._contrast(rows["target"], early)
 
-    def _premature(self, rows) -> torch.Tensor:
-        """Logits of the selected earlier layer of each row, [n, V]."""
-        exits, divergences = torch.stack([rows[exit] for exit in self.exits]), self._divergences(rows)
-        return exits[divergences.argmax(0), torch.arange(exits.shape[1], device=exits.device)]
+    def _contrast(self, logits: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
+        return contrastive.restricted(logits.log_softmax(-1) - early.log_softmax(-1), logits, self.alpha)
 
     def _divergences(self, rows) -> torch.Tensor:
         """Divergence of each candidate from the last layer, in nats, [layers, n]."""
@@ -67,12 +66,13 @@ class DoLa(Sampler):
         selected = exits[divergences.index(largest)]
         series = {f"layer {at.layer}": divergence for at, divergence in zip(exits, divergences)}
         yield Figure("scalar", "divergence from the last layer", {"x": position, "series": series})
-        labels = [f"layer {at.layer}: {self.piece(int(rows[at].argmax()))}" for at in exits]
+        labels = [f"layer {at.layer}: {self.piece(int(first_largest(rows[at])))}" for at in exits]
         yield Figure("bars", "first choice of each layer, by divergence", {"labels": labels, "values": divergences})
         spans = [[position, position + 1, f"layer {selected.layer}", largest]]
         yield Figure("spans", "layer contrasted with", {"spans": spans})
         yield from contrastive.contrast_events(
-            rows["target"], rows[selected], self.mix(single)[0], self.alpha, position, self.piece
+            rows["target"], rows[selected], self._contrast(rows["target"], rows[selected]), self.alpha, position,
+            self.piece,
         )
 
 
@@ -90,4 +90,4 @@ def mixture_first(last: torch.Tensor, early: torch.Tensor) -> torch.Tensor:
     """Jensen-Shannon divergence of the authors' code, in nats, [n]: mean divergence of the mixture from each row."""
     logq, loge = last.log_softmax(-1), early.log_softmax(-1)
     mixture = (logq.exp() + loge.exp()) / 2
-    return (torch.xlogy(mixture, mixture) - mixture * (logq + loge) / 2).sum(-1)
+    return (mixture * (mixture.log().clamp_(min=LOWEST) - (logq + loge) / 2)).sum(-1)

@@ -3,8 +3,9 @@ from collections.abc import Iterator
 
 import torch
 
-from playground.algorithms.sampling.repetition import LONGEST, in_vocabulary, last_tokens, parse_marks, repeat_lengths
+from playground.algorithms.sampling.repetition import LONGEST, in_vocabulary, last_tokens, parse_marks, repeats
 from playground.contract import Sampler, knob
+from playground.engine.sampling import first_largest
 from playground.events import Event, Figure, Note
 
 
@@ -49,7 +50,7 @@ class DRY(Sampler):
     def repeats(self, history: list[int]) -> dict[int, int]:
         """Tokens that would extend a repeat of at least `allowed` tokens, with its length."""
         searched = last_tokens(history, 0, self.window)
-        found = repeat_lengths(searched, self._unbroken(searched))
+        found = repeats(searched, self._unbroken(searched))
         return {token: length for token, length in found.items() if length >= self.allowed and not self._breaks(token)}
 
     def _unbroken(self, history: list[int]) -> int:
@@ -61,7 +62,7 @@ class DRY(Sampler):
         return any(mark in self.piece(token) for mark in parse_marks(self.breakers))
 
     def explain(self, scores, history, token) -> Iterator[Event]:
-        best = int(scores.argmax())
+        best = int(first_largest(scores))
         length = self.repeats(history).get(best) if self.multiplier else None
         if length is None:
             return

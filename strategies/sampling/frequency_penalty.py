@@ -1,7 +1,9 @@
 """Frequency penalty."""
+from collections import Counter
+
 import torch
 
-from playground.algorithms.sampling.repetition import last_tokens, occurrences
+from playground.algorithms.sampling.repetition import last_tokens, lowered
 from playground.contract import Sampler, knob
 
 
@@ -24,6 +26,6 @@ class FrequencyPenalty(Sampler):
     prompt: bool = knob(False, help="also count the tokens of the prompt")
 
     def apply(self, scores, histories):
-        start, size = 0 if self.prompt else self.start, scores.shape[-1]
-        counts = [occurrences(last_tokens(history, start, self.window), size) for history in histories]
-        return scores - self.penalty * torch.stack(counts).to(scores)
+        start = 0 if self.prompt else self.start
+        counts = [Counter(last_tokens(history, start, self.window)) for history in histories]
+        return torch.stack([lowered(row, count, self.penalty) for row, count in zip(scores, counts)])

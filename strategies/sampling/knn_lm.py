@@ -8,7 +8,7 @@ from torch import Tensor
 
 from playground.algorithms.fairy_tales import tales
 from playground.contract import Sampler, knob
-from playground.engine.sampling import entropy
+from playground.engine.sampling import entropy, first_largest
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
@@ -314,7 +314,7 @@ class KNNLM(Sampler):
         yield Figure(
             "bars", "nearest entries, by weight", {"labels": labels, "values": near.weights[0, :SHOWN].tolist()}
         )
-        if int(logp.argmax()) != int(mixed.argmax()):
+        if int(first_largest(logp)) != int(first_largest(mixed)):
             yield Note("The neighbours change the most probable token.")
 
     def _entropies(self, position: int, model: float, near: float) -> Iterator[Event]:

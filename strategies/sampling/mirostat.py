@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from playground.contract import Sampler, knob
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, first_largest, largest
 from playground.events import Event, Figure, Note
 
 LN2 = math.log(2)
@@ -42,7 +42,7 @@ class Mirostat(Sampler):
 
     def kept(self, scores: torch.Tensor) -> torch.Tensor:
         """Mask of the tokens kept, [n, V]; always includes the most probable one."""
-        best = scores.argmax(-1, keepdim=True)
+        best = first_largest(scores)
         if self.version == "2":
             return (-scores.log_softmax(-1) / LN2 <= self.mu).scatter(-1, best, True)
         order = scores.sort(descending=True, stable=True).indices
@@ -88,7 +88,7 @@ def zipf_size(scores: torch.Tensor, mu: float, ranks: int) -> torch.Tensor:
 
 def zipf_exponent(scores: torch.Tensor, ranks: int) -> torch.Tensor:
     """Least-squares Zipf exponent of each row over its top ranks, from the ratios of successive ranks, [n]."""
-    top = scores.topk(min(ranks + 1, scores.shape[-1]), -1).values
+    top = largest(scores, min(ranks + 1, scores.shape[-1])).values
     rank = torch.arange(1, top.shape[-1], device=top.device, dtype=top.dtype)
     steps, falls = ((rank + 1) / rank).log(), top[:, :-1] - top[:, 1:]
     real = top[:, 1:] > REMOVED

@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.sampling.repetition import repeat_lengths
 from playground.contract import Sampler, knob
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, ranked
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
@@ -63,10 +63,7 @@ class Momentum(Sampler):
         The length is 0 for a new token.
         """
         chances = row.softmax(-1)
-        least = chances.topk(min(self.k, len(row))).values[-1]
-        among = (chances >= least).nonzero()[:, 0]  # ascending, so that of equal ones the smaller id comes first
-        p, order = chances[among].sort(descending=True, stable=True)
-        order = among[order]
+        p, order = ranked(chances, self.k)
         count = min(self.k, int((row > REMOVED).sum()))
         seen = repeat_lengths(history if self.prompt else history[self.start:], len(self.resistances()) - 1)
         return order[:count], p[:count], [seen[token] + 1 if token in seen else 0 for token in order[:count].tolist()]

@@ -3,9 +3,9 @@ from collections.abc import Iterator
 
 import torch
 
-from playground.algorithms.sampling.repetition import in_vocabulary, repeat_lengths
+from playground.algorithms.sampling.repetition import in_vocabulary, repeat_lengths, repeats
 from playground.contract import Sampler, knob
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, first_largest
 from playground.events import Event, Figure, Note
 
 
@@ -35,10 +35,11 @@ class NoRepeatNgram(Sampler):
 
     def banned(self, history: list[int]) -> dict[int, int]:
         """Tokens that would complete a repeated n-gram."""
-        return {token: length for token, length in repeat_lengths(history, self.n - 1).items() if length == self.n - 1}
+        lengths = repeats if self.n > 1 else repeat_lengths  # every token before repeats nothing
+        return {token: length for token, length in lengths(history, self.n - 1).items() if length == self.n - 1}
 
     def explain(self, scores, history, token) -> Iterator[Event]:
-        best = int(scores.argmax())
+        best = int(first_largest(scores))
         if not self.n or best == token or best not in self.banned(history):
             return
         repeat = "".join(map(self.piece, [*history[len(history) - self.n + 1:], best]))

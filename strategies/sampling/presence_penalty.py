@@ -1,7 +1,7 @@
 """Presence penalty."""
 import torch
 
-from playground.algorithms.sampling.repetition import last_tokens, occurrences
+from playground.algorithms.sampling.repetition import last_tokens, lowered
 from playground.contract import Sampler, knob
 
 
@@ -24,6 +24,6 @@ class PresencePenalty(Sampler):
     prompt: bool = knob(False, help="also consider the tokens of the prompt")
 
     def apply(self, scores, histories):
-        start, size = 0 if self.prompt else self.start, scores.shape[-1]
-        seen = [occurrences(last_tokens(history, start, self.window), size) > 0 for history in histories]
-        return scores - self.penalty * torch.stack(seen).to(scores)
+        start = 0 if self.prompt else self.start
+        seen = [dict.fromkeys(last_tokens(history, start, self.window), 1) for history in histories]
+        return torch.stack([lowered(row, once, self.penalty) for row, once in zip(scores, seen)])

@@ -3,7 +3,7 @@ import torch
 from torch.special import entr
 
 from playground.contract import Sampler, knob
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, largest
 
 MOST = 100  # tokens considered
 
@@ -25,9 +25,9 @@ class TopH(Sampler):
     )
 
     def apply(self, scores, histories):
-        best, order = scores.topk(min(MOST, scores.shape[-1]))
+        best, order = largest(scores, min(MOST, scores.shape[-1]))
         p = (best - best.logsumexp(-1, keepdim=True)).softmax(-1)
         kept = entr(p).cumsum(-1) <= self.h * entr(p).sum(-1, keepdim=True)
         kept[..., 0] = True
         kept |= self.h >= 1  # rounding may put the complete sum above the entropy
-        return scores.masked_fill(~torch.zeros_like(scores, dtype=torch.bool).scatter(-1, order, kept), REMOVED)
+        return torch.full_like(scores, REMOVED).scatter(-1, order, best.masked_fill(~kept, REMOVED))

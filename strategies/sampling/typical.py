@@ -1,7 +1,10 @@
 """Typical sampling."""
+import math
+
 import torch
 
 from playground.contract import Sampler, knob
+from playground.engine.sampling import entropy_of
 
 
 class Typical(Sampler):
@@ -20,9 +23,19 @@ class Typical(Sampler):
     def apply(self, scores, histories):
         if self.mass == 1:   # a rounded sum can reach 1 before the last token
             return scores
-        p, logp = scores.softmax(-1), scores.log_softmax(-1)
-        entropy = torch.special.entr(p).sum(-1, keepdim=True)   # a removed token, p = 0, adds 0
+        logp = scores.log_softmax(-1)
+        p = logp.exp()
+        entropy = entropy_of(p, scores)[..., None]
         gap = (-logp - entropy).abs()
-        nearest, order = gap.sort(-1)
+        nearest, order = gap.topk(self._most(gap, entropy), largest=False)
         last = (p.gather(-1, order).cumsum(-1)[:, :-1] < self.mass).sum(-1, keepdim=True)
         return scores.masked_fill(gap > nearest.gather(-1, last), -torch.inf)
+
+    def _most(self, gap: torch.Tensor, entropy: torch.Tensor) -> int:
+        """A number of nearest tokens that suffices for the mass in every row; the others need no order.
+
+        Tokens farther away than the entropy are improbable: with a gap above g each has less than exp(-entropy - g).
+        """
+        removed = (1 - self.mass) / 2
+        reach = torch.maximum(entropy, math.log(gap.shape[-1] / removed) - entropy)
+        return int((gap <= reach).sum(-1).max())

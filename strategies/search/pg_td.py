@@ -11,6 +11,7 @@ from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree, chain
+from playground.engine.sampling import ranked
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
@@ -103,8 +104,8 @@ class ReadPrefixes(Explored):
     def learn(self, rows) -> None:
         """Record the best tokens of all new rows; ties go to the lowest id."""
         for node in range(rows.first, rows.first + len(rows.raw)):
-            scores, tokens = rows.raw[rows.row(node)].sort(descending=True, stable=True)
-            self.next[node] = tokens[:self.width].tolist(), scores[:self.width].float().softmax(0).tolist()
+            scores, tokens = ranked(rows.raw[rows.row(node)], self.width)
+            self.next[node] = tokens.tolist(), scores.float().softmax(0).tolist()
 
     def unread(self, place: int) -> bool:
         return place not in self.next

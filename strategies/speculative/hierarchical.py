@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from playground.algorithms.speculative.drafting import draft_distribution, new_tree, purpose
 from playground.contract import Drafter, knob, make
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import first_largest
 from playground.events import Figure
 
 
@@ -65,7 +66,7 @@ class Hierarchical(Drafter):
         """
         while (q := draft_distribution(lm, inner, rows, leaf)) is not None:
             parent, draws = len(chain) - 1, lm.chain.draws
-            token = lm.draw(q, rows.position(leaf), purpose(parent, 0)) if draws else int(q.argmax())
+            token = lm.draw(q, rows.position(leaf), purpose(parent, 0)) if draws else int(first_largest(q))
             chain.add(token, parent, q if draws else None, float(q[token]))
             child = next((child for child in inner.children(leaf) if inner.tokens[child] == token), None)
             if child is None:

@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.speculative.drafting import new_tree, purpose
 from playground.contract import Drafter, knob
-from playground.engine.sampling import one_hot
+from playground.engine.sampling import first_largest, one_hot
 from playground.events import Figure
 
 
@@ -62,7 +62,7 @@ class Jacobi(Drafter):
         """A draft token from the row after a node of the last window, and the distribution [V] it was drawn from."""
         rows, row = self._rows, self._rows.row(node)
         if rows.masks is not None and not bool(rows.masks[row].any()):
-            token = int(rows.raw[row].argmax())
+            token = int(first_largest(rows.raw[row]))
         elif lm.chain.draws:
             q = rows.distribution(node)
             return lm.draw(q, len(lm.tokens) + place, purpose(place - 1, 0)), q

@@ -4,6 +4,7 @@ from random import Random
 
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import first_largest
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -113,7 +114,7 @@ class Lookahead(Drafter):
         if not self._columns:
             return
         ends = [rows.row(node) for node in (ROOT, *(column[-1] for column in self._columns))]
-        after_text, *predicted = rows.raw[ends].argmax(-1).tolist()
+        after_text, *predicted = first_largest(rows.raw[ends])[:, 0].tolist()
         if len(self._rows) < self.n - 1:
             self._rows = [row[1:] for row in [*self._rows, predicted]]
             return

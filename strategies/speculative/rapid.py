@@ -11,6 +11,7 @@ from playground.algorithms.speculative.drafting import draft_distribution, grow,
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.algorithms.speculative.verification import Ruling, match, walk
 from playground.contract import Decoder, knob
+from playground.engine.sampling import largest
 from playground.events import Figure, Note, Test
 
 SHOWN = 6  # tokens listed with their three probabilities
@@ -119,7 +120,7 @@ class RAPID(Decoder):
         """Record distances between the distributions, and the top tokens of the last tested position, for the page."""
         others = {"shifted p from p": shifted, "q from p": q}
         series = {name: float((other - p).abs().sum() / 2) for name, other in others.items()}
-        top = torch.stack([p, q, shifted]).amax(0).topk(min(SHOWN, len(p))).indices
+        top = largest(torch.stack([p, q, shifted]).amax(0), min(SHOWN, len(p))).indices
         table = torch.stack([p, q, shifted], 1)[top].tolist()
         self._pending = [event for event in self._pending if event.shape == "scalar"]
         self._pending.append(Figure("scalar", "total variation", {"x": position, "series": series}))

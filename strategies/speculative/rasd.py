@@ -7,6 +7,7 @@ from playground.algorithms.speculative.drafting import best, draft_distribution,
 from playground.algorithms.speculative.suffix_index import SuffixIndex, frequent_prefixes
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import largest
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -135,7 +136,7 @@ class RASD(Drafter):
     def pruned(self, texts, q) -> list[list[int]]:
         """The most frequent prefixes of the continuations that start with one of the top tokens of q [V]."""
         if self.prune and q is not None:
-            top = q.topk(min(self.prune, len(q)))
+            top = largest(q, min(self.prune, len(q)))
             plausible = {token for p, token in zip(top.values.tolist(), top.indices.tolist()) if p > 0}
             texts = [text for text in texts if text[0] in plausible]
         return sorted(map(list, frequent_prefixes(texts, self.retrieved)), key=len)

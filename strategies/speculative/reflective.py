@@ -7,6 +7,7 @@ import torch
 from playground.algorithms.speculative.drafting import check_chain
 from playground.contract import Drafter, Preset, Verifier, knob, slot
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import first_largest
 from playground.events import Event, Figure, Note
 
 
@@ -108,7 +109,7 @@ class Reflective(Preset):
     def _changed(self, lm, draft, rows, verdict) -> Iterator[Event]:
         """A note for each accepted token that is not the target's top token at the first reading."""
         for before, node in zip([ROOT, *verdict.kept], verdict.kept):
-            top = int(rows.raw[rows.row(before)].argmax())
+            top = int(first_largest(rows.raw[rows.row(before)]))
             if top != draft.tokens[node]:
                 yield Note(
                     f"{lm.piece(draft.tokens[node])!r} is accepted; the target's top token at the first reading was "

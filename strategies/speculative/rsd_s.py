@@ -8,6 +8,7 @@ from playground.algorithms.speculative.drafting import distinct, draft_distribut
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
+from playground.engine.sampling import largest
 
 
 @dataclass
@@ -76,10 +77,10 @@ class RSDS(Drafter):
 
     def _best(self, tree, branches) -> dict[int, float]:
         """The most probable continuations over all branches."""
-        tops = [branch.q.topk(min(self.width, len(branch.q))) for branch in branches]
+        tops = [largest(branch.q, min(self.width, len(branch.q))) for branch in branches]
         masses = torch.cat([branch.mass * top.values for branch, top in zip(branches, tops)])
         tokens, size = torch.cat([top.indices for top in tops]).tolist(), len(tops[0].values)
-        best, beam = masses.topk(min(self.width, len(masses))), {}
+        best, beam = largest(masses, min(self.width, len(masses))), {}
         for mass, index in zip(best.values.tolist(), best.indices.tolist()):
             branch, token = branches[index // size], tokens[index]
             if mass > 0:

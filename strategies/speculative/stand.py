@@ -9,6 +9,7 @@ from playground.algorithms.speculative.drafting import purpose
 from playground.algorithms.speculative.tree_template import template
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import largest
 from playground.events import Figure
 
 
@@ -25,7 +26,7 @@ class NGramDistributions:
 
     def learn(self, context, p, orders, most) -> None:
         """Add the model's distribution p [V] after a context to the means of its last 1, 2, ... `orders` tokens."""
-        top = p.topk(min(most, len(p)))
+        top = largest(p, min(most, len(p)))
         fresh = dict(zip(top.indices.tolist(), top.values.tolist()))
         for n in range(1, min(orders, len(context)) + 1):
             key = tuple(context[-n:])

@@ -5,6 +5,7 @@ from hashlib import blake2b
 from playground.algorithms.speculative.tree_template import template
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import largest
 from playground.events import Figure
 
 
@@ -21,7 +22,7 @@ class Successors:
 
     def learn(self, tokens, rows, k) -> None:
         """Store the top k of `rows`, logits [n, V] after n tokens. The last row of a repeated token counts."""
-        top = rows.topk(min(k, rows.shape[1])).indices.tolist()
+        top = largest(rows, min(k, rows.shape[1])).indices.tolist()
         self.known.update(zip(tokens, map(tuple, top)))
 
     def grow(self, tree, token, paths, ends) -> None:

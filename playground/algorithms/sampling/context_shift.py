@@ -4,18 +4,22 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from playground.engine.sampling import contrast, jensen_shannon
+from playground.engine.sampling import contrast, first_largest
 from playground.events import Event, Figure, Note
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def context_events(rows: dict[str, Tensor], alpha: float, token: int, position: int) -> Iterator[Event]:
-    """Events about the token committed at `position`; `rows` are logits [V] of "target" and "without_context"."""
+def context_events(
+    rows: dict[str, Tensor], alpha: float, divergence: float, token: int, position: int
+) -> Iterator[Event]:
+    """Events about the token committed at `position`; `rows` are logits [V] of "target" and "without_context".
+
+    `divergence` is the Jensen-Shannon divergence of the two, in nats.
+    """
     given, memory = rows["target"], rows["without_context"]
     adjusted = contrast(given, memory, alpha)
-    divergence = float(jensen_shannon(given, memory))
     probabilities = {
         name: float(row.softmax(-1)[token])
         for name, row in (("with context", given), ("without", memory), ("adjusted", adjusted))
@@ -23,9 +27,9 @@ def context_events(rows: dict[str, Tensor], alpha: float, token: int, position: 
     series = {"alpha": alpha, "divergence, nats": divergence}
     yield Figure("scalar", "context against memory", {"x": position, "series": series})
     yield Figure("scalar", "probability of the chosen token", {"x": position, "series": probabilities})
-    best = given.argmax()
-    if best != memory.argmax():
+    best = first_largest(given)
+    if best != first_largest(memory):
         spans = [[position, position + 1, "divergence, nats", divergence]]
         yield Figure("spans", "where context and memory disagree", {"spans": spans})
-    if best != adjusted.argmax():
+    if best != first_largest(adjusted):
         yield Note("The contrast changes the most probable token.")

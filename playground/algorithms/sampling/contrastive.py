@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from playground.engine.sampling import first_largest, largest
 from playground.events import Event, Figure, Note
 
 if TYPE_CHECKING:
@@ -45,11 +46,11 @@ def contrast_events(
     logp, loga = better.log_softmax(-1), weaker.log_softmax(-1)
     count = int(plausible(better, share).sum())
     yield Figure("scalar", "plausible tokens", {"x": position, "series": {"tokens": count}})
-    best = scores.topk(min(SHOWN, count)).indices
+    best = largest(scores, min(SHOWN, count)).indices
     values = torch.stack([logp[best], loga[best], scores[best]], 1).tolist()
     labels = {"rows": [piece(token) for token in best.tolist()], "columns": ["ln p", "ln weaker", "score"]}
     yield Figure("matrix", "candidates", {**labels, "values": values})
-    first, chosen = int(logp.argmax()), int(scores.argmax())
+    first, chosen = int(first_largest(logp)), int(first_largest(scores))
     if first != chosen:
         yield Note(
             f"The contrast ranks {piece(chosen)!r} above {piece(first)!r}: the weaker model gives them "

@@ -13,11 +13,16 @@ def repeat_lengths(history: list[int], longest: int = LONGEST) -> dict[int, int]
     repeat_lengths([1, 2, 3, 7, 1, 2, 3]) is {1: 0, 2: 0, 3: 0, 7: 3}: appending 7 would repeat the three tokens before
     it, any other token none.
     """
-    found = dict.fromkeys(history, 0)
+    return dict.fromkeys(history, 0) | repeats(history, longest)
+
+
+def repeats(history: list[int], longest: int = LONGEST) -> dict[int, int]:
+    """As `repeat_lengths`, for the tokens that preceded some repeat only: few of a long text."""
+    found: dict[int, int] = {}
     place = _next(history, 0) if longest > 0 else -1
     while place >= 0:
         follower = history[place + 1]
-        found[follower] = max(found[follower], _shared(history, place, longest))
+        found[follower] = max(found.get(follower, 0), _shared(history, place, longest))
         place = _next(history, place + 1)
     return found
 
@@ -43,9 +48,11 @@ def last_tokens(history: list[int], start: int, window: int) -> list[int]:
     return history[max(start, len(history) - window if window else 0):]
 
 
-def occurrences(tokens: list[int], size: int) -> Tensor:
-    """Count of each token of a vocabulary of `size`, [size]; ids beyond it are ignored."""
-    return torch.bincount(torch.tensor(tokens, dtype=torch.long), minlength=size)[:size]
+def lowered(scores: Tensor, counts: dict[int, int], penalty: float) -> Tensor:
+    """Scores [V], each lowered by the penalty times the count of its token; ids beyond them are ignored."""
+    tokens, numbers = in_vocabulary(counts, len(scores))
+    places = torch.tensor(tokens, dtype=torch.long, device=scores.device)
+    return scores.index_add(0, places, -penalty * scores.new_tensor(numbers))
 
 
 def in_vocabulary(ids: dict[int, float], size: int) -> tuple[list[int], list[float]]:

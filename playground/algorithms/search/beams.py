@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from playground.engine.sampling import REMOVED
+from playground.engine.sampling import REMOVED, largest
 from playground.events import Event, Figure, Note
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class Beams:
 def best(sums: Tensor, count: int) -> list[Offer]:
     """The largest unmasked sums of [beams, V], largest first; ties go to the earlier beam, then to the lower id."""
     flat = sums.flatten()
-    least = flat.topk(min(count, len(flat))).values[-1]
+    least = largest(flat, min(count, len(flat))).values[-1]
     places = ((flat >= least) & (flat > REMOVED)).nonzero()[:, 0]
     ordered = places[flat[places].argsort(descending=True, stable=True)][:count]
     return [

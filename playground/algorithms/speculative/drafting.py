@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import largest
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tens
 
 def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
     """Add the `width` most probable tokens as children of a leaf."""
-    top = q.topk(min(width, len(q)))
+    top = largest(q, min(width, len(q)))
     return [tree.add(token, leaf, confidence=p) for p, token in zip(top.values.tolist(), top.indices.tolist()) if p > 0]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.sampling import one_hot, residual_distribution
+from playground.engine.sampling import largest, one_hot, residual_distribution
 from playground.events import Candidate, Test, Verdict
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> 
 def _candidates(lm: Lane, distribution: Tensor | None) -> list[Candidate]:
     if distribution is None:
         return []
-    values, ids = distribution.topk(min(SHOWN, len(distribution)))
+    values, ids = largest(distribution, min(SHOWN, len(distribution)))
     return [
         Candidate(token, lm.piece(token), value, value)
         for token, value in zip(ids.tolist(), values.tolist())

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.decoding.rng import cumulate
+from playground.engine.sampling import largest
 
 SMALL = 1e-3  # share of the mass below which what remains is summed again, since a difference would be rounding
 
@@ -87,7 +88,7 @@ class Ranking:
     """The `most` most probable tokens of a distribution [V], at least one, taken in that order."""
 
     def __init__(self, q: Tensor, most: int):
-        top = q.topk(min(most, len(q)))
+        top = largest(q, min(most, len(q)))
         chances = top.values.tolist()[::-1]
         self._waiting = list(zip(top.indices.tolist()[::-1], chances))
         below = max(0.0, 1 - sum(chances)) if most < len(q) else 0.0

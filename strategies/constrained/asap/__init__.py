@@ -7,6 +7,7 @@ from math import exp
 import torch
 
 from playground.contract import Decoder, Strategy, knob, make
+from playground.engine.sampling import largest
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
 from strategies.constrained.asap.prefix_trie import NEVER, ROOT, PrefixTrie
@@ -121,7 +122,7 @@ class ASAp(Decoder):
         """The likeliest legal tokens: as the model has them, as a mask alone would, as they are drawn, and their chance
         to stay legal.
         """
-        top = legal.topk(min(SHOWN, int((legal > NEVER).sum()))).indices
+        top = largest(legal, min(SHOWN, int((legal > NEVER).sum()))).indices
         columns = torch.stack([legal.exp(), legal.softmax(0), weights.softmax(0), (weights - legal).exp()], 1)[top]
         return Figure(
             "matrix",

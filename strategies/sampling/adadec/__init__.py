@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.sampling import ranked
 from playground.events import Event, Figure, Note
 from strategies.sampling.adadec.entropy_threshold import learn
 
@@ -79,9 +80,8 @@ class AdaDec(Decoder):
     def _look_ahead(self, lm, rows) -> Iterator:
         """The rollouts of all candidates, the most probable candidate first."""
         tree, rollouts = TokenTree(source=self.name), []
-        # ties: the lowest id first
-        logp, tokens = rows.allowed_logp().sort(descending=True, stable=True)
-        for value, token in zip(logp[:self.width].tolist(), tokens[:self.width].tolist()):
+        logp, tokens = ranked(rows.allowed_logp(), self.width)
+        for value, token in zip(logp.tolist(), tokens.tolist()):
             if value > -math.inf:
                 rollouts.append(Rollout())
                 rollouts[-1].append(token, value, tree)

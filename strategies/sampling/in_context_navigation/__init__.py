@@ -11,6 +11,7 @@ from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree, chain
+from playground.engine.sampling import first_largest
 from playground.events import Event, Figure, Note
 from strategies.sampling.in_context_navigation.lm_head_geometry import Atlas
 
@@ -52,7 +53,7 @@ class ReadPrompts(Explored):
     queries: dict[tuple[int, ...], int] = field(default_factory=dict)
 
     def learn(self, rows) -> None:
-        self.best |= {rows.first + i: token for i, token in enumerate(rows.raw.argmax(-1).tolist())}
+        self.best |= {rows.first + i: token for i, token in enumerate(first_largest(rows.raw)[:, 0].tolist())}
 
     def query(self, lm, ids: list[int]) -> Iterator:
         """The node after these tokens; its logits are stored."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from playground.engine.sampling import ranked
+
 LEARNED = 4096  # maximum vectors used by k-means, evenly spaced over the vocabulary
 ROUNDS = 20
 Place = tuple[float, float]
@@ -82,7 +84,7 @@ class Atlas:
     @classmethod
     def of(cls, weights: Tensor, row: Tensor, most: int, count: int) -> Atlas:
         """For the `most` best tokens of logits [V], with `count` clusters of all weights."""
-        best, centres = row.sort(descending=True, stable=True).indices[:most], clusters(weights, count)
+        best, centres = ranked(row, most).indices, clusters(weights, count)
         cluster = cluster_of(weights[best], centres).tolist()
         return cls(weights, centres, Plane.through(weights[best]), best.tolist(), cluster)
 

@@ -7,6 +7,7 @@ from playground.algorithms.fairy_tales import tales
 from playground.algorithms.search.beams import Beam, Beams
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, TokenTree, merged
+from playground.engine.sampling import largest
 from playground.errors import Refusal
 from playground.events import Branches, Figure
 from strategies.search.superposed.ngram_counts import Corpus, frequencies
@@ -88,7 +89,7 @@ class Superposed(Decoder):
 
         `raw` are the model's logits [V], `followers` the tokens after each draft's suffixes in the corpus.
         """
-        best = (raw / self.temperature).topk(min(self.kept, len(raw)))
+        best = largest(raw / self.temperature, min(self.kept, len(raw)))
         logq = (1 - self.alpha) * best.values.log_softmax(-1)
         gains = raw.new_full((len(followers), len(raw)), float("-inf"))
         for row, found in zip(gains, followers):
