@@ -89,6 +89,26 @@
 
   window.settingsNow = () => chosen.settings;
 
+  // The place where a problem is mended: a field of the drawer, or a lane as "lane:index:knob".
+
+  const FIELDS = {
+    prompt: "#prompt textarea", context: "#context textarea", system: "#system textarea", before: "#before button", chat: "#mode input",
+    mode: "#mode input", seed: "#seed input", length: "#length input", stop: "#stop-strings textarea", model: "#model input",
+    draft: "#draft input", dtype: "#dtype input", quantization: "#quantization input",
+  };
+  const MENUS = ["model", "draft", "dtype", "quantization"]; // open when they are focused, over a message beside them
+
+  window.openPlace = (about, chooses = false) => {
+    const [place, lane, field] = about.split(":");
+    if (place === "lane") document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: Number(lane), about: field } }));
+    const name = field ?? place;
+    const node = document.querySelector(FIELDS[name]);
+    if (!node) return;
+    if (node.closest("#drawer")) window.showDrawer(true);
+    if (chooses || !MENUS.includes(name)) node.focus({ preventScroll: true });
+    if (chooses) node.scrollIntoView({ block: "nearest" });
+  };
+
   // A replaced figure still has a resize listener and would never be freed. Plotly's own `purge` would break one that is still
   // being drawn.
   const release = (node) => {

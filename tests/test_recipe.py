@@ -27,51 +27,51 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
         (("greedy", "tok_p"), "There is no strategy named 'tok_p'. Did you mean top_p", "tok_p"),
         (
             ("top_p",),
-            "top_p is a sampler, not a decoder: add it to one, for example greedy with top_p.",
+            "Top-p (nucleus) is a sampler, not a decoder: add it to one, such as Greedy.",
             "top_p",
         ),
-        (("sink_window",), "sink_window is a cache policy, not a decoder", "sink_window"),
+        (("sink_window",), "Attention sinks + window is a cache policy, not a decoder", "sink_window"),
         (
             ("greedy", "prompt_lookup"),
-            "greedy has no slot for a drafter: use prompt_lookup with a decoder that has one.",
+            "Greedy has no slot for a drafter: use Prompt lookup with a decoder that has one.",
             "prompt_lookup",
         ),
-        (("greedy", "rejection"), "greedy has no slot for a verifier", "rejection"),
-        (("greedy", "sample"), "greedy has no slot for a decoder", "sample"),
-        (("greedy", "top_k", "top_k"), "top_k is in this lane already", "top_k"),
+        (("greedy", "rejection"), "Greedy has no slot for a verifier", "rejection"),
+        (("greedy", "sample"), "Greedy has no slot for a decoder", "sample"),
+        (("greedy", "top_k", "top_k"), "Top-k is in this lane already", "top_k"),
         (
             ("sample", "top_k"),
-            "top_k is in this lane already, added or included by sample: remove one.",
+            "Top-k is in this lane already, added or included by Sampling: remove one.",
             "top_k",
         ),
-        (("greedy", "choice", "regex"), "A lane has one constraint: choose choice or regex.", "regex"),
+        (("greedy", "choice", "regex"), "A lane has one constraint: choose Choice list or Regular", "regex"),
         (("greedy", "sink_window", "sink_window"), "A lane has one cache policy", "sink_window"),
         (
             ("speculative", "prompt_lookup", "draft_model"),
-            "speculative takes one drafter; draft_model is one too many.",
+            "Speculative decoding takes one drafter; Draft model is one too many: remove one.",
             "draft_model",
         ),
         (
             ("speculative", "rejection", "greedy_match"),
-            "speculative takes one verifier; greedy_match is one too many.",
+            "Speculative decoding takes one verifier; Greedy match is one too many: remove one.",
             "greedy_match",
         ),
         (
             ("speculative", "greedy_match", "top_k"),
-            "greedy_match is exact only for greedy decoding",
+            "Greedy match is exact only for greedy decoding",
             "greedy_match",
         ),
         (("greedy", ("top_k", {"p": 1})), "top_k has no knob 'p'; its knobs are k.", "p"),
         (("greedy", ("top_k", {"kk": 1})), "top_k has no knob 'kk'; did you mean k?", "kk"),
         (("greedy", ("top_k", {"name": 1})), "top_k has no knob 'name'", "name"),
-        (("greedy", ("top_k", {"k": "many"})), "k must be a whole number, not 'many'.", "k"),
-        (("greedy", ("top_k", {"k": 2.5})), "k must be a whole number, not 2.5.", "k"),
-        (("greedy", ("top_k", {"k": -1})), "k must lie between 0 and 200, not -1.", "k"),
-        (("greedy", ("top_p", {"p": "nan"})), "p must lie between 0.0 and 1.0, not nan.", "p"),
-        (("greedy", ("top_p", {"p": float("inf")})), "p must lie between 0.0 and 1.0, not inf.", "p"),
+        (("greedy", ("top_k", {"k": "many"})), "K must be a whole number, not 'many'.", "k"),
+        (("greedy", ("top_k", {"k": 2.5})), "K must be a whole number, not 2.5.", "k"),
+        (("greedy", ("top_k", {"k": -1})), "K must lie between 0 and 200, not -1.", "k"),
+        (("greedy", ("top_p", {"p": "nan"})), "P must lie between 0.0 and 1.0, not nan.", "p"),
+        (("greedy", ("top_p", {"p": float("inf")})), "P must lie between 0.0 and 1.0, not inf.", "p"),
         (
             ("speculative", ("prompt_lookup", {"occurrence": "last"})),
-            "occurrence must be one of earliest, latest, not 'last'.",
+            "Occurrence must be one of earliest, latest, not 'last'.",
             "occurrence",
         ),
     ],
@@ -86,7 +86,7 @@ def test_invalid_recipes_are_refused_in_one_sentence(recipe, sentence, about):
 
 def test_a_decoders_own_knobs_are_validated_too():
     assert str(refused("greedy", speed=3)) == "greedy has no knob 'speed'; it has none."
-    assert str(refused("sample", temperature=9)) == "temperature must lie between 0.0 and 2.0, not 9."
+    assert str(refused("sample", temperature=9)) == "Temperature must lie between 0.0 and 2.0, not 9."
     assert str(refused("greedy", name="x")) == "greedy has no knob 'name'; it has none."
 
 
@@ -98,7 +98,7 @@ def test_a_slot_is_filled_by_name_as_well():
 def test_a_slot_is_filled_once_and_by_its_own_kind():
     assert (
         str(refused("speculative", "prompt_lookup", drafter="draft_model"))
-        == "speculative takes one drafter; prompt_lookup is one too many."
+        == "Speculative decoding takes one drafter; Prompt lookup is one too many: remove one."
     )
     assert str(refused("speculative", drafter="top_k")) == "drafter takes a drafter, and top_k is a sampler."
     assert str(refused("speculative", drafter="nobody")).startswith("There is no strategy named 'nobody'.")
@@ -222,7 +222,7 @@ def test_a_knob_refuses_invalid_text(kind, written):
 
 def test_a_knob_with_choices_takes_one_of_them():
     assert knob_of(str, "a", choices=("a", "b")).read("b") == "b"
-    with pytest.raises(Refusal, match="it must be one of a, b, not 'c'."):
+    with pytest.raises(Refusal, match="It must be one of a, b, not 'c'."):
         knob_of(str, "a", choices=("a", "b")).read("c")
 
 

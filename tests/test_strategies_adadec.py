@@ -219,7 +219,7 @@ def test_only_the_candidate_is_committed_and_a_higher_token_limit_changes_nothin
 
 
 def test_adadec_is_deterministic():
-    with pytest.raises(Refusal, match="adadec does not work with a sampler such as temperature"):
+    with pytest.raises(Refusal, match="AdaDec does not work with a sampler such as Temperature"):
         assemble(LaneConfig("adadec", {}, [("temperature", {})]))
     assert assemble(LaneConfig("adadec", {}, [("repetition_penalty", {})])).decoder.name == "adadec"
 

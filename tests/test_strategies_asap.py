@@ -597,7 +597,7 @@ def test_the_figures_show_what_the_samples_taught():
 
 def test_other_samplers_are_refused_since_they_would_change_the_distribution():
     for name in ("top_k", "temperature", "repetition_penalty"):
-        with pytest.raises(Refusal, match="asap does not work with a sampler"):
+        with pytest.raises(Refusal, match="ASAp: grammar-aligned sampling does not work with a sampler"):
             assemble(LaneConfig("asap", {}, [("choice", {}), (name, {})]))
     assert [sampler.name for sampler in assemble(choosing("a", "b")).samplers] == ["temperature"]
     with pytest.raises(Refusal, match="needs a constraint"):

@@ -309,7 +309,7 @@ def test_rho_is_well_defined_for_equal_and_disjoint_models(p, q, rho):
 
 def test_distinct_draft_tokens_are_refused_by_rules_for_independent_ones():
     for drafter in ("rsd_c", "rsd_s", "token_recycling"):
-        with pytest.raises(Refusal, match="k_seq is exact for draft tokens that are drawn independently"):
+        with pytest.raises(Refusal, match="k-SEQ is exact for draft tokens that are drawn independently"):
             assemble(speculative_lane(drafter, "k_seq", AT_ONE))
 
 

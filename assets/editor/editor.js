@@ -14,6 +14,7 @@ let lanes = [];
 let verdicts = [];
 let failed = {};
 let asked = 0;
+const EDITOR = Math.random().toString(36).slice(2); // tells the server which check a newer one replaces
 let timer = 0;
 
 const root = element.querySelector(".editor");
@@ -159,10 +160,16 @@ function announce() {
   window.settingsChosen?.({ lanes: JSON.parse(JSON.stringify(lanes)) });
 }
 
+/** What lanes need besides their own settings; null on a page that has no such settings. */
+function around() {
+  const { context } = window.settingsNow?.() || {};
+  return context === undefined ? null : { context: context.trim() && "given", drafted: props.drafted !== false };
+}
+
 async function ask() {
   const mine = ++asked;
-  const answer = await server.check(lanes);
-  if (mine !== asked) return;
+  const answer = await server.judged({ lanes, around: around(), editor: EDITOR });
+  if (mine !== asked || answer.length !== lanes.length) return;
   verdicts = answer;
   lanes.forEach((lane, i) => judge(i));
 }
@@ -193,8 +200,45 @@ function complain(card, text, about) {
   card.querySelectorAll(".wrong").forEach((node) => node.classList.remove("wrong"));
   if (!text) return;
   const place = [...card.querySelectorAll("[data-about]")].find((node) => node.dataset.about === about && node.offsetParent);
-  const note = h("p", { class: "complaint", role: "alert" }, text);
+  const note = h("p", { class: "complaint", role: "alert" }, text, ...(about ? remedies(Number(card.dataset.lane), about, place) : []));
   if (place) { place.classList.add("wrong"); place.append(note); } else card.append(note);
+}
+
+/** Buttons that mend a problem, or open the place where it is mended. */
+function remedies(i, about, place) {
+  const remedy = (label, act) => h("button", { type: "button", class: "remedy", onclick: act }, label);
+  if (about === "context") return [remedy("Add the example passage", () => trigger("mend", { what: about })), remedy("Write one…", () => window.openPlace(about))];
+  if (about === "draft") {
+    const own = window.settingsNow?.().draft === "none" ? [remedy("Use its own draft", () => trigger("mend", { what: about }))] : [];
+    return [...own, remedy("Choose a draft…", () => window.openPlace(about, true))];
+  }
+  if (about === "constraint") return [remedy("Add a constraint…", () => { openLane(i); root.querySelector(`.lane-card[data-lane="${i}"] .adder`)?.click(); })];
+  const found = knobOf(lanes[i], about);
+  if (!place && found) return [remedy("Show it", () => openLane(i, about))];
+  const restores = found && found.knob.type === "str" && !found.knob.choices.length && about in found.knobs;
+  return restores ? [remedy("Restore the example", () => { delete found.knobs[about]; redraw(i); commit(); openLane(i, about); })] : [];
+}
+
+/** The knob of a name in a lane, with the values it is set in. */
+function knobOf(lane, name) {
+  const parts = [[lane.strategy, lane.knobs], ...lane.extras];
+  const found = parts.map(([part, knobs]) => ({ knob: byName.get(part)?.knobs.find((one) => one.name === name), knobs }));
+  return found.findLast(({ knob, knobs }) => knob && name in knobs) || found.findLast(({ knob }) => knob);
+}
+
+/** Open the card of a lane, at a knob or part. */
+function openLane(i, about = "") {
+  if (!lanes[i]) return;
+  if (!open.has(i)) { open.add(i); redraw(i); judge(i); }
+  const place = [...root.querySelectorAll(`.lane-card[data-lane="${i}"] [data-about]`)].find((node) => node.dataset.about === about);
+  place?.querySelector("input, textarea, select, button")?.focus({ preventScroll: true });
+  place?.scrollIntoView({ block: "nearest" });
+}
+
+/** Listen to the page while the editor is part of it. */
+function listen(name, act) {
+  const listener = (event) => (root.isConnected ? act(event.detail) : document.removeEventListener(name, listener));
+  document.addEventListener(name, listener);
 }
 
 // ---- knobs
@@ -342,10 +386,15 @@ function option(part, { reason, barred }, take) {
   return node;
 }
 
-/** The option to activate: the current part while nothing is typed, otherwise the first one. */
+/** The option to activate: the current part while nothing is typed, otherwise the first one that can be chosen. */
 function bestOption(list, text, current) {
-  const options = [...list.querySelectorAll(".option")];
+  const options = choosable(list);
   return (!text.trim() && options.find((option) => option.dataset.name === current)) || options[0] || null;
+}
+
+/** The options that are not barred: only these are reached by key. */
+function choosable(list) {
+  return [...list.querySelectorAll(".option:not([aria-disabled=true])")];
 }
 
 function activate(list, search, option) {
@@ -356,7 +405,7 @@ function activate(list, search, option) {
 }
 
 function menuKey(event, list, search, leave) {
-  const options = [...list.querySelectorAll(".option")];
+  const options = choosable(list);
   const at = options.findIndex((option) => option.getAttribute("aria-selected") === "true");
   const next = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + 8, PageUp: at - 8 }[event.key];
   if (next !== undefined) activate(list, search, options[Math.max(0, Math.min(options.length - 1, next))] || null);
@@ -423,8 +472,9 @@ function adder(lane, i) {
 function forcedChip(lane, i) {
   // A fork begins with given tokens.
   if (!lane.forced.length) return null;
-  const free = () => { lane.forced = []; redraw(i); commit(); };
-  return h("span", { class: "forced" }, `begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`,
+  const free = () => { lane.forced = []; delete lane.forked_at; redraw(i); commit(); };
+  const forked = isCount(lane.forked_at) ? `forked at token ${lane.forked_at + 1}, ` : "";
+  return h("span", { class: "forced" }, `${forked}begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`,
     h("button", { type: "button", class: "icon", "aria-label": "Remove the given tokens", title: "Remove the given tokens", onclick: free }, icon("cross")));
 }
 
@@ -459,7 +509,7 @@ function picker(lane, i) {
   const main = byName.get(lane.strategy);
   const title = main ? main.title || words(main.name) : `${lane.strategy} (unknown)`;
   return menu({ face: "strategy", label: `Strategy of lane ${i + 1}: ${title}`, candidates: mains, group: (s) => capital(words(s.family)),
-    against: (s) => ({ reason: unfit(s), barred: false }), title, current: lane.strategy, choose });
+    against: (s) => ({ reason: unfit(s), barred: true }), title, current: lane.strategy, choose });
 }
 
 function focusOn(i, selector) {
@@ -505,8 +555,9 @@ function draw() {
   lanes.forEach((lane, i) => judge(i));
 }
 
+const isCount = (value) => Number.isInteger(value) && value >= 0;
 const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
-  ...(Number.isInteger(raw.seed) && raw.seed >= 0 ? { seed: raw.seed } : {}) });
+  ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
 
 function addLane() {
   const used = lanes.map((lane) => lane.strategy);
@@ -555,8 +606,21 @@ function take() {
   ask();
 }
 
+let surrounded = "";
+
+/** Ask again when a context or a draft was added or taken away. */
+function lookAround() {
+  const now = JSON.stringify(around());
+  if (now === surrounded) return;
+  surrounded = now;
+  ask();
+}
+
 watch("value", take);
 watch("fills", draw);
+watch("drafted", lookAround);
+listen("settings-chosen", lookAround);
+listen("open-lane", ({ lane, about }) => { if (!["context", "draft"].includes(about)) openLane(lane, about); });
 watch("problems", () => {
   const given = (props.value || []).map(fresh); // may not have been taken yet
   failed = Object.fromEntries(Object.entries(props.problems || {}).map(([i, text]) => [i, { text, lane: JSON.stringify(given[i]) }]));

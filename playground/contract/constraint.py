@@ -31,6 +31,9 @@ class Constraint(Strategy):
         """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
         raise NotImplementedError
 
+    def check_source(self) -> None:
+        """Raise Refusal for a grammar that only this strategy cannot use; called while the grammar is edited."""
+
     def checker(self) -> Checker | None:
         """A black-box checker in place of a grammar, or None. A mask takes a question for each token; `awrs` asks few.
         """

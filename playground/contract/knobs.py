@@ -60,14 +60,20 @@ class Knob:
         keys = ("low", "high", "step", "help", "choices", "multiline", "file", "json_text")
         return cls(declared.name, type, declared.default, *(declared.metadata[key] for key in keys))
 
+    @property
+    def label(self) -> str:
+        """The name as the page shows it."""
+        words = self.name.replace("_", " ")
+        return words[:1].upper() + words[1:]
+
     def read(self, value: Any) -> Any:
         """Convert `value`, possibly typed by a person, to this knob's type. Raises Refusal if it does not fit."""
         converted = self._convert(value)
         if self.choices and converted not in self.choices:
-            raise Refusal(f"{self.name} must be one of {', '.join(self.choices)}, not {quoted(value)}.", self.name)
+            raise Refusal(f"{self.label} must be one of {', '.join(self.choices)}, not {quoted(value)}.", self.name)
         if isinstance(converted, (int, float)) and not self._within(converted):
             shown = value[:QUOTED] if isinstance(value, str) else quoted(value)
-            raise Refusal(f"{self.name} must lie between {self.min} and {self.max}, not {shown}.", self.name)
+            raise Refusal(f"{self.label} must lie between {self.min} and {self.max}, not {shown}.", self.name)
         return converted
 
     def _convert(self, value: Any) -> Any:
@@ -79,7 +85,7 @@ class Knob:
             return self._text(value) if self.type is str else self.type(value)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             expected = "a JSON text or value" if self.json_text else TYPE_NAMES[self.type]
-            raise Refusal(f"{self.name} must be {expected}, not {quoted(value)}.", self.name) from None
+            raise Refusal(f"{self.label} must be {expected}, not {quoted(value)}.", self.name) from None
 
     def _text(self, value: Any) -> str:
         """A text as it is, a number as written, and another value as JSON if the knob takes JSON."""

@@ -173,6 +173,13 @@ def check_context(assembly: Assembly, context: str) -> None:
         raise Refusal(f"{needing} needs a context and there is none: enter a passage as context.", "context")
 
 
+def check_draft(assembly: Assembly, drafted: bool) -> None:
+    """Raise Refusal if a strategy needs a draft model and there is none."""
+    if "draft" in assembly.needs() and not drafted:
+        needing = find(assembly.needing("draft")).title
+        raise Refusal(f"{needing} needs a draft model and there is none: choose one for this target.", "draft")
+
+
 def translating() -> list[str]:
     """Names of the strategies that can use a draft model with a vocabulary of its own."""
     return [name for name, cls in discover().items() if cls.translates]
@@ -183,8 +190,7 @@ def assemble(config: LaneConfig) -> Assembly:
     main = find(config.strategy)
     if main.kind not in MAIN_KINDS:
         raise Refusal(
-            f"{config.strategy} is a {main.kind.replace('_', ' ')}, not a decoder: add it to one, "
-            f"for example greedy with {config.strategy}.",
+            f"{main.title} is a {main.kind.replace('_', ' ')}, not a decoder: add it to one, such as Greedy.",
             config.strategy,
         )
     extras = [(find(name), knobs) for name, knobs in config.extras]
@@ -199,7 +205,9 @@ def assemble(config: LaneConfig) -> Assembly:
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
     if "constraint" in decoder.needs and not assembly.constraint:
-        raise Refusal(f"{decoder.name} needs a constraint: add json_schema, regex, lark, gbnf or choice.", decoder.name)
+        raise Refusal(
+            f"{decoder.title} needs a constraint: add one, such as JSON Schema or Regular expression.", "constraint"
+        )
     return assembly
 
 
@@ -208,7 +216,8 @@ def _fill_slots(config: LaneConfig, extras: list, slots: dict[str, str]) -> dict
     filled = {slot: config.knobs[slot] for slot in slots.values() if slot in config.knobs}
     for cls, knobs in extras:
         if slots[cls.kind] in filled:
-            raise Refusal(f"{config.strategy} takes one {cls.kind}; {cls.name} is one too many.", cls.name)
+            taking = find(config.strategy).title
+            raise Refusal(f"{taking} takes one {cls.kind}; {cls.title} is one too many: remove one.", cls.name)
         filled[slots[cls.kind]] = make(cls.name, **knobs)
     return filled
 
@@ -219,8 +228,8 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
         drawing = "drawing" in decoder.refuses and getattr(toggle, "draws", False)
         if drawing or toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
             raise Refusal(
-                f"{decoder.name} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.name}: "
-                f"remove {toggle.name}.",
+                f"{decoder.title} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.title}: "
+                f"remove {toggle.title}.",
                 toggle.name,
             )
 
@@ -229,13 +238,14 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
     if toggle.kind == "cache_policy" and decoder.several and not toggle.row_wise:
         raise Refusal(
-            f"{toggle.name} depends on the path of one text, and {decoder.name} grows several: remove {toggle.name}.",
+            f"{toggle.title} depends on the path of one text, and {decoder.title} grows several: remove "
+            f"{toggle.title}.",
             toggle.name,
         )
     if toggle.kind == "sampler":
         if any(sampler.name == toggle.name for sampler in assembly.samplers):
             raise Refusal(
-                f"{toggle.name} is in this lane already, added or included by {decoder.name}: remove one.",
+                f"{toggle.title} is in this lane already, added or included by {decoder.title}: remove one.",
                 toggle.name,
             )
         assembly.samplers.append(toggle)
@@ -243,12 +253,13 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
         taken = getattr(assembly, toggle.kind)
         if taken:
             raise Refusal(
-                f"A lane has one {toggle.kind.replace('_', ' ')}: choose {taken.name} or {toggle.name}.", toggle.name
+                f"A lane has one {toggle.kind.replace('_', ' ')}: choose {taken.title} or {toggle.title}.", toggle.name
             )
         setattr(assembly, toggle.kind, toggle)
     else:
         raise Refusal(
-            f"{decoder.name} has no slot for a {toggle.kind}: use {toggle.name} with a decoder that has one.",
+            f"{decoder.title} has no slot for a {toggle.kind.replace('_', ' ')}: use {toggle.title} with a decoder that "
+            "has one.",
             toggle.name,
         )
 
@@ -261,13 +272,13 @@ def _check_exactness(assembly: Assembly) -> None:
     if drafter and drafter.drawn not in verifier.exact_for:
         exact = " or ".join(DRAWN[way] for way in verifier.exact_for)
         raise Refusal(
-            f"{verifier.name} is exact for draft tokens that are {exact}, and those of {drafter.name} are "
+            f"{verifier.title} is exact for draft tokens that are {exact}, and those of {drafter.title} are "
             f"{DRAWN[drafter.drawn]}: choose another verifier.",
             verifier.name,
         )
     if verifier.greedy_only and any(sampler.draws for sampler in assembly.samplers):
         raise Refusal(
-            f"{verifier.name} is exact only for greedy decoding: remove the samplers, or choose rejection or "
-            "sample_match.",
+            f"{verifier.title} is exact only for greedy decoding: remove the samplers, or choose "
+            f"{find('rejection').title} or {find('sample_match').title}.",
             verifier.name,
         )

@@ -43,6 +43,38 @@ class Vocabulary:
         ).hexdigest()
 
 
+BYTES = Vocabulary("byte", 262, ())  # llguidance's own: 256 bytes and its special tokens
+
+
+class Superseded(Exception):
+    """The check of a text was cancelled, since there is a newer one."""
+
+
+class Check:
+    """A check of a constraint that is under way; another thread may cancel it."""
+
+    def __init__(self) -> None:
+        self._lock, self._line, self.cancelled = Lock(), None, False
+
+    def follow(self, line: socket.socket) -> None:
+        """Take the line on which a fork compiles; raises Superseded if the check was cancelled before."""
+        with self._lock:
+            self._line = line
+        self.confirm()
+
+    def confirm(self) -> None:
+        """Raise Superseded if the check was cancelled."""
+        if self.cancelled:
+            raise Superseded
+
+    def cancel(self) -> None:
+        """Hang up, which ends the fork."""
+        with self._lock:
+            self.cancelled = True
+            if self._line and self._line.fileno() >= 0:
+                self._line.shutdown(socket.SHUT_RDWR)
+
+
 class Compiler:
     """One compiler process. Any number of threads may ask it; SLOTS constraints are compiled at a time, each in a fork
     of its own.
@@ -55,8 +87,17 @@ class Compiler:
         self._orders: socket.socket | None = None
         self._known: OrderedDict[str, None] = OrderedDict()  # tokenizers the process has, oldest first
 
-    def compile(self, kind: str, source: str, vocabulary: Vocabulary | None = None, digest: str = "") -> dict[str, Any]:
-        """The compiled constraint as plain data; raises Refusal where it breaks a limit or cannot be used."""
+    def compile(
+        self,
+        kind: str,
+        source: str,
+        vocabulary: Vocabulary | None = None,
+        digest: str = "",
+        check: Check | None = None,
+    ) -> dict[str, Any]:
+        """The compiled constraint as plain data; raises Refusal where it breaks a limit or cannot be used, and
+        Superseded where `check` was cancelled.
+        """
         if not hasattr(os, "fork"):
             raise Refusal(
                 "Grammars are compiled in a forked process, which this system does not have: use Linux or macOS, or"
@@ -65,7 +106,7 @@ class Compiler:
         if not self._slots.acquire(timeout=limits.SLOT_SECONDS):
             raise Refusal("Other grammars are being compiled and take long: try again in a few seconds.")
         try:
-            return _unpacked(kind, self._asked(kind, source, vocabulary, digest))
+            return _unpacked(kind, self._asked([digest, kind, source], vocabulary, check or Check()))
         finally:
             self._slots.release()
 
@@ -79,13 +120,16 @@ class Compiler:
         """Of the process; None while there is none."""
         return self._process.pid if self._process else None
 
-    def _asked(self, kind: str, source: str, vocabulary: Vocabulary | None, digest: str) -> dict[str, Any]:
+    def _asked(self, order: list[str], vocabulary: Vocabulary | None, check: Check) -> dict[str, Any]:
         """The answer; a fork that died without one leaves an error that says which limit it met."""
+        digest = order[0]
         for _ in range(TRIES):
             process, line = self._ordered(vocabulary, digest)
             with line:
-                begun, start = self._talk(line, [digest, kind, source]), monotonic()
+                check.follow(line)
+                begun, start = self._talk(line, order), monotonic()
                 answer = self._heard(line) if begun else None
+            check.confirm()
             if not begun:
                 self._forget(process)
             elif answer == {"error": UNKNOWN}:
@@ -224,6 +268,39 @@ def compiler() -> Compiler:
     made = Compiler()
     atexit.register(made.close)
     return made
+
+
+def check_source(kind: str, source: str) -> None:
+    """Raise Refusal for a constraint that is empty or too long, before it is compiled."""
+    if not source.strip():
+        raise Refusal(f"The {NAMES[kind]} is empty: write one, or switch the constraint off.")
+    limits.check_text(NAMES[kind], source)
+    if kind == "choice":
+        limits.check_options(source)
+
+
+def check_constraint(kind: str, source: str, check: Check) -> None:
+    """Raise Refusal for a constraint that cannot be used, without a model: its tokens are the bytes.
+
+    The same text is compiled once. Raises Superseded where `check` was cancelled.
+    """
+    check_source(kind, source)
+    while True:
+        try:
+            _checked().get(digest_of(kind, source), lambda: _compiled_for_bytes(kind, source, check))
+            return
+        except Superseded:
+            check.confirm()  # otherwise another check of the same text was cancelled, for which this one had waited
+
+
+def _compiled_for_bytes(kind: str, source: str, check: Check) -> int:
+    compiler().compile(kind, source, BYTES, BYTES.digest, check)
+    return 0
+
+
+@cache
+def _checked() -> ContentCache:
+    return ContentCache(limits.CHECKED, 1, lambda weightless: weightless)
 
 
 def compiled_tables(source: str) -> dict[str, Any]:

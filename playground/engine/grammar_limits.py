@@ -58,6 +58,7 @@ START_SECONDS = 30.0  # of the compiler process, tokenizer included, on a loaded
 GRAMMARS = 64  # compiled grammars of one model
 GRAMMARS_BYTES = 256 << 20
 TABLES = 16  # compiled grammars of SynCode
+CHECKED = 1024  # constraints known to compile, checked without a model
 TOKENIZERS = 4  # in the compiler process
 
 # Following a text

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from playground.engine import grammar_limits as limits
-from playground.engine.grammar_client import ContentCache, Vocabulary, compiler, digest_of
+from playground.engine.grammar_client import ContentCache, Vocabulary, check_source, compiler, digest_of
 from playground.engine.grammar_compiler import KINDS, parser_limits
 from playground.errors import Refusal
 
@@ -56,11 +56,7 @@ class GrammarEngine:
         """
         if kind not in KINDS:
             raise Refusal(f"There is no grammar kind {kind!r}; choose one of {', '.join(KINDS)}.")
-        if not source.strip():
-            raise Refusal(f"The {KINDS[kind]} is empty: write one, or switch the constraint off.")
-        limits.check_text(KINDS[kind], source)
-        if kind == "choice":
-            limits.check_options(source)
+        check_source(kind, source)
         return self._cache.get(digest_of(kind, source), lambda: self._compile(kind, source))
 
     def _compile(self, kind: str, source: str) -> Grammar:

@@ -10,6 +10,7 @@ It ends when FD is closed.
 """
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -63,12 +64,22 @@ def _serve(line: socket.socket, tokenizers: Tokenizers) -> None:
     try:
         line.settimeout(limits.WALL_SECONDS)
         digest, kind, source = receive(line, 1 << 24)
+        _end_with(line, True)
         send(line, BEGUN)
         _confine()
-        send(line, _answer(tokenizers, digest, kind, source))
+        answer = _answer(tokenizers, digest, kind, source)
+        _end_with(line, False)
+        send(line, answer)
     except BaseException:
         os._exit(1)
     os._exit(0)
+
+
+def _end_with(line: socket.socket, does: bool) -> None:
+    """Whether the process ends when the other side hangs up: Linux then sends it SIGIO, whose default action kills."""
+    fcntl.fcntl(line, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(line, fcntl.F_GETFL)
+    fcntl.fcntl(line, fcntl.F_SETFL, flags | os.O_ASYNC if does else flags & ~os.O_ASYNC)
 
 
 def _confine() -> None:

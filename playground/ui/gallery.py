@@ -54,6 +54,11 @@ def examples() -> list[dict[str, Any]]:
     return json.loads(PROMPTS.read_text(encoding="utf-8"))
 
 
+def example_passage() -> str:
+    """The context of the first example that has one."""
+    return next(example["context"] for example in examples() if example.get("context"))
+
+
 def models_from_examples(**chosen: str) -> set[str]:
     """The controls whose chosen model, such as model="oracle", is one that an example sets."""
     return {control for control, name in chosen.items() if any(example.get(control) == name for example in examples())}

@@ -23,11 +23,12 @@ from playground.ui import run_figures, study_figures
 from playground.ui.admission_queue import PAGE, Ticket
 from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
-from playground.ui.gallery import models_from_examples, picked
+from playground.ui.gallery import example_passage, models_from_examples, picked
+from playground.ui.lane_checks import Surroundings, check_ready
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
-from playground.ui.settings import Settings
+from playground.ui.settings import DEFAULT, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
@@ -246,9 +247,14 @@ class Handlers:
         """Show what to look at if the prompt is a question with a known answer."""
         return self.page.show_question_note(Settings(*values))
 
-    def offer(self, model: str) -> Changes:
-        """Update the model menus, and what depends on the chosen model."""
-        return self.page.offer(model)
+    def offer(self, model: str, draft: str) -> Changes:
+        """Update the model menus, and what depends on the chosen models."""
+        return self.page.offer(Settings(model=model, draft=draft))
+
+    def mend(self, event: gr.EventData) -> Changes:
+        """Add what a lane needs: the example's passage as context, or the target's own draft model."""
+        added = {"context": {self.page.context: example_passage()}, "draft": {self.page.draft: DEFAULT}}
+        return added.get(getattr(event, "what", None), gr.skip())
 
     def examine(self, visit: Visit | None) -> None:
         """Draw figures of the visitor's run so far."""
@@ -285,6 +291,9 @@ class Handlers:
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
+        if not visit.reads:
+            around = Surroundings(visit.settings.context, self.site.has_draft(visit.settings))
+            check_ready(visit.settings.recipes(), around)
         loading = self.site.model_load(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self._clear_notices(), self.page.status: status(loading)}
         for change in chain([] if loading.ended.is_set() else self._progress(loading), self._queue(visit)):
@@ -365,12 +374,19 @@ class Handlers:
         }
 
     def _show_refusal(self, refusal: Refusal) -> Changes:
-        """Show the message of a refusal next to the control it is about, and clear the other notices."""
+        """Show the message of a refusal next to the control it is about, which the page opens, and clear the others."""
+        place, *_, field = refusal.about.split(":")
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
-        return {**self._clear_notices(), near.get(refusal.about, self.page.prompt_notice): escape(str(refusal))}
+        in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
+        return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}
 
     def _clear_notices(self) -> Changes:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
+
+
+def _notice(refusal: Refusal) -> str:
+    """A message as HTML, with the place where it is mended."""
+    return f"<span data-about='{escape(refusal.about)}'>{escape(str(refusal))}</span>"
 
 
 def _past(run: Run | RemoteRun, event: gr.EventData) -> list[int]:

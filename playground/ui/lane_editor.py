@@ -1,8 +1,8 @@
 """The lane editor: a card for each lane, built in the browser from the declarations of the strategies.
 
 Its value is a list of {"strategy", "knobs", "extras", "forced"} with an optional "seed". The catalogue of declarations
-is sent once, with the page. After every change the browser calls `check`, so that an invalid combination is explained
-before it is run.
+is sent once, with the page. After every change the browser calls `judged`, so that what cannot be started is explained
+before it is run. Its event is 'mend', with `what` to add: "context" or "draft".
 """
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from playground.errors import Refusal
 from playground.request_limits import LOCAL, check_lanes
 from playground.ui.event_fields import MAX_INDEX
 from playground.ui.guarantee_labels import PROMISES
+from playground.ui.lane_checks import Surroundings, judge
 from playground.ui.scripted_component import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
 
 SOURCES = ASSETS / "editor"
 SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
 TOGGLES = ("sampler", *SINGLE_KINDS)
+LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 
 
@@ -32,7 +34,7 @@ class LaneEditor(Fetched):
     """The component of the editor.
 
     problems: messages from the server, {lane: text}. fills: the chosen model fills a canvas and cannot continue text.
-    most: maximum number of lanes.
+    drafted: the chosen model has a draft model. most: maximum number of lanes.
     """
 
     def __init__(
@@ -40,16 +42,18 @@ class LaneEditor(Fetched):
         value: list[dict[str, Any]] | None = None,
         problems: dict[str, str] | None = None,
         fills: bool = False,
+        drafted: bool = True,
         most: int = LANES,
         **kwargs: Any,
     ):
-        self.problems, self.fills, self.most = problems or {}, fills, most  # Gradio reads constructor arguments back
+        self.problems, self.fills, self.drafted, self.most = problems or {}, fills, drafted, most  # Gradio reads these
         super().__init__(
             value,
             _script(most),
-            [check],
+            [judged],
             problems=self.problems,
             fills=fills,
+            drafted=drafted,
             html_template="<div class='editor'></div>",
             apply_default_css=False,
             **kwargs,
@@ -73,26 +77,33 @@ def context_strategies() -> list[str]:
     return [cls.name for cls in discover().values() if "context" in cls.needs]
 
 
-def check(lanes: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each lane its guarantees, or why it cannot run and which knob or part the problem is about."""
+def judged(asked: Any) -> list[dict[str, Any]]:
+    """The verdicts on what a browser has in its editor: {"lanes", "around", "editor"}.
+
+    `around` is {"context", "drafted"}, or null where lanes are not run on the same page; `editor` is a name that the
+    browser chose. Empty if the browser has sent something newer meanwhile.
+    """
+    asked = asked if isinstance(asked, dict) else {}
+    around, editor = asked.get("around"), asked.get("editor")
+    known = None
+    if isinstance(around, dict):
+        known = Surroundings(str(around.get("context") or ""), around.get("drafted") is not False)
+    return check(asked.get("lanes"), known, editor[:LONGEST_EDITOR] if isinstance(editor, str) else "")
+
+
+def check(lanes: Any, around: Surroundings | None = None, editor: str = "") -> list[dict[str, Any]]:
+    """For each lane its guarantees, or why it cannot start and which knob, part or control the problem is about."""
     given = lanes[:WIDEST] if isinstance(lanes, list) else []
     try:
         check_lanes(given, MAX_INDEX, LOCAL)
     except Refusal as refusal:
         return [{"guarantee": [], "problem": str(refusal), "about": ""} for _ in given]
-    return [_checked(recipe) for recipe in Settings(lanes=given).recipes()]
+    return judge(Settings(lanes=given).recipes(), around, editor)
 
 
 def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:
     """The declarations of all strategies that a lane can hold, for the browser."""
     return [_declaration(cls) for cls in strategies.values() if cls.kind in OFFERED]
-
-
-def _checked(recipe) -> dict[str, Any]:
-    try:
-        return {"guarantee": assemble(recipe).claims(), "problem": "", "about": ""}
-    except Refusal as refusal:
-        return {"guarantee": [], "problem": str(refusal), "about": refusal.about}
 
 
 def _declaration(cls: type[Strategy]) -> dict[str, Any]:

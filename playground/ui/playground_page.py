@@ -91,12 +91,12 @@ class Page:
         """Close the figures of the previous run."""
         return {fold: gr.update(open=False) for fold in (self.examined, *self.studies.values())}
 
-    def offer(self, chosen: str) -> Changes:
-        """Update the model menus, the note on the chosen model, and which lanes it can run."""
-        model = self.site.named(chosen)
+    def offer(self, chosen: Settings) -> Changes:
+        """Update the model menus, the note on the chosen model, and which lanes the chosen models can run."""
+        model = self.site.named(chosen.model)
         return {self.model: gr.update(choices=model_menu.targets(self.site.default_name()), info=self._note(model)),
                 self.draft: gr.update(choices=model_menu.drafts()),
-                self.lanes: gr.update(fills=model_menu.fills(model))}
+                self.lanes: gr.update(fills=model_menu.fills(model), drafted=self.site.has_draft(chosen))}
 
     def _note(self, model: str) -> str | None:
         return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
@@ -120,8 +120,10 @@ class Page:
             **PRIVATE,
         }
         opened = blocks.load(handlers.open, self.stored, [*controls, self.known], **PRIVATE)
-        for event in (opened.then, self.model.change):
-            event(handlers.offer, self.model, [self.model, self.draft, self.lanes], queue=False, **PRIVATE)
+        for event in (opened.then, self.model.change, self.draft.change):
+            models = [self.model, self.draft]
+            event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
+        self.lanes.mend(handlers.mend, None, [self.context, self.draft], queue=False, **PRIVATE)
         blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
         self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
@@ -266,7 +268,10 @@ class Page:
 
     def _lanes(self) -> None:
         self.lanes = LaneEditor(
-            self.start.lanes, fills=model_menu.fills(self.site.named(self.start.model)), elem_id="editor"
+            self.start.lanes,
+            fills=model_menu.fills(self.site.named(self.start.model)),
+            drafted=self.site.has_draft(self.start),
+            elem_id="editor",
         )
         self.lanes_notice = notice("lanes-notice")
 

@@ -27,6 +27,7 @@ from playground.request_limits import (
 LANES = 4
 WIDEST = 8  # maximum number of lanes on any page
 DEFAULT = "default"  # the model or draft the page was started with
+NO_DRAFT = "none"
 CHOICES = {
     "mode": ("raw", "chat"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),

@@ -11,7 +11,7 @@ import playground
 from playground.asset_files import ASSETS
 from playground.bench.questions import judging
 from playground.decoding.visitor_memory import Memory
-from playground.engine.catalogue import BUNDLED, PACKED, entries
+from playground.engine.catalogue import BUNDLED, PACKED, entries, partner
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.trace import Trace
@@ -20,7 +20,7 @@ from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.readers import current_request
-from playground.ui.settings import DEFAULT, Rules, Settings
+from playground.ui.settings import DEFAULT, NO_DRAFT, Rules, Settings
 from playground.ui.survey_run import SurveySettings, survey_session
 from playground.ui.worker import Health, Run, Worker
 from playground.ui.zero_gpu import Batch, RemoteRun, batches, on_gpu, on_zero
@@ -102,10 +102,18 @@ class Site:
         """The models a visitor asked for, loaded or being loaded; raises Refusal if they are not allowed."""
         return self.model_loader.request(self.model_request_for(settings))
 
+    def has_draft(self, settings: Settings) -> bool:
+        """Whether a draft model belongs to the chosen models, as far as is known before they are loaded."""
+        try:
+            chosen = self.model_request_for(settings)
+        except Refusal:  # about the models, which is shown when they are loaded
+            return True
+        return (chosen.draft or partner(chosen.model or BUNDLED[0].name)) not in ("", NO_DRAFT)
+
     def model_request_for(self, settings: Settings) -> ModelRequest:
         names = {"model": settings.model, "draft": settings.draft}
         for about, name in names.items():
-            offered = (DEFAULT, "none", *(entry.name for entry in entries()), *(PACKED if about == "draft" else ()))
+            offered = (DEFAULT, NO_DRAFT, *(entry.name for entry in entries()), *(PACKED if about == "draft" else ()))
             if self.rules.public and name not in offered:
                 raise Refusal(f"This public page offers only the models in its list, not {quoted(name)}.", about)
         chosen = self._named(settings.model.strip(), settings.draft.strip())

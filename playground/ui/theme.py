@@ -46,10 +46,11 @@ def read(name: str) -> str:
 
 
 def notice(name: str) -> gr.HTML:
-    """A notice next to a control. It scrolls into view, since on a phone the pressed button is a screen away."""
+    """A notice next to a control, which it opens. It scrolls into view: on a phone the pressed button is far away."""
     seen = """watch('value', () => {
         if (!props.value) return;
         if (element.closest('#drawer')) window.showDrawer(true);
+        window.openPlace?.(element.querySelector('[data-about]')?.dataset.about || '');
         element.scrollIntoView({ block: 'nearest' });
     });"""
     return gr.HTML(

@@ -173,6 +173,9 @@ class SynCode(Constraint):
     def grammar(self):
         return "lark", self.source if self.ready == OWN else ready_grammar(self.ready)
 
+    def check_source(self):
+        Terminals(self.grammar()[1])
+
     def begin(self, start, spelling):
         self.begins, self.spelling, self.store = start, spelling, None
         self.terminals = Terminals(self.grammar()[1])

@@ -1,0 +1,112 @@
+"""Whether lanes can be started: checked while they are edited, and again before a run.
+
+What is known without loading a model is checked here: knobs and combinations, constraints, and what a strategy needs
+besides, a context or a draft model. A check is cancelled by a newer one of the same editor.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from functools import cache
+from threading import Lock
+from typing import Any
+
+from playground.contract import Constraint
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft
+from playground.engine.grammar_client import Check, Superseded, check_constraint
+from playground.errors import Refusal
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What lanes need besides their own settings: a passage, and whether there is a draft model."""
+
+    context: str = ""
+    drafted: bool = True
+
+
+@dataclass
+class Verdict:
+    """What a lane guarantees, or why it cannot be started and which knob, part or control the problem is about."""
+
+    guarantee: list[str]
+    problem: str = ""
+    about: str = ""
+
+
+class NewestChecks:
+    """The checks under way, one for each editor: a newer one cancels the one before."""
+
+    def __init__(self) -> None:
+        self._lock, self._checks = Lock(), {}
+
+    @contextmanager
+    def of(self, editor: str) -> Iterator[Check]:
+        check = Check()
+        with self._lock:
+            older, self._checks[editor] = self._checks.get(editor), check
+        if older:
+            older.cancel()
+        try:
+            yield check
+        finally:
+            with self._lock:
+                if self._checks.get(editor) is check:
+                    del self._checks[editor]
+
+
+@cache
+def newest_checks() -> NewestChecks:
+    """The checks of this process."""
+    return NewestChecks()
+
+
+def judge(lanes: list[LaneConfig], around: Surroundings | None = None, editor: str = "") -> list[dict[str, Any]]:
+    """The verdict on each lane, as plain data; none if a newer check of the same editor has replaced this one.
+
+    Without `around`, what lanes need besides their own settings is not checked.
+    """
+    with newest_checks().of(editor) if editor else nullcontext(Check()) as check:
+        try:
+            return [asdict(_verdict(lane, around, check)) for lane in lanes]
+        except Superseded:
+            return []
+
+
+def check_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
+    """Raise Refusal for the first lane that cannot be started; `about` is "lane", its index, and the field, with colons
+    between.
+    """
+    for index, verdict in enumerate(_verdict(lane, around, Check()) for lane in lanes):
+        if verdict.problem:
+            raise Refusal(f"Lane {index + 1} cannot start. {verdict.problem}", f"lane:{index}:{verdict.about}")
+
+
+def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> Verdict:
+    try:
+        assembly = assemble(lane)
+        if around:
+            check_context(assembly, around.context)
+            check_draft(assembly, around.drafted)
+        _check_constraint(assembly, check)
+    except Refusal as refusal:
+        return Verdict([], str(refusal), refusal.about)
+    return Verdict(assembly.claims())
+
+
+def _check_constraint(assembly: Assembly, check: Check) -> None:
+    """Raise Refusal, about the knob that holds its text, for a constraint that cannot be used."""
+    constraint = assembly.constraint
+    if constraint is None or type(constraint).grammar is Constraint.grammar:
+        return
+    try:
+        check_constraint(*constraint.grammar(), check)
+        constraint.check_source()
+    except Refusal as refusal:
+        raise Refusal(str(refusal), refusal.about or _text_knob(constraint)) from None
+
+
+def _text_knob(constraint: Constraint) -> str:
+    """The knob with the text of a grammar; the name of the constraint if it has none."""
+    return next((knob.name for knob in constraint.knobs() if knob.type is str and not knob.choices), constraint.name)

@@ -1,0 +1,177 @@
+"""What cannot be started is refused while it is edited, says what to add, and opens the place where it is mended."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+from app_page import address, browser, expect, open_settings, page, tokens, visit  # noqa: F401
+
+from playground.contract import discover
+from playground.contract.lane_config import LaneConfig
+from playground.engine.grammar_client import Check, Superseded, check_constraint
+from playground.errors import Refusal
+from playground.ui.gallery import example_passage
+from playground.ui.lane_checks import NewestChecks, Surroundings, check_ready
+from playground.ui.lane_editor import check, judged
+from playground.ui.model_loader import ModelRequest
+from playground.ui.settings import Settings
+from playground.ui.site import Site
+
+
+def greedy_with(name: str, **knobs) -> dict:
+    return {"strategy": "greedy", "extras": [[name, knobs]]}
+
+
+def verdict(lane: dict, **around) -> tuple[str, str]:
+    found, = check([lane], Surroundings(**around))
+    return found["problem"], found["about"]
+
+
+# --- what is missing ---
+
+@pytest.mark.parametrize("lane, around, says, about", [
+    ({"strategy": "greedy", "extras": [["cad", {}]]}, {}, "Context-aware decoding needs a context", "context"),
+    ({"strategy": "speculative"}, {"drafted": False}, "needs a draft model", "draft"),
+    ({"strategy": "pg_td", "knobs": {"tests": ""}}, {}, "The tests have to call one function", "tests"),
+    ({"strategy": "asap"}, {}, "ASAp: grammar-aligned sampling needs a constraint", "constraint"),
+])
+def test_a_lane_without_what_it_needs_says_what_to_add(lane, around, says, about):
+    problem, place = verdict(lane, **around)
+    assert says in problem and place == about
+    with pytest.raises(Refusal) as refused:
+        check_ready(Settings(lanes=[{"strategy": "greedy"}, lane]).recipes(), Surroundings(**around))
+    assert refused.value.about == f"lane:1:{about}" and str(refused.value).startswith("Lane 2 cannot start.")
+
+
+def test_a_lane_with_what_it_needs_can_start():
+    assert verdict(greedy_with("cad"), context="A passage.") == ("", "")
+    assert verdict({"strategy": "speculative"}) == ("", "")
+    assert check([greedy_with("cad")])[0]["problem"] == "", "where there is no context to be had, none is asked for"
+
+
+@pytest.mark.parametrize("chosen, drafted", [
+    ({}, True), ({"draft": "none"}, False), ({"model": "pocket-draft"}, False), ({"model": "pocket-draft", "draft": "nf4"}, True),
+    ({"model": "somebody/unknown"}, False), ({"model": "Qwen/Qwen3-1.7B"}, True)])
+def test_it_is_known_before_loading_whether_there_is_a_draft_model(chosen, drafted):
+    assert Site(ModelRequest()).has_draft(Settings(**chosen)) == drafted
+
+
+def test_refusals_name_strategies_and_knobs_as_the_page_does():
+    """A name with an underscore is the registry's; the page shows titles and labels."""
+    lanes = [LaneConfig(main, extras=[(extra, {})]) for main in ("greedy", "speculative", "beam", "sample", "asap")
+             for extra in discover()]
+    problems = [found["problem"] for found in check([vars(lane) for lane in lanes][:8])]
+    for lane in lanes:
+        problems += [found["problem"] for found in check([{"strategy": lane.strategy, "extras": lane.extras}])]
+    assert len(set(problems)) > 100
+    assert [problem for problem in problems if re.search(r"[a-z]_[a-z]", problem)] == []
+
+
+# --- constraints ---
+
+@pytest.mark.parametrize("name, knobs, about", [
+    ("regex", {"pattern": "(["}, "pattern"), ("json_schema", {"source": "{"}, "source"),
+    ("json_schema", {"source": '{"type": "nothing"}'}, "source"), ("lark", {"source": "start: nowhere"}, "source"),
+    ("gbnf", {"source": "root ="}, "source"), ("choice", {"options": "a||b"}, "options"),
+    ("regex", {"pattern": ""}, "pattern"), ("syncode", {"source": "start: A\nA: /a*/"}, "source")])
+def test_a_constraint_that_cannot_be_used_is_refused_without_a_model(name, knobs, about):
+    problem, place = verdict(greedy_with(name, **knobs))
+    assert problem and place == about
+
+
+def test_every_constraint_can_be_used_as_it_comes():
+    names = [cls.name for cls in discover().values() if cls.kind == "constraint"]
+    assert len(names) > 5
+    assert [verdict(greedy_with(name)) for name in names] == [("", "")] * len(names)
+
+
+def test_a_newer_check_of_the_same_editor_cancels_the_older_one():
+    checks = NewestChecks()
+    with checks.of("mine") as first, checks.of("another's") as other:
+        with checks.of("mine") as second:
+            assert (first.cancelled, other.cancelled, second.cancelled) == (True, False, False)
+    assert judged({"lanes": [greedy_with("regex")], "editor": "mine"})[0]["problem"] == ""
+
+
+def test_a_cancelled_check_is_not_asked_of_the_compiler():
+    check = Check()
+    check.cancel()
+    with pytest.raises(Superseded):
+        check_constraint("regex", "never compiled[0-9]", check)
+    check_constraint("regex", "never compiled[0-9]", Check())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a fork ends at its limit of time")
+def test_a_fork_ends_when_the_one_who_asked_hangs_up():
+    ours, theirs = socket.socketpair()
+    waits = "import signal, socket; from playground.engine.grammar_server import _end_with as end; "
+    waits += f"line = socket.socket(fileno={theirs.fileno()}); end(line, True); line.send(b'x'); signal.pause()"
+    with theirs:
+        fork = subprocess.Popen([sys.executable, "-c", waits], pass_fds=[theirs.fileno()])
+    assert ours.recv(1) == b"x"
+    ours.close()
+    assert fork.wait(60) == -signal.SIGIO
+
+
+# --- on the page ---
+
+def complaint(page, lane: int = 0):
+    return page.locator(f".lane-card[data-lane='{lane}'] .complaint")
+
+
+def test_a_bad_pattern_says_so_while_it_is_typed_and_run_opens_it(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=8, lanes=[{"strategy": "greedy"}, greedy_with("regex")]))
+    page.get_by_label("Edit lane 2").click()
+    pattern = page.locator("[data-about='pattern'] input")
+    pattern.fill("([")
+    expect(complaint(page, 1)).to_contain_text("The regex cannot be used")
+    expect(page.locator("[data-about='pattern'] .complaint")).to_be_visible()
+    page.get_by_label("Edit lane 2").click()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#lanes-notice")).to_contain_text("Lane 2 cannot start. The regex cannot be used")
+    expect(pattern).to_be_focused()
+    assert tokens(page, 0).count() == 0
+    complaint(page, 1).get_by_text("Restore the example").click()
+    expect(pattern).to_have_value("[0-9]{1,3}")
+    expect(complaint(page, 1)).to_have_count(0)
+
+
+def test_a_missing_context_is_added_by_a_button_and_run_opens_its_field(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=[greedy_with("cad")]))
+    expect(complaint(page)).to_contain_text("Context-aware decoding needs a context")
+    page.click("#run")
+    expect(page.locator("#prompt-notice")).to_contain_text("Lane 1 cannot start.")
+    expect(page.locator("#context textarea")).to_be_focused()
+    complaint(page).get_by_text("Add the example passage").click()
+    expect(page.locator("#context textarea")).to_have_value(example_passage())
+    expect(complaint(page)).to_have_count(0)
+    page.click("#run")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+
+
+def test_a_missing_draft_is_added_by_a_button_and_too_many_stop_strings_open_the_drawer(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=4, draft="none", lanes=[{"strategy": "speculative"}]))
+    expect(complaint(page)).to_contain_text("needs a draft model and there is none")
+    complaint(page).get_by_text("Use its own draft").click()
+    expect(page.locator("#settings .summary")).not_to_contain_text("draft none")
+    open_settings(page)
+    page.fill("#stop-strings textarea", "\n".join("abcdefghijklmnopq"))
+    page.locator("#settings .settings-open").click()
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#prompt-notice")).to_contain_text("There are 17 stop strings")
+    expect(page.locator("#stop-strings textarea")).to_be_focused()
+
+
+def test_what_cannot_be_chosen_is_not_reached_by_key(page, address):
+    visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": "greedy"}]))
+    opener = page.get_by_label("Strategy of lane 1")
+    opener.click()
+    page.keyboard.type("masked_diffusion")
+    expect(page.locator(".option[data-name='masked_diffusion']")).to_have_attribute("aria-disabled", "true")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Escape")
+    expect(opener).to_have_text("Greedy")
