@@ -53,6 +53,62 @@
 
   const chosen = { settings: {}, readers: [], lacking: false };
 
+  // Undo: the settings before each change, with the run that was shown beside them. What is typed in one go is one change.
+
+  const MOST_UNDONE = 50;
+  const TYPING = 700; // ms without a change after which the next one can be undone by itself
+  const history = { past: [], now: null, timer: 0 };
+
+  const laneKey = ({ strategy, knobs = {}, extras = [], forced = [], seed, forked_at: at }) => [strategy, knobs, extras, forced, seed ?? null, at ?? null];
+  const keyOf = (settings) => JSON.stringify({ ...settings, lanes: (settings.lanes || []).map(laneKey) });
+
+  const showUndo = () => {
+    const button = document.querySelector(".undo");
+    if (button) button.disabled = !history.past.length && !isChanged();
+  };
+
+  const isChanged = () => history.now !== null && history.now.key !== keyOf(chosen.settings);
+
+  /** Take down the settings as they are now, once all of them are known. */
+  const record = () => {
+    clearTimeout(history.timer);
+    if (!("prompt" in chosen.settings) || !chosen.settings.lanes) return;
+    if (history.now && !isChanged()) return;
+    if (history.now) history.past = [...history.past, history.now].slice(-MOST_UNDONE);
+    history.now = { settings: JSON.parse(JSON.stringify(chosen.settings)), key: keyOf(chosen.settings), run: history.now?.run ?? null };
+    showUndo();
+  };
+
+  const remember = () => {
+    clearTimeout(history.timer);
+    history.timer = setTimeout(record, TYPING);
+    showUndo();
+  };
+
+  window.undo = () => {
+    record();
+    const before = history.past.pop();
+    if (!before) return;
+    history.now = before;
+    chosen.settings = { ...chosen.settings, ...before.settings };
+    window.restoreSettings?.(before.settings);
+    if (before.run) document.dispatchEvent(new CustomEvent("show-run", { detail: before.run }));
+    showUndo();
+  };
+
+  // A fork shows its run after its lanes were set: the run belongs to these.
+  document.addEventListener("run-begun", ({ detail }) => {
+    record();
+    if (history.now) history.now.run = detail;
+  });
+
+  document.addEventListener("keydown", (event) => {
+    if (event.key.toLowerCase() !== "z" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.altKey) return;
+    if (event.target.closest?.(TYPED) && !event.target.closest("[type=range], [type=checkbox], [type=radio]")) return;
+    event.preventDefault();
+    window.undo();
+  });
+
   const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
   const summary = ({ mode, length, seed, model, draft, stop, system, context, before, dtype, quantization }) => [
@@ -84,6 +140,7 @@
     if (lacking && !chosen.lacking) window.showDrawer(true);
     chosen.lacking = lacking;
     document.dispatchEvent(new CustomEvent("settings-chosen", { detail: chosen.settings }));
+    remember();
     return some;
   };
 

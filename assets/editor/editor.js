@@ -473,8 +473,9 @@ function forcedChip(lane, i) {
   // A fork begins with given tokens.
   if (!lane.forced.length) return null;
   const free = () => { lane.forced = []; delete lane.forked_at; redraw(i); commit(); };
-  const forked = isCount(lane.forked_at) ? `forked at token ${lane.forked_at + 1}, ` : "";
-  return h("span", { class: "forced" }, `${forked}begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`,
+  const given = `begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`;
+  const forked = isCount(lane.forked_at);
+  return h("span", { class: "forced", title: forked ? capital(given) : null }, forked ? `forked at token ${lane.forked_at + 1}` : given,
     h("button", { type: "button", class: "icon", "aria-label": "Remove the given tokens", title: "Remove the given tokens", onclick: free }, icon("cross")));
 }
 

@@ -11,6 +11,7 @@ const KEYS = [
   { keys: ["Esc"], does: "close what is open" },
   { keys: ["Esc"], does: "with nothing open: stop the run", needs: "#stop" },
   { keys: ["Ctrl", "Enter"], does: "run", needs: "#run", together: true },
+  { keys: ["Ctrl", "Z"], does: "undo the last change or fork; in a text field, the last typing", needs: ".undo", together: true },
   { keys: ["P"], does: "large type for a projector, on or off", needs: ".to-projector" },
   { keys: ["?"], does: "this list" },
 ];

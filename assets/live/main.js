@@ -5,7 +5,7 @@ const GREETING_SPEED = "0.05";
 const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
 const FILE_ALONE = "This trace is from a file and has no model: press Run first";
-const LEFT_BEHIND = "A newer run has replaced this one: only the newest can be continued";
+const LEFT_BEHIND = "The server keeps the newest runs only, and this one is older: press Run first";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
 const PAINT_REST = 1.5; // pause after a paint, in multiples of its duration: the model may run on the same processor
@@ -23,6 +23,7 @@ class App {
     this.marked = { lane: -1, position: null };
     this.awaited = null; // the run that is shown, or that will be shown once it is unpacked
     this.asked = null; // "hold" or "resume", sent to the server and not yet confirmed
+    this.forkedFrom = null; // name of the run that was last asked for a fork
     this.stepping = false;
     this.frame = this.resting = null; // the pending animation frame, or the timer of a pause before it
     this.paintsAgain = 0; // earliest time of the next paint during playback: a long text must not keep the page busy
@@ -41,6 +42,7 @@ class App {
     this.fill();
     this.moreNumbers = false; // whether the lanes show all their numbers
     this.stage = new Stage(this);
+    onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     this.schedule();
   }
@@ -121,10 +123,12 @@ class App {
   }
 
   begin(trace) {
-    this.visit.add(trace);
+    this.visit.add(trace, this.forkedFrom);
+    this.forkedFrom = null;
     this.turnTo(trace);
     this.stage.begin(trace);
     this.stage.update();
+    if (!trace.recorded && !trace.fromFile) document.dispatchEvent(new CustomEvent("run-begun", { detail: trace.run }));
   }
 
   /** Show another run, from its beginning. */
@@ -321,37 +325,45 @@ class App {
   forkRefusal(lane) {
     if (this.trace.lanes[lane].header.canvas) return "A canvas is not filled from left to right, so it cannot be forked";
     if (this.trace.fromFile) return FILE_ALONE;
-    if (this.trace.left) return LEFT_BEHIND;
+    if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
     if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was scored, not generated: press Run to generate one";
     return this.ranHere ? "" : "A recording has no model: press Run first";
   }
 
   fork(lane, position, token, piece) {
-    this.say(`Running lane ${lane + 1} again with “${pieceLabel(piece)}” as token ${position + 1}.`);
-    trigger("fork", { ...this.placeOf(lane, position), token });
+    this.branch(lane, position, { token }, `Running lane ${lane + 1} again with “${pieceLabel(piece)}” as token ${position + 1}.`);
   }
 
   /** Fork with the user's own words. */
   write(lane, position, words) {
-    this.say(`Running lane ${lane + 1} again with “${words}” from token ${position + 1} on.`);
-    trigger("fork", { ...this.placeOf(lane, position), words });
+    this.branch(lane, position, { words }, `Running lane ${lane + 1} again with “${words}” from token ${position + 1} on.`);
+  }
+
+  /** Ask the server for a fork beside its lane; the other lanes stay. */
+  branch(lane, position, taken, news) {
+    const place = this.placeOf(lane, position);
+    askWhichToReplace(this, lane, (replaced) => {
+      this.say(news);
+      this.forkedFrom = place.run;
+      trigger("fork", { ...place, ...taken, ...(replaced === undefined ? {} : { instead_of: replaced }) });
+    });
   }
 
   placeOf(lane, position) {
-    return { lane: this.trace.lanes[lane].header.lane, sequence: this.cards[lane].text.shown[position].sequence, position };
+    return { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: this.cards[lane].text.shown[position].sequence, position };
   }
 
   lookRefusal(lane) {
     if (this.trace.lanes[lane].header.canvas) return "The denoiser of this canvas has no layers to look into";
     if (this.trace.fromFile) return FILE_ALONE;
-    if (this.trace.left) return LEFT_BEHIND;
+    if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
     return this.trace.recorded ? "A recording has no model: press Run first" : "";
   }
 
   /** Request the logit lens and the attention before a token. */
   look(lane, token) {
     this.say(`Looking inside at token ${token.position + 1} of lane ${lane + 1}.`);
-    trigger("look", { lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
+    trigger("look", { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
   }
 
   showInside({ run, inside, refused }) {

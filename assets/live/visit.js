@@ -3,6 +3,7 @@
 
 const MOST_RUNS = 12;
 const MOST_EVENTS = 100_000; // of all runs together
+const MOST_ON_SERVER = 4; // newest runs that the server keeps, so that they can be forked
 
 class Visit {
   constructor() {
@@ -10,13 +11,15 @@ class Visit {
     this.counted = 0;
   }
 
-  /** Add a run at its start. The recording shown on arrival and replays of known runs are not added. */
-  add(trace) {
+  /** Add a run at its start. The recording shown on arrival and replays of known runs are not added. `parent`: the run that it was
+      asked for as a fork of. */
+  add(trace, parent = null) {
     if (trace.recorded && !trace.fromFile) return;
-    const before = trace.fromFile ? null : this.newest;
+    const newest = trace.fromFile ? null : this.newest;
+    const before = trace.fromFile ? null : this.find(parent) || newest;
     const fork = before && forkFrom(before.trace, trace);
     this.runs.push({ trace, number: ++this.counted, parent: fork ? before : null, said: fork ? sayFork(fork) : sayRun(trace) });
-    if (before) before.trace.leave(); // the server has one active run
+    if (newest) newest.trace.leave(); // the server has one active run
     this.forgetOldest(trace);
   }
 
@@ -27,6 +30,11 @@ class Visit {
   /** The run that the server can continue. */
   get newest() {
     return this.runs.findLast(({ trace }) => !trace.fromFile && !trace.left) || null;
+  }
+
+  /** Whether the server still has a run, active or ended. */
+  isOnServer(trace) {
+    return this.runs.filter((run) => !run.trace.fromFile).slice(-MOST_ON_SERVER).some((run) => run.trace === trace);
   }
 
   get events() {

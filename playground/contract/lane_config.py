@@ -176,7 +176,8 @@ def check_context(assembly: Assembly, context: str) -> None:
 def check_draft(assembly: Assembly, drafted: bool) -> None:
     """Raise Refusal if a strategy needs a draft model and there is none."""
     if "draft" in assembly.needs() and not drafted:
-        needing = find(assembly.needing("draft")).title
+        part = find(assembly.needing("draft"))
+        needing = assembly.decoder.title if part.kind == "drafter" else part.title
         raise Refusal(f"{needing} needs a draft model and there is none: choose one for this target.", "draft")
 
 
@@ -258,8 +259,8 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
         setattr(assembly, toggle.kind, toggle)
     else:
         raise Refusal(
-            f"{decoder.title} has no slot for a {toggle.kind.replace('_', ' ')}: use {toggle.title} with a decoder that "
-            "has one.",
+            f"{decoder.title} has no slot for a {toggle.kind.replace('_', ' ')}: use {toggle.title} with a decoder "
+            "that has one.",
             toggle.name,
         )
 

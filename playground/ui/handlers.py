@@ -15,6 +15,7 @@ from typing import Any
 
 import gradio as gr
 
+from playground.decoding.forked_session import Siblings
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.request_limits import MAX_TOKEN_ID
@@ -28,7 +29,7 @@ from playground.ui.lane_checks import Surroundings, check_ready
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
-from playground.ui.settings import DEFAULT, Settings
+from playground.ui.settings import DEFAULT, Fork, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
@@ -36,6 +37,8 @@ from playground.ui.zero_gpu import RemoteRun
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
+LONGEST_NAME = 40  # characters of the name of a run
+EARLIER = 3  # runs of a visitor kept beside the last one, compressed
 LONGEST_BEAT = 3600  # largest interval between frames that a browser may ask for, in seconds
 Changes = dict[Any, Any]
 
@@ -45,6 +48,7 @@ class Visit:
     """A visitor's last run and its settings; there is no run yet while models load.
 
     The memory of strategies passes from visit to visit. It is stored only here, so no other visitor's run can read it.
+    The visits before this one are kept, a few of them, so that their runs can be forked after an undo.
     """
 
     settings: Settings
@@ -54,6 +58,8 @@ class Visit:
     stopped: bool = False
     left: bool = False  # another run has replaced it on the page
     reads: bool = False  # the models score the prompt; the lanes of the editor are not run
+    siblings: Siblings | None = None  # of a fork: the lanes of the run that it comes from
+    earlier: list[Visit] = field(default_factory=list)  # the newest last
 
     @property
     def over(self) -> bool:
@@ -88,11 +94,19 @@ class Visit:
         if self.run:
             self.run.stop()
 
-    def follow(self, settings: Settings, reads: bool = False) -> Visit:
-        """The visitor's next visit. This one ends, since one run at a time is shown."""
+    def follow(self, settings: Settings, reads: bool = False, siblings: Siblings | None = None) -> Visit:
+        """The visitor's next visit. This one ends, since one run at a time is active."""
         self.left = True
         self.stop()
-        return Visit(settings, self.memory, reads=reads)
+        earlier, self.earlier = [visit for visit in (*self.earlier, self) if visit.run][-EARLIER:], []
+        return Visit(settings, self.memory, reads=reads, siblings=siblings, earlier=earlier)
+
+    def of(self, run: str) -> Visit:
+        """The visit of a run by its name. Raises Refusal if it is not kept."""
+        for visit in (self, *reversed(self.earlier)):
+            if visit.run and visit.run.name == run:
+                return visit
+        raise Refusal("This run is no longer on the server: press Run first.", "lanes")
 
 
 class Handlers:
@@ -131,17 +145,26 @@ class Handlers:
 
     @ends_unread
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run again with one more lane that continues differently from a position of a lane's shown sequence."""
-        if not _has_lane(visit, event) or visit.reads:
-            return
+        """Run a lane once more that continues differently from a position of its shown sequence; the others stay."""
         try:
-            tokens = [*_past(visit.run, event), *self._instead(visit, event)]
+            shown = _shown(visit, event)
+            if not _has_lane(shown, event) or shown.reads:
+                return
+            fork = self._fork(shown, event)
+            settings = shown.settings.forked(fork)
         except Refusal as refusal:
             yield self._show_refusal(refusal)
             return
-        settings = visit.settings.forked(whole_number(event, "lane"), tokens, whole_number(event, "position"))
         yield {self.page.lanes: settings.lanes}
-        yield from self._guarded(visit.follow(settings))
+        siblings = Siblings(shown.run.trace, fork.siblings(len(shown.run.headers)), fork.place)
+        yield from self._guarded(visit.follow(settings, siblings=siblings))
+
+    def _fork(self, shown: Visit, event: gr.EventData) -> Fork:
+        """The fork that an event asks for. Raises Refusal."""
+        lanes = len(shown.run.headers)
+        instead_of = whole_number(event, "instead_of", lanes - 1) if has(event, "instead_of") else None
+        tokens = [*_past(shown.run, event), *self._instead(shown, event)]
+        return Fork(whole_number(event, "lane"), tokens, whole_number(event, "position"), instead_of)
 
     def _instead(self, visit: Visit, event: gr.EventData) -> list[int]:
         """The tokens that a fork continues with: the chosen candidate, or the typed words."""
@@ -153,6 +176,10 @@ class Handlers:
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """The lane's model by layer before a token: predictions (logit lens) and attention."""
+        try:
+            visit = _shown(visit, event)
+        except Refusal:
+            return gr.skip()
         if not _has_lane(visit, event):
             return gr.skip()
         lane = whole_number(event, "lane")
@@ -243,6 +270,10 @@ class Handlers:
             raise gr.Error(str(refusal), print_exception=False) from None  # an error prevents the run after this event
         return {**self.page.show(settings, names), **self._clear_notices()}
 
+    def restore(self, event: gr.EventData) -> Changes:
+        """Set all controls to what they were before the change that is undone."""
+        return self.page.show(Settings.read(getattr(event, "settings", None)), Settings.names())
+
     def update_question_note(self, *values: Any) -> Changes:
         """Show what to look at if the prompt is a question with a known answer."""
         return self.page.show_question_note(Settings(*values))
@@ -304,7 +335,7 @@ class Handlers:
         visit.begin(
             self.site.read(loading, visit.settings)
             if visit.reads
-            else self.site.start(loading, visit.settings, visit.memory)
+            else self.site.start(loading, visit.settings, visit.memory, visit.siblings)
         )
         yield from self._stream(visit, loading)
 
@@ -387,6 +418,11 @@ class Handlers:
 def _notice(refusal: Refusal) -> str:
     """A message as HTML, with the place where it is mended."""
     return f"<span data-about='{escape(refusal.about)}'>{escape(str(refusal))}</span>"
+
+
+def _shown(visit: Visit | None, event: gr.EventData) -> Visit | None:
+    """The visit of the run that an event names; the last one if it names none. Raises Refusal if it is not kept."""
+    return visit.of(text(event, "run", LONGEST_NAME)) if visit and has(event, "run") else visit
 
 
 def _past(run: Run | RemoteRun, event: gr.EventData) -> list[int]:

@@ -31,9 +31,10 @@ class Lanes(Fetched):
     where `fn` may take a gr.EventData with these fields:
 
         stop_lane  lane
-        fork       lane, sequence, position, and either token or words (typed text)
-        look       lane, sequence, position, token; the answer is {"run", "inside" or "refused"}, where "inside" is a
-                   result of playground.decoding.logit_lens with lane, position and chosen
+        fork       run, lane, sequence, position, either token or words (typed text), and instead_of: the lane that the
+                   fork replaces, if there is no room for one more
+        look       run, lane, sequence, position, token; the answer is {"run", "inside" or "refused"}, where "inside" is
+                   a result of playground.decoding.logit_lens with lane, position and chosen
         missed     run; frames were lost, so the answer is the whole run in a frame with headers
         pace       beat: the interval between frames that this browser can handle, in seconds
     """

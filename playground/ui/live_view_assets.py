@@ -35,6 +35,7 @@ STYLES = (
     "saving",
     "visit",
     "keys",
+    "replacing",
     "sizes",
 )
 SCRIPTS = (
@@ -76,6 +77,7 @@ SCRIPTS = (
     "places",
     "bar",
     "lag",
+    "replacing",
     "listening",
     "stage",
     "main",

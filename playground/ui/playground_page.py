@@ -134,6 +134,7 @@ class Page:
         self.repeats.bind(controls)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
+        self.summary.restore(handlers.restore, None, [*controls, self.known], queue=False, **PRIVATE)
         self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
@@ -194,7 +195,7 @@ class Page:
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
         self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
         self.prompt_notice = notice("prompt-notice")
-        SettingsButton(self.start, self.site.default_name(), elem_id="settings")
+        self.summary = SettingsButton(self.start, self.site.default_name(), elem_id="settings")
 
     def _drawer(self) -> None:
         """Everything else about a run. It stays mounted while it is closed, so that its values are read and set."""

@@ -61,6 +61,26 @@ class Rules:
         return cls(public=True, characters=4000, tokens=256, repeats=8, answers=96, programs=programs)
 
 
+@dataclass(frozen=True)
+class Fork:
+    """A copy of lane `parent` whose text begins with `tokens`, changed from `position` on."""
+
+    parent: int
+    tokens: list[int]
+    position: int
+    instead_of: int | None = None  # the lane that it replaces
+
+    def siblings(self, count: int) -> tuple[int, ...]:
+        """The lanes that stay, of `count`."""
+        return tuple(lane for lane in range(count) if lane != self.instead_of)
+
+    @property
+    def place(self) -> int:
+        """Its number: after its parent, or in the place of its parent."""
+        before = self.instead_of is not None and self.instead_of <= self.parent
+        return self.parent + 1 - before
+
+
 @dataclass
 class Settings:
     """Everything a run depends on: plain data, one field for each control of the page, in its order."""
@@ -140,14 +160,15 @@ class Settings:
             if lane
         ]
 
-    def forked(self, lane: int, tokens: list[int], position: int) -> Settings:
-        """The same with one more lane: a copy of `lane` whose text begins with `tokens`, changed from `position` on.
-
-        If there are LANES lanes already, the copy replaces `lane`.
+    def forked(self, fork: Fork) -> Settings:
+        """The same with the fork beside its parent, and without the lane that it replaces. Raises Refusal beyond LANES
+        lanes.
         """
-        copy = {**self.lanes[lane], "forced": tokens[:self.length], "forked_at": position}
-        lanes = [*self.lanes, copy] if len(self.lanes) < LANES else [*self.lanes[:lane], copy, *self.lanes[lane + 1:]]
-        return replace(self, lanes=lanes)
+        if len(self.lanes) >= LANES and fork.instead_of is None:
+            raise Refusal(f"There are {LANES} lanes already: choose which of them the fork replaces.", "lanes")
+        copy = {**self.lanes[fork.parent], "forced": fork.tokens[:self.length], "forked_at": fork.position}
+        lanes = [self.lanes[lane] for lane in fork.siblings(len(self.lanes))]
+        return replace(self, lanes=[*lanes[:fork.place], copy, *lanes[fork.place:]])
 
     def repeated(self, lane: int, times: int, rules: Rules) -> Settings:
         """The same with `times` copies of one lane, with consecutive seeds. Raises Refusal beyond the limits."""

@@ -1,4 +1,6 @@
-"""The button that opens the drawer, with a summary of the settings in it. The drawing is in assets/page.js."""
+"""The button that opens the drawer, with a summary of the settings in it, and the button that undoes the last change.
+The drawing is in assets/page.js. The event is 'restore', with the `settings` before that change.
+"""
 from __future__ import annotations
 
 import json
@@ -13,7 +15,14 @@ from playground.ui.settings import Settings
 TEMPLATE = (
     "<button type='button' class='settings-open' aria-expanded='false' aria-controls='drawer'>"
     "<b>Settings</b><span class='summary'></span></button>"
+    "<button type='button' class='undo' disabled title='Undo the last change of prompt, lanes or settings, or a fork "
+    "(Ctrl+Z)'>Undo</button>"
 )
+SCRIPT = """
+element.querySelector('.settings-open').addEventListener('click', () => window.showDrawer());
+element.querySelector('.undo').addEventListener('click', () => window.undo());
+window.restoreSettings = (settings) => trigger("restore", { settings });
+"""
 
 
 class SettingsButton(Scripted):
@@ -23,7 +32,7 @@ class SettingsButton(Scripted):
         begin = f"window.settingsModel = {json.dumps(model)}; {announce(to_json(asdict(start)))};"
         super().__init__(
             html_template=TEMPLATE,
-            js_on_load=f"{begin} element.querySelector('button').addEventListener('click', () => window.showDrawer());",
+            js_on_load=begin + SCRIPT,
             apply_default_css=False,
             **kwargs,
         )

@@ -10,6 +10,7 @@ from typing import Any
 import playground
 from playground.asset_files import ASSETS
 from playground.bench.questions import judging
+from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries, partner
 from playground.errors import Refusal
@@ -129,20 +130,31 @@ class Site:
         return replace(self.model_request, model=self.model_request.model if own else model,
                        draft=draft if draft not in (DEFAULT, "") else self.model_request.draft if own else "")
 
-    def start(self, loading: ModelLoad, settings: Settings, memory: Memory) -> Run | RemoteRun:
-        """Start a run that reads and extends a visitor's memory; raises Refusal if the models cannot run it."""
+    def start(
+        self, loading: ModelLoad, settings: Settings, memory: Memory, siblings: Siblings | None = None
+    ) -> Run | RemoteRun:
+        """Start a run that reads and extends a visitor's memory; raises Refusal if the models cannot run it.
+
+        With siblings, only the lane at their free place is run.
+        """
         models = loading.result()
         if on_zero():
-            return RemoteRun(self._remote(settings))
-        return self.worker(models).take(self._judged(models, settings, memory))
+            return RemoteRun(self._remote(settings, siblings))
+        return self.worker(models).take(self._session(models, settings, memory, siblings))
 
-    def _batches(self, settings: Settings) -> Iterator[Batch]:
+    def _session(self, models: Any, settings: Settings, memory: Memory, siblings: Siblings | None) -> Any:
+        if siblings is None:
+            return self._judged(models, settings, memory)
+        alone = replace(settings, lanes=settings.lanes[siblings.place:siblings.place + 1])
+        return ForkedSession(self._judged(models, alone, memory), siblings)
+
+    def _batches(self, settings: Settings, siblings: Siblings | None = None) -> Iterator[Batch]:
         """A run in the process that ZeroGPU forks for it, with this object and the models in it.
 
         What strategies learn there is lost with that process, so such a run starts with an empty memory, and the
         visitor's memory stays empty.
         """
-        yield from batches(self._judged(self.model_load(settings).result(), settings, Memory()))
+        yield from batches(self._session(self.model_load(settings).result(), settings, Memory(), siblings))
 
     def _judged(self, models: Any, settings: Settings, memory: Memory) -> Any:
         """A session that scores each lane's answer if the right answer is known."""
