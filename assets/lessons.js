@@ -1,10 +1,12 @@
-// Guided lessons: a list, and a panel with the steps of one lesson. A step points at a part of the page, sets the page up and runs it,
-// asks for a prediction, and takes the answer from the visitor's own run. All text enters the page as textContent.
+// Guided lessons: a list, and a panel with the steps of one lesson. A step points at a part of the page, asks for a prediction, sets the
+// page up and runs it, and takes the answer from the visitor's own run. Until the prediction is made the results on the page are covered.
+// All text enters the page as textContent.
 const { lessons, shown } = __LESSONS__;
 const PLACE = "decoding-playground.lesson"; // stored in the browser: the name of a lesson and its step
 const ROOM = 12; // pixels between the target and the edge of the window
 const LOOKS = 6; // checks whether the target has moved
 const PAUSE = 250; // ms between two checks
+const PREDICT = "Make a prediction first. Until then the results on the page are covered.";
 
 const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;
 
@@ -69,7 +71,13 @@ class Asked {
   constructor(question) {
     this.question = question;
     this.guess = null; // the prediction: index of a choice, or a number
+    this.waived = false; // the visitor does not want to predict
     this.revealed = false;
+  }
+
+  /** Whether a prediction is due before a run may be seen. */
+  get isDue() {
+    return this.question.is_prediction && this.guess === null && !this.waived && !this.revealed;
   }
 
   /** {value, complete, said}: the answer as a number, and its readings as text. */
@@ -180,6 +188,7 @@ class Lessons {
   close() {
     this.panel.hidden = true;
     this.lesson = null;
+    this.cover(false);
     this.pointer.show("", this.panel);
     this.opener.setAttribute("aria-expanded", "false");
     document.body.classList.remove("in-lesson");
@@ -204,7 +213,7 @@ class Lessons {
     this.at = at;
     keepPlace(this.lesson.name, at);
     this.drawStep();
-    this.chooseLane();
+    this.goToPlace();
     this.pointer.show(shown[this.step.show], this.panel);
     this.heading.focus({ preventScroll: true });
     this.panel.scrollTop = 0;
@@ -229,19 +238,35 @@ class Lessons {
   /** Compare the run with a prediction made before it. */
   compare() {
     const asked = this.askedHere();
-    if (asked && asked.guess !== null) asked.revealed = true;
-    this.chooseLane();
+    if (asked && (asked.guess !== null || asked.waived)) asked.revealed = true;
+    this.goToPlace();
     this.pointer.bringSoon(shown[this.step.show], this.panel);
   }
 
-  /** Show the step's lane in the views. */
-  chooseLane() {
-    if (this.step.lane) document.querySelector(`.live .chooser .tab[data-lane="${this.step.lane - 1}"]`)?.click();
+  /** Show the step's lane in the views, and its place of the run in the player. */
+  goToPlace() {
+    const { lane, at, settings } = this.step;
+    if (lane) document.querySelector(`.live .chooser .tab[data-lane="${lane - 1}"]`)?.click();
+    const run = at && this.last.of(settings);
+    const event = run ? run.place(at, lane) : null;
+    if (event !== null) document.dispatchEvent(new CustomEvent("go-to-event", { detail: { lane: lane - 1, event } }));
   }
 
   reveal() {
     this.askedHere().revealed = true;
     this.drawState();
+  }
+
+  /** Go on without a prediction. */
+  waive() {
+    this.askedHere().waived = true;
+    if (this.last.of(this.step.settings)) this.reveal();
+    else this.setUp();
+  }
+
+  /** Cover the results on the page, which may answer the question. */
+  cover(isCovered) {
+    document.body.classList.toggle("lesson-covers", isCovered);
   }
 
   askedHere() {
@@ -254,6 +279,7 @@ class Lessons {
 
   list(complaint = "") {
     this.lesson = null;
+    this.cover(false);
     this.pointer.show("", this.panel);
     this.open();
     this.panel.setAttribute("aria-label", "Lessons");
@@ -296,7 +322,9 @@ class Lessons {
     this.result = el("div", "lesson-result");
     this.result.setAttribute("aria-live", "polite");
     this.acts = el("div", "lesson-acts");
-    this.panel.replaceChildren(this.head(back), this.dots(), this.heading, ...step.paragraphs.map(paragraph), this.form, this.result, this.acts, this.way());
+    this.memo = el("div", "lesson-remember");
+    this.memo.append(el("h4", "", "Remember"), paragraph(lesson.remember));
+    this.panel.replaceChildren(this.head(back), this.dots(), this.heading, ...step.paragraphs.map(paragraph), this.form, this.result, this.acts, this.memo, this.way());
     this.drawState();
   }
 
@@ -314,8 +342,12 @@ class Lessons {
     return dots;
   }
 
+  get isLast() {
+    return this.at === this.lesson.steps.length - 1;
+  }
+
   way() {
-    const [first, last] = [this.at === 0, this.at === this.lesson.steps.length - 1];
+    const [first, last] = [this.at === 0, this.isLast];
     const back = button("", "Back", "", () => this.goTo(this.at - 1));
     const next = button("", last ? "All lessons" : "Next", "", () => (last ? this.finish() : this.goTo(this.at + 1)));
     back.disabled = first;
@@ -365,6 +397,8 @@ class Lessons {
     const run = this.last.of(this.step.settings);
     const asked = this.askedHere();
     const answer = run && asked && asked.revealed ? asked.answer(run) : null;
+    this.cover(Boolean(asked?.question.is_prediction && !asked.revealed && !asked.waived && !this.last.isRunning(this.step.settings)));
+    this.memo.hidden = !this.isLast || Boolean(asked && !answer);
     const focused = this.acts.contains(document.activeElement) || this.form.contains(document.activeElement);
     this.drawVerdicts(asked, answer);
     this.drawActs(run, asked, answer);
@@ -374,6 +408,7 @@ class Lessons {
   }
 
   drawActs(run, asked, answer) {
+    if (asked?.isDue) return this.acts.replaceChildren(el("p", "lesson-wait", PREDICT), button("", "Go on without a prediction", "", () => this.waive()));
     const running = this.last.isRunning(this.step.settings);
     const show = button("primary", "Show the answer", "", () => this.reveal());
     const setUp = button(run ? "" : "primary", run ? "Run again" : "Set up and run", "Fill in the page for this step and press Run", () => this.setUp());
@@ -383,7 +418,7 @@ class Lessons {
 
   drawVerdicts(asked, answer) {
     for (const [i, label] of [...this.form.querySelectorAll("label")].entries()) {
-      label.querySelector("input").disabled = Boolean(answer && answer.complete);
+      label.querySelector("input").disabled = Boolean(answer && answer.complete) || this.last.isRunning(this.step.settings);
       const mark = label.querySelector(".verdict");
       if (!mark) continue;
       const isTrue = Boolean(answer && answer.complete) && asked.holding(answer.value) === i;
@@ -403,12 +438,13 @@ class Lessons {
 }
 
 function verdict(asked, value) {
-  const { choices, guess } = asked.question;
-  if (asked.guess === null) return "You made no prediction.";
-  if (guess) return value === null ? `Your prediction: ${asked.guess}; the run has no such number.` : `Your prediction: ${asked.guess}, ${distance(asked.guess, value)}.`;
+  const { choices, guess, is_prediction: isPrediction } = asked.question;
+  const noun = isPrediction ? "prediction" : "answer";
+  if (asked.guess === null) return isPrediction ? "You made no prediction." : "";
+  if (guess) return value === null ? `Your ${noun}: ${asked.guess}; the run has no such number.` : `Your ${noun}: ${asked.guess}, ${distance(asked.guess, value)}.`;
   const right = asked.holding(value);
   if (right < 0) return "None of the choices holds for this run.";
-  return asked.guess === right ? "Your prediction is right." : `Your prediction: “${choices[asked.guess][0]}”; the run: “${choices[right][0]}”.`;
+  return asked.guess === right ? `Your ${noun} is right.` : `Your ${noun}: “${choices[asked.guess][0]}”; the run: “${choices[right][0]}”.`;
 }
 
 function distance(guess, value) {

@@ -5,15 +5,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from fractions import Fraction
 
 import pytest
 from chromium import chromium, new_context
 from playwright.sync_api import BrowserContext, Page, expect
 
+import playground
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Done, Step
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff, metrics
+from playground.trace.transcript import sequences
 from playground.ui import live_view_assets as view
 from playground.ui import site as site_module
 from playground.ui.frames import recording
@@ -66,6 +70,13 @@ def test_every_step_sets_the_page_to_something_that_can_run(lesson, step):
     assert lesson.steps[step].lane <= len(settings.lanes)
 
 
+@pytest.mark.parametrize("lesson", lessons().values(), ids=lambda lesson: lesson.name)
+def test_a_prediction_is_about_a_run_that_no_earlier_step_has_shown(lesson):
+    for i, step in enumerate(lesson.steps):
+        shown = step.settings in [earlier.settings for earlier in lesson.steps[:i]]
+        assert step.question is None or step.question.is_prediction is not shown
+
+
 def test_a_step_that_does_not_exist_is_refused():
     with pytest.raises(Refusal, match="no step 1 of a lesson 'juggling'"):
         settings_of("juggling", 0)
@@ -73,10 +84,13 @@ def test_a_step_that_does_not_exist_is_refused():
         settings_of(LESSON, 99)
 
 
-HEAD = 'title: A lesson\nminutes: 3\nabout: Something.\nprompt: Hello\nlanes: [{"strategy": "greedy"}]\n'
+HEAD = (
+    'title: A lesson\nminutes: 3\nabout: Something.\nremember: One thing.\nprompt: Hello\n'
+    'lanes: [{"strategy": "greedy"}]\n'
+)
 STEP = "\n## First\nshow: prompt\n\nSome words that\ngo on.\n\nMore words.\n"
 ASKED = "\nquestion: How many?\nanswer: tokens(1)\n"
-CHOICES = "- few | below 3\n- many | otherwise\n"
+CHOICES = "+ few | below 3\n- many | otherwise\n"
 
 
 def written(tmp_path, text: str):
@@ -104,17 +118,22 @@ def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
         (HEAD.replace("minutes: 3\n", "") + STEP, "line 1: minutes is missing"),
         (HEAD.replace("3", "true") + STEP, "line 2: true is not a value of minutes"),
         (HEAD, "line 1: the lesson has no step"),
-        (HEAD + "mode: song\n" + STEP, "line 6: song is not a value of mode"),
-        (HEAD + "\n## First\n\nWords.\n", "line 7: show is missing"),
-        (HEAD + "\n## First\nshow: moon\n", "line 8: moon is not a value of show"),
-        (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 9: the value of lanes cannot be read"),
-        (HEAD + STEP + CHOICES, "line 13: 'key: value' is expected"),
-        (HEAD + STEP + "\n" + CHOICES, "line 7: this step has an answer but no question"),
-        (HEAD + STEP + ASKED, "line 7: a question has either choices or a line 'guess:'"),
-        (HEAD + STEP + ASKED + "- few | under 3\n", "line 17: a choice is"),
+        (HEAD + "mode: song\n" + STEP, "line 7: song is not a value of mode"),
+        (HEAD + "\n## First\n\nWords.\n", "line 8: show is missing"),
+        (HEAD + "\n## First\nshow: moon\n", "line 9: moon is not a value of show"),
+        (HEAD + "\n## First\nshow: prompt\nlanes: [{\n", "line 10: the value of lanes cannot be read"),
+        (HEAD + STEP + CHOICES, "line 14: 'key: value' is expected"),
+        (HEAD + STEP + "\n" + CHOICES, "line 8: this step has an answer but no question"),
+        (HEAD + STEP + ASKED, "line 8: a question has either choices or a line 'guess:'"),
+        (HEAD.replace("remember: One thing.\n", "") + STEP, "line 1: remember is missing"),
+        (HEAD + STEP + ASKED + "- few | below 3\n- many | otherwise\n", "line 8: mark one choice with +"),
+        (HEAD + STEP + ASKED + "guess: a number\n", "line 8: mark one choice with +"),
+        (HEAD + STEP + ASKED + "exercise: Look.\n" + CHOICES, "line 8: a step has either a question or an exercise"),
+        (HEAD + STEP.replace("show: prompt", "show: tree\nat: the end"), "line 10: the end is not a value of at"),
+        (HEAD + STEP + ASKED + "- few | under 3\n", "line 18: a choice is"),
         (
             HEAD + STEP + ASKED + "- many | otherwise\n- few | below 3\n- more | otherwise\n",
-            "line 7: the limits of the choices must increase",
+            "line 8: the limits of the choices must increase",
         ),
         (
             HEAD + STEP + ASKED.replace("tokens(1)", "tokens(2)") + CHOICES,
@@ -187,16 +206,19 @@ def unstarted() -> str:
 
 def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
     """What readings.js says of a trace."""
-    frame = json.dumps(
-        recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events])
-    )
     return page.evaluate(
         """([code, frame, asked]) => new Function("frame", "asked", `${code}
         const trace = new Trace();
         trace.take(JSON.parse(frame));
         const readings = new Readings(trace);
         return asked.map(([name, lanes]) => readings.read(name, lanes).value);`)(frame, asked)""",
-        [unstarted(), frame, asked],
+        [unstarted(), frame_of(trace), asked],
+    )
+
+
+def frame_of(trace: Trace) -> str:
+    return json.dumps(
+        recording([asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events])
     )
 
 
@@ -243,6 +265,94 @@ def test_readings_of_a_recorded_run_equal_its_events(page):
         assert read_off(page, trace, [("first_difference", [1, i + 1])]) == [parting and parting.index + 1]
 
 
+@pytest.fixture(scope="module")
+def models():
+    return playground.load()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lesson", lessons().values(), ids=lambda lesson: lesson.name)
+def test_every_answer_of_a_lesson_is_what_its_run_shows_with_a_margin(page, models, lesson):
+    runs = {}
+    for i, step in enumerate(lesson.steps):
+        if step.question is None:
+            continue
+        key = json.dumps(step.settings)
+        runs[key] = runs.get(key) or written_out(models, settings_of(lesson.name, i))
+        value = answer_of(step.question, read_off(page, runs[key], step.question.readings))
+        if step.question.guess:
+            assert value == step.question.expected, step.heading
+        else:
+            nearly = [value] if value is None else [0.95 * value, value, 1.05 * value]
+            assert [holding(step.question, one) for one in nearly] == [step.question.expected] * len(nearly), (
+                step.heading,
+                value,
+            )
+
+
+def written_out(models, settings) -> Trace:
+    session = site_module._prepare(models, settings, Memory())
+    for _ in session:
+        pass
+    return session.trace
+
+
+def answer_of(question, values: list[float | None]) -> float | None:
+    if question.sign and None in values:
+        return None
+    if question.sign == "-":
+        return values[0] - values[1]
+    return values[0] / values[1] if question.sign else values[0]
+
+
+def holding(question, value: float | None) -> int:
+    """Index of the choice that holds for a value."""
+    return next(
+        i
+        for i, (_, kind, limit) in enumerate(question.choices)
+        if (kind == "none") == (value is None)
+        and (kind in ("none", "otherwise") or (value < limit if kind == "below" else value <= limit))
+    )
+
+
+def test_what_the_lessons_say_beside_their_answers_is_true_of_their_runs(models):
+    def texts(name: str, step: int) -> list[str]:
+        trace = written_out(models, settings_of(name, step - 1))
+        return [sequences(trace.lane(lane).events)[0].text for lane in range(len(trace.headers))]
+
+    (loop,) = [written_out(models, settings_of("repetition", 0))]
+    steps = sequences(loop.lane(0).events)[0].steps
+    entropies = [steps[place].entropy for place in sorted(steps)]
+    assert sum(entropies[-24:]) < 0.25 * sum(entropies[:24])  # "the entropy falls while the phrase repeats"
+    assert [Fraction(text.split()[-1]) for text in texts("two-models", 4)] == [9, 7]  # (25 - 7) / 2, and a wrong sum
+    assert texts("small-cache", 4) == [" 8328", " 83", " 8328"]  # "lane 2 loses the key after its first digits"
+    assert texts("grammars", 1)[1].strip() == "27"  # "valid, and wrong"
+    assert [text.strip() for text in texts("several-texts", 4)[1:]] == ["4", "5"]  # five things are listed
+
+
+def test_the_tree_lesson_goes_to_a_fork_where_a_sibling_was_accepted(page, models):
+    """p, q, the draw and the residual of the fork are those of the trace, and each verdict follows from them."""
+    lesson = lessons()["guessing-a-tree"]
+    i = next(i for i, step in enumerate(lesson.steps) if step.at == "side_branch")
+    trace = written_out(models, settings_of(lesson.name, i))
+    said, event = page.evaluate(
+        """([code, frame]) => new Function("frame", `${code}
+        const trace = new Trace();
+        trace.take(JSON.parse(frame));
+        const readings = new Readings(trace);
+        return [readings.read("siblings_rejected", [2]).said, readings.place("side_branch", 2)];`)(frame)""",
+        [unstarted(), frame_of(trace)],
+    )
+    before = [stamped.event for stamped in trace.lane(1).events[:event + 1]]
+    draft, verdict = ([e for e in before if e.kind == kind][-1] for kind in ("draft", "verdict"))
+    side = next(node for node in verdict.kept if draft.parents.index(draft.parents[node]) != node)
+    tests = [test for test in verdict.tests if draft.parents[test.node] == draft.parents[side]]
+    assert len(tests) > 1 and [test.kept for test in tests] == [False] * (len(tests) - 1) + [True]
+    for test in tests:
+        assert test.kept == (test.draw < test.p / test.q)
+        assert f"{'r' if test.residual else 'p'} = {test.p:.3f}" in said and f"u = {test.draw:.3f}" in said
+
+
 def test_a_run_that_was_stopped_gives_no_reading(page):
     whole = Trace.load(view.ASSETS / "traces/first_view.jsonl")
     stopped = Trace(
@@ -273,6 +383,7 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     expect(page.locator(".lesson-panel h3")).to_have_text(steps[0].heading)
     while page.evaluate("document.activeElement.type") != "radio":
         page.keyboard.press("Tab")
+    expect(page.locator("#live .lanes")).to_be_hidden()  # the results of another run are covered until the prediction
     page.keyboard.press("Space")
     press(page, "Set up and run")
     expect(page.locator(".lesson-said")).to_be_visible()
@@ -288,6 +399,7 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     )
     expect(page.locator(".lesson-question label").nth(true)).to_have_class("is-true")
     expect(page.locator(".lesson-question label").nth(0).locator(".verdict")).to_contain_text("you")
+    expect(page.locator("#live .lanes")).to_be_visible()
     for step in steps[1:]:
         press(page, "Next")
         expect(page.locator(".lesson-panel h3")).to_have_text(step.heading)
@@ -321,21 +433,23 @@ def test_a_lesson_resumes_where_it_was_left(page, address):
 
 def test_other_runs_answer_no_question_of_the_lesson(page, address):
     arrive(page, address, "?lesson=same-text")
-    page.get_by_text("Set up and run").click()
-    expect(page.get_by_text("Show the answer")).to_be_visible()
+    page.get_by_text("Go on without a prediction").click()
+    expect(page.get_by_text("Run again")).to_be_visible()
     page.fill("#prompt textarea", "What is 1 + 1?")
     page.click("#run")
     expect(page.get_by_text("Set up and run")).to_be_visible()
-    expect(page.get_by_text("Show the answer")).to_have_count(0)
+    expect(page.get_by_text("Run again")).to_have_count(0)
 
 
 @pytest.mark.parametrize("width", [1440, 390])
 def test_the_panel_does_not_cover_its_target(page, address, width):
     page.set_viewport_size({"width": width, "height": 900})
     arrive(page, address, f"?lesson={LESSON}")
-    page.get_by_text("Set up and run").click()
-    expect(page.get_by_text("Show the answer")).to_be_visible()
+    page.get_by_text("Go on without a prediction").click()
+    expect(page.get_by_text("Run again")).to_be_visible()
     page.get_by_role("button", name="Step 2: ").click()
+    page.get_by_text("Go on without a prediction").click()
+    expect(page.get_by_text("Run again")).to_be_visible()
     rounds = page.locator(SHOWN["rounds"])
     expect(rounds).to_have_css("outline-style", "solid")
     page.wait_for_function(

@@ -54,6 +54,7 @@ function listenToTokens(app) {
     const span = tokenAt(event);
     if (span && !String(getSelection())) app.showCard(span, true);
   });
+  onDocument(app, "go-to-event", ({ detail }) => app.seekEvent(detail.lane, detail.event)); // sent by lessons
   onDocument(app, "pointerdown", (event) => {
     if (app.card.pinned && !app.card.node.contains(event.target) && !tokenAt(event)) app.unpin();
     if (!app.saving.node.contains(event.target)) app.saving.show(false);

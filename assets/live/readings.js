@@ -21,6 +21,12 @@ class Readings {
     const beside = reading.beside && value !== null ? ` (${reading.beside(value, ...asked)})` : "";
     return { value, complete: true, said: `${reading.label}, ${places}: ${reading.write(value)}${beside}` };
   }
+
+  /** The index of the event that ends a place of a lane's run; null if the run has no such place. */
+  place(name, lane) {
+    const round = PLACES[name](this.states[lane - 1]);
+    return round ? round.lastEvent : null;
+  }
 }
 
 function wholeState(record) {
@@ -77,14 +83,36 @@ function wordAt(state, place) {
   return token ? `“${pieceLabel(token.piece)}”` : "the end";
 }
 
+/** The verified rounds without the last one, which the end of the text may have cut short. */
 function judged(state) {
-  return state.rounds.filter((round) => round.verdict);
+  const rounds = state.rounds.filter((round) => round.verdict);
+  return rounds.length > 1 ? rounds.slice(0, -1) : rounds;
 }
 
 /** Whether the accepted path takes a draft token that is not the first child of its parent. */
 function leavesFirstBranch(round) {
   const { parents } = round.draft;
   return round.verdict.kept.some((node) => parents.indexOf(parents[node]) !== node);
+}
+
+/** Places of a run that a lesson may begin at: the round that ends there. */
+const PLACES = { side_branch: (state) => judged(state).find(leavesFirstBranch) };
+
+/** The tests of the siblings at the fork where the first side branch was accepted, the accepted one last. */
+function forkTests(state) {
+  const round = PLACES.side_branch(state);
+  if (!round) return [];
+  const { parents, pieces } = round.draft;
+  const chosen = round.verdict.kept.find((node) => parents.indexOf(parents[node]) !== node);
+  return [...round.tests.values()].filter(({ node }) => parents[node] === parents[chosen]).map((test) => ({ ...test, piece: pieces[test.node] }));
+}
+
+/** The test of one draft token in words: its numbers, and why it was accepted or rejected. */
+function testWords({ piece, p, residual, q, among, draw, kept }) {
+  const [ours, theirs] = [p === null ? `r = ${fixed(residual, 3)}` : `p = ${fixed(p, 3)}`, among === null ? `q = ${fixed(q, 3)}` : `q′ = ${fixed(among, 3)}`];
+  const bound = Math.min(1, (p ?? residual) / (among ?? q));
+  const test = isNumber(draw) ? `, u = ${fixed(draw, 3)} is ${kept ? "below" : "not below"} ${fixed(bound, 3)}` : "";
+  return `“${pieceLabel(piece)}”: ${ours}, ${theirs}${test}, ${kept ? "accepted" : "rejected"}`;
 }
 
 function firstMask({ shown }) {
@@ -118,13 +146,17 @@ const READINGS = {
     label: "first differing token", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
   },
 
-  rounds: { label: "rounds", write: whole, of: (state) => judged(state).length },
+  rounds: { label: "rounds", write: whole, of: (state) => state.rounds.filter((round) => round.verdict).length },
   guesses_per_round: {
     label: "draft tokens per round", write: (value) => fixed(value, 2), of: (state) => mean(judged(state).map((round) => round.draft.tokens.length)),
   },
   most_accepted: { label: "most draft tokens accepted in one round", write: whole, of: (state) => highest(judged(state).map((round) => round.accepted.size)) },
   untouched_share: { label: "rounds without a rejection", write: percent, of: (state) => share(judged(state), (round) => round.verdict.origin === "bonus") },
   side_share: { label: "rounds that accepted another branch than the first", write: percent, of: (state) => share(judged(state), leavesFirstBranch) },
+  siblings_rejected: {
+    label: "siblings rejected before the accepted one", write: whole, of: (state) => forkTests(state).filter(({ kept }) => !kept).length || null,
+    beside: (value, state) => forkTests(state).map(testWords).join("; "),
+  },
 
   kv_live_peak: { label: "most live positions in the cache", write: whole, of: (state) => measure(state).kv_live_peak },
   tokens_read: { label: "tokens processed by the target", write: whole, of: (state) => state.lastCache("target")?.length ?? null },

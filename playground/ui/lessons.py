@@ -1,21 +1,24 @@
 """Guided lessons, read from assets/lessons/*.md and shown in a panel next to the part of the page they explain.
 
-A file begins with `key: value` lines: title, minutes, about, and settings of the page (prompt, mode, context, length,
-seed, lanes; as JSON unless plain text). Each step is a heading `## ...`, followed by `show:` with a part of the page
-(SHOWN), optionally `lane:` for the lane shown by the views, and settings that apply from that step on. Then come
-paragraphs, and at most one question:
+A file begins with `key: value` lines: title, minutes, about, remember (shown at the end), and settings of the page
+(prompt, mode, context, length, seed, lanes; as JSON unless plain text). Each step is a heading `## ...`, followed by
+`show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place of
+the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
+come paragraphs, and at most one question:
 
-    question: How many forwards does lane 2 need, compared with lane 1?
+    question: How many forwards will lane 2 need, compared with lane 1?
     answer: target_forwards(2) / target_forwards(1)
-    - fewer than half | below 0.5
+    + fewer than half | below 0.5
     - fewer, but not half as few | below 1
     - as many or more | otherwise
     because: Every accepted draft token saves a forward.
 
-An answer is a reading of assets/live/readings.js, or the quotient or difference of two. The browser computes it from
-the visitor's own run; the first choice whose limit holds is correct. `none` is for runs in which the reading has no
-value. `guess: a number` instead of choices asks for a number. The component's event is 'set_up', with `lesson` and
-`step`.
+A `question` asks for a prediction: its run is made after it, and the results on the page are covered until then. An
+`exercise` in its place is answered by looking at the run of an earlier step. An answer is a reading of
+assets/live/readings.js, or the quotient or difference of two. The browser computes it from the visitor's own run; the
+first choice whose limit holds is correct. `none` is for runs in which the reading has no value. `guess: a number`
+instead of choices asks for a number. The choice marked + (or the number `shows:`) is the answer of the bundled models,
+which a test compares with their run. The component's event is 'set_up', with `lesson` and `step`.
 """
 from __future__ import annotations
 
@@ -58,10 +61,14 @@ SHOWN = {
     "repeats": ".repeats",
 }
 """Parts of the page that a step may point at, and their CSS selectors."""
-ABOUT = {"title": str, "minutes": int, "about": str}
+PLACES = ("side_branch",)
+"""Places of a run that a step may begin at; assets/live/readings.js finds them."""
+ABOUT = {"title": str, "minutes": int, "about": str, "remember": str}
 SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "lanes": list}
-STEP = {"show": str, "lane": int, **SET}
-ASKED = {"question": str, "answer": str, "guess": str, "because": str}
+STEP = {"show": str, "lane": int, "at": str, **SET}
+ASKED = {"question": str, "exercise": str, "answer": str, "guess": str, "shows": int, "because": str}
+OFFERED = {"show": SHOWN, "at": PLACES, **CHOICES}
+CHOICE = ("- ", "+ ")
 FIELD = re.compile(r"([a-z_]+): ?(.*)")
 READING = re.compile(r"([a-z_]+)\((\d+(?:, *\d+)*)\)")
 LIMIT = re.compile(r"(below|up to) (-?\d+(?:\.\d+)?)|(otherwise|none)")
@@ -69,14 +76,19 @@ LIMIT = re.compile(r"(below|up to) (-?\d+(?:\.\d+)?)|(otherwise|none)")
 
 @dataclass(frozen=True)
 class LessonQuestion:
-    """A question. readings: one or two names with their lanes, counted from 1. sign: "/" or "-" between two."""
+    """A question. readings: one or two names with their lanes, counted from 1. sign: "/" or "-" between two.
+
+    expected: what the run of the bundled models answers, as the index of a choice or as a number.
+    """
 
     text: str
+    is_prediction: bool  # asked before the run
     readings: list[tuple[str, list[int]]]
     sign: str = ""
     # (text, "below", "up to", "otherwise" or "none", limit)
     choices: list[tuple[str, str, float]] = field(default_factory=list)
     guess: str = ""  # the number that is asked for, if there are no choices
+    expected: int = 0
     because: str = ""
 
 
@@ -86,6 +98,7 @@ class LessonStep:
     paragraphs: list[str]
     show: str
     lane: int  # shown by the views, counted from 1; 0 leaves them unchanged
+    at: str  # the place of the run that the player goes to, one of PLACES; empty for none
     settings: dict[str, Any]
     question: LessonQuestion | None
 
@@ -96,6 +109,7 @@ class Lesson:
     title: str
     minutes: int
     about: str
+    remember: str
     steps: list[LessonStep]
 
 
@@ -110,14 +124,14 @@ def read_lesson(path: Path) -> Lesson:
     source = LessonSource(path.name, _text_of(path).splitlines())
     head, *sections = source.sections()
     about = head.fields({**ABOUT, **SET}, head.numbered())
-    head.has(about, "title", "minutes", "about", "prompt", "lanes")
+    head.has(about, *ABOUT, "prompt", "lanes")
     if not sections:
         raise head.wrong("the lesson has no step: begin one with a line '## ...'")
     settings, steps = {name: about[name] for name in SET if name in about}, []
     for section in sections:
         steps.append(section.step(settings))
         settings = steps[-1].settings
-    return Lesson(path.stem.split("-", 1)[-1], about["title"], about["minutes"], about["about"], steps)
+    return Lesson(path.stem.split("-", 1)[-1], **{name: about[name] for name in ABOUT}, steps=steps)
 
 
 def _text_of(path: Path) -> str:
@@ -159,7 +173,7 @@ class LessonSource:
         ]
 
     def has_entries(self) -> bool:
-        return bool(FIELD.fullmatch(self.lines[0])) or any(line.startswith("- ") for line in self.lines)
+        return bool(FIELD.fullmatch(self.lines[0])) or any(line.startswith(CHOICE) for line in self.lines)
 
     def fields(self, known: dict[str, type], numbered: Iterable[tuple[int, str]]) -> dict[str, Any]:
         found = {}
@@ -178,11 +192,7 @@ class LessonSource:
             value = raw if known[name] is str and not raw.startswith('"') else json.loads(raw)
         except (ValueError, RecursionError):  # RecursionError: thousands of nested brackets
             raise self.wrong(f"the value of {name} cannot be read as JSON", number) from None
-        if (
-            type(value) is not known[name]
-            or value not in CHOICES.get(name, (value,))
-            or (name == "show" and value not in SHOWN)
-        ):
+        if type(value) is not known[name] or value not in OFFERED.get(name, (value,)):
             raise self.wrong(f"{raw or 'nothing'} is not a value of {name}", number)
         return value
 
@@ -196,16 +206,19 @@ class LessonSource:
         blocks = self.blocks()
         paragraphs = [" ".join(line for _, line in block.numbered()) for block in blocks if not block.has_entries()]
         entries = [entry for block in blocks if block.has_entries() for entry in block.numbered()]
-        found = self.fields({**STEP, **ASKED}, (entry for entry in entries if not entry[1].startswith("- ")))
-        choices = [self.choice(line[2:], number) for number, line in entries if line.startswith("- ")]
+        found = self.fields({**STEP, **ASKED}, (entry for entry in entries if not entry[1].startswith(CHOICE)))
+        marked = [(number, line) for number, line in entries if line.startswith(CHOICE)]
+        choices = [self.choice(line[2:], number) for number, line in marked]
+        right = [i for i, (_, line) in enumerate(marked) if line.startswith("+ ")]
         self.has(found, "show")
         settings = {**before, **{name: found[name] for name in SET if name in found}}
-        question = self.question(found, choices, len(settings["lanes"]))
+        question = self.question(found, choices, right, len(settings["lanes"]))
         return LessonStep(
             self.lines[0].removeprefix("## ").strip(),
             paragraphs,
             found["show"],
             found.get("lane", 0),
+            found.get("at", ""),
             settings,
             question,
         )
@@ -218,22 +231,33 @@ class LessonSource:
         return text.strip(), match[1] or match[3], float(match[2] or 0)
 
     def question(
-        self, found: dict[str, Any], choices: list[tuple[str, str, float]], lanes: int
+        self, found: dict[str, Any], choices: list[tuple[str, str, float]], right: list[int], lanes: int
     ) -> LessonQuestion | None:
-        if "question" not in found:
-            if choices or {"answer", "guess", "because"} & found.keys():
+        """The question of a step. right: the choices marked +, by index."""
+        texts = [found[name] for name in ("question", "exercise") if name in found]
+        if not texts:
+            if choices or {"answer", "guess", "shows", "because"} & found.keys():
                 raise self.wrong("this step has an answer but no question")
             return None
         self.has(found, "answer")
+        self.check_choices(found, choices, right)
+        if len(texts) > 1:
+            raise self.wrong("a step has either a question or an exercise")
+        readings, sign = self.answer(found["answer"], lanes)
+        expected = right[0] if right else found["shows"]
+        about = (found.get("guess", ""), expected, found.get("because", ""))
+        return LessonQuestion(texts[0], "question" in found, readings, sign, choices, *about)
+
+    def check_choices(
+        self, found: dict[str, Any], choices: list[tuple[str, str, float]], right: list[int]
+    ) -> None:
         if bool(choices) == ("guess" in found):
             raise self.wrong("a question has either choices or a line 'guess:'")
         limits = [limit for _, kind, limit in choices if kind in ("below", "up to")]
         if choices and (limits != sorted(limits) or [kind for _, kind, _ in choices].count("otherwise") != 1):
             raise self.wrong("the limits of the choices must increase, and one choice must be 'otherwise'")
-        readings, sign = self.answer(found["answer"], lanes)
-        return LessonQuestion(
-            found["question"], readings, sign, choices, found.get("guess", ""), found.get("because", "")
-        )
+        if len(right) + ("shows" in found) != 1 or bool(right) != bool(choices):
+            raise self.wrong("mark one choice with +, or say which number the run 'shows:'")
 
     def answer(self, written: str, lanes: int) -> tuple[list[tuple[str, list[int]]], str]:
         """The readings of an answer, and the sign between them."""
