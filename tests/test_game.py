@@ -9,11 +9,13 @@ from chromium import chromium, new_context
 from playwright.sync_api import Page, expect
 
 import playground
+from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.transcript import sequences
 from playground.ui import game_page as game
+from playground.ui import site as site_module
 from playground.ui.pages import build
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
@@ -91,6 +93,24 @@ def test_every_example_can_be_played_on_a_public_page():
     }
     for settings in offered:
         settings.check(Rules.for_visitors())
+
+
+def uncertain(models, settings: Settings) -> int:
+    """The number of tokens of a game's text with an entropy above 1 bit, which the page plays by default."""
+    reads = game.way_of(settings) == "score"
+    session = site_module._score(models, settings) if reads else site_module._prepare(models, settings, Memory())
+    for _ in session:
+        pass
+    return sum(token["entropy"] > 1 for token in game.game_text(session.trace, reads)["tokens"])
+
+
+def test_the_game_starts_with_a_text_of_several_uncertain_tokens(models):
+    assert uncertain(models, game.offers()[0][1]) >= 6
+
+
+@pytest.mark.slow
+def test_every_offered_text_has_rounds_to_play(models):
+    assert [name for name, settings in game.offers() if uncertain(models, settings) < 3] == []
 
 
 @pytest.mark.parametrize(

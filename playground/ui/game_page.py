@@ -18,7 +18,6 @@ from typing import Any
 import gradio as gr
 
 from playground.algorithms.fairy_tales import TALES
-from playground.bench.questions import STORIES, gallery
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Failed, Step
@@ -39,7 +38,10 @@ SCORE = "score"  # the strategy in a link of this page if the text is given
 # temperature 1 and no truncation, so that tokens are sampled with the probabilities shown
 KNOBS = {"greedy": {}, "sample": {"temperature": 1.0, "top_p": 1.0}, SCORE: {}}
 WAYS = [("Greedy", "greedy"), ("Sampled", "sample"), ("A given text", SCORE)]
-PLAYED = (STORIES, "arithmetic", "records", "programs", "edit")  # tasks whose answers are long enough for a game
+STARTS = (("the sea", 0), ("snow", 2), ("a fox and a crow", 0), ("a king", 3), ("Mia", 3))
+"""Stories to sample, as (subject, seed): with the bundled model the texts read well, and several tokens of each have an
+entropy above 1 bit. Most of its stories are nearly certain once they have begun, and others lose the thread."""
+STORY = "Tell me a story about {}."
 TALES_OFFERED = 3  # tales in the menu of examples
 LENGTH = 64  # tokens of a text in the menu
 OPENING = 480  # characters of a tale that are scored, up to the end of a sentence
@@ -47,7 +49,6 @@ PAUSE = 0.8  # seconds between two updates of a growing text
 MOST_WORDS = 8  # words being looked up or waiting for it: each takes a thread of the server
 LONGEST = 40  # characters of a typed word
 MOST_IDS = 200_000  # tokens before a typed word; the model's context length is checked later
-FIRST = 60  # characters of a prompt in the menu
 SCRIPTS = ("live/dom.js", "game.rules.js", "game.js")  # in this order: they share one scope
 STAGE = "<section class='game' aria-label='Guessing game'></section>"
 
@@ -332,25 +333,17 @@ def lanes_link(settings: Settings) -> str:
 
 
 def offers() -> list[tuple[str, Settings]]:
-    """The menu of examples as (name, settings): stories and answers to generate, and tales to score."""
-    return [*_questions(), *_tales()]
+    """The menu of examples as (name, settings): stories to generate, and tales to score. The page starts with the
+    first.
+    """
+    sampled = [(STORY.format(subject), "sample", seed) for subject, seed in STARTS]
+    greedy = (STORY.format("Mia"), "greedy", 0)
+    return [*(_story(*start) for start in (*sampled, greedy)), *_tales()]
 
 
-def _questions() -> list[tuple[str, Settings]]:
-    """Every story, and of each other task the first question that consists of its prompt only."""
-    plain = [
-        question for question in gallery() if question.task in PLAYED and not question.before and not question.context
-    ]
-    first = {question.task: question for question in reversed(plain) if question.task != STORIES}
-    asked = [
-        *(question for question in plain if question.task == STORIES),
-        *(first[task] for task in PLAYED if task in first),
-    ]
-    ways = {STORIES: "sample"}
-    return [
-        (_short(question.prompt), settings_of(ways.get(question.task, "greedy"), question.prompt, "chat", LENGTH, 0))
-        for question in asked
-    ]
+def _story(prompt: str, way: str, seed: int) -> tuple[str, Settings]:
+    name = prompt if way == "sample" else f"{prompt.rstrip('.')}, greedy"
+    return name, settings_of(way, prompt, "chat", LENGTH, seed)
 
 
 def _tales() -> list[tuple[str, Settings]]:
@@ -364,11 +357,6 @@ def _tales() -> list[tuple[str, Settings]]:
 def _opening(text: str) -> str:
     """The first sentences."""
     return text[:OPENING].rpartition(". ")[0] + "." if ". " in text[:OPENING] else text[:OPENING]
-
-
-def _short(prompt: str) -> str:
-    line = " ".join(prompt.split())
-    return line if len(line) <= FIRST else f"{line[:FIRST]}…"
 
 
 # --- parts of the page ---
