@@ -98,6 +98,16 @@ class Step(Event):
 
 
 @dataclass(slots=True)
+class TopLogprobs(Event):
+    """The most probable tokens at one position, as a server reports them: without ids, entropy and processors."""
+
+    kind: ClassVar[str] = "top_logprobs"
+    position: int = 0
+    top: list[tuple[str, float]] = field(default_factory=list)  # piece and log-probability, best first
+    sequence: int = 0
+
+
+@dataclass(slots=True)
 class Draft(Event):
     """Draft tokens before verification. Node i continues parents[i]; -1 is the end of the committed text."""
 
@@ -133,7 +143,7 @@ class Commit(Event):
 
     kind: ClassVar[str] = "commit"
     position: int = 0  # index of the first of these among the generated tokens
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # -1 for a token whose id a server does not report
     pieces: list[str] = field(default_factory=list)
     text: str = ""
     # before masks and samplers; None for tokens without logits
@@ -336,6 +346,7 @@ class Header:
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
     forked_at: int = -1  # in a fork of a run: index of the first token that was changed; -1 for none, or not recorded
     canvas: int = 0  # positions filled in any order; 0 for text generated from left to right
+    remote: str = ""  # host and port of the server that generated the text; empty for a lane decoded here
     memory: str = ""  # digest of the memory from earlier runs; empty if the strategy has none
 
 

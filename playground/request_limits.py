@@ -6,6 +6,7 @@ the user's own machine, `PUBLIC` for a page open to others; SECURITY.md lists bo
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -58,6 +59,11 @@ PUBLIC = RequestLimits(
     lane_characters=40_000,
     own_characters=400_000,
 )
+
+
+def is_public() -> bool:
+    """Whether this deployment is open to others: with PLAYGROUND_PUBLIC=1, and on a Hugging Face Space."""
+    return os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
 
 
 def quoted(value: Any) -> str:

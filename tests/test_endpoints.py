@@ -10,6 +10,7 @@ import gradio as gr
 import pytest
 import saved
 from chromium import PATIENCE
+from completion_server import CompletionServer, text
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
@@ -18,6 +19,7 @@ from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.trace.comparison import baseline_of, compared
+from playground.ui.api import compare_endpoint, run_endpoint
 from playground.ui.gallery import examples
 from playground.ui.handlers import Handlers
 from playground.ui.model_loader import ModelRequest
@@ -285,3 +287,23 @@ def test_the_tools_are_the_public_endpoints(pair):
         assert set(demo.mcp_server_obj.tool_to_endpoint.values()) == NAMES
     finally:
         demo.close()
+
+
+# --- a lane of a server ---
+
+def test_a_program_adds_the_lane_of_a_server(client):
+    with CompletionServer([text(" fox", " runs")]).running() as server:
+        local, remote = compare(client, GREEDY, remote=server.address, remote_model="fox")
+        assert (remote["strategy"], remote["text"]) == ("remote", " fox runs")
+        assert remote["metrics"]["target_forwards"] is None
+        assert local["strategy"] == "greedy" and "Authorization" not in server.requests[0]["headers"]
+        four = refused(client, *[GREEDY] * 4, remote=server.address, remote_model="fox")
+        assert "more than 4 lanes" in four and len(server.requests) == 1
+    assert "is not the address of a server" in refused(client, GREEDY, remote="file:///etc", remote_model="fox")
+
+
+@pytest.mark.parametrize("endpoint", [run_endpoint, compare_endpoint])
+def test_a_public_page_refuses_the_lane_of_a_server(endpoint):
+    site = Site(load=None, rules=Rules.for_visitors())
+    with pytest.raises(gr.Error, match="does not connect to other servers"):
+        next(endpoint(site)(PROMPT, [GREEDY], remote="http://127.0.0.1:1", remote_model="fox"))

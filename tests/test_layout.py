@@ -16,6 +16,7 @@ LAYERS = (
     ("playground.trace", "playground.engine"),
     ("playground.contract",),
     ("playground.decoding",),
+    ("playground.remote",),
     ("playground.algorithms",),
     ("playground.pocket",),
     ("playground.training",),

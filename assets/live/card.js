@@ -56,6 +56,7 @@ class Card {
     const parts = [this.heading(token), facts(token, step)];
     if (token.round) parts.push(draftPart(token));
     if (step && step.top.length) parts.push(this.candidates(lane, token, step));
+    else if (state.sequence(token.sequence).reported.has(token.position)) parts.push(reportedPart(state.sequence(token.sequence).reported.get(token.position)));
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
     if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(residualPart(token.round.verdict.leftover));
     if (mask) parts.push(maskPart(mask));
@@ -71,7 +72,7 @@ class Card {
     const origin = ORIGINS[token.origin] || { label: token.origin, help: "" };
     const label = el("span", "origin", origin.label);
     label.title = origin.help;
-    head.append(piece, label, el("span", "where", `token ${token.position + 1}, id ${token.id}`));
+    head.append(piece, label, el("span", "where", `token ${token.position + 1}, id ${token.id < 0 ? "not reported" : token.id}`));
     if (this.pinned) {
       const close = button("icon close", "×", "Close (Escape)", () => this.hide());
       close.setAttribute("aria-label", "Close");
@@ -253,6 +254,20 @@ function residualPart(candidates) {
     const name = el("span", "piece");
     writePiece(name, piece, true);
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", percent(final)));
+    part.append(row);
+  }
+  return part;
+}
+
+/** The top tokens as a server reports them: probabilities of the model, without processors. */
+function reportedPart(top) {
+  const part = el("div", "leftover");
+  part.append(el("p", "", "Top tokens, as the server reports them:"));
+  for (const [piece, logprob] of top) {
+    const row = el("div", "row");
+    const name = el("span", "piece");
+    writePiece(name, piece, true);
+    row.append(name, bars(Math.exp(logprob), null), el("span", "num raw", percent(Math.exp(logprob))), el("span", "num", fixed(logprob, 2)));
     part.append(row);
   }
   return part;

@@ -326,6 +326,7 @@ class App {
     if (this.trace.lanes[lane].header.canvas) return "A canvas is not filled from left to right, so it cannot be forked";
     if (this.trace.fromFile) return FILE_ALONE;
     if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
+    if (this.trace.lanes[lane].header.remote) return "A server generated this text, so it cannot be continued here";
     if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was scored, not generated: press Run to generate one";
     return this.ranHere ? "" : "A recording has no model: press Run first";
   }
@@ -354,6 +355,7 @@ class App {
   }
 
   lookRefusal(lane) {
+    if (this.trace.lanes[lane].header.remote) return "The layers of a server's model cannot be looked into";
     if (this.trace.lanes[lane].header.canvas) return "The denoiser of this canvas has no layers to look into";
     if (this.trace.fromFile) return FILE_ALONE;
     if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
@@ -500,7 +502,7 @@ class App {
     }
     this.panelsAt = now;
     for (const panel of this.panels) panel.update(this);
-    setText(this.absent, sayAbsent(this.panels));
+    setText(this.absent, sayAbsent(this.panels, this.cards));
   }
 
   drawChooser() {

@@ -59,20 +59,21 @@ function measure(state) {
   const length = tokens.length || canvas.filled.size;
   const entropies = tokens.map((_, i) => steps.get(i)).filter(Boolean).map((step) => step.entropy);
   const rows = state.done || state.failed ? costs.rows : costs.atCommit.rows; // rows of an open round are not wasted yet
+  const unknown = Boolean(state.record.header.remote); // a server does not report its forwards
   return {
     tokens: length,
     seconds: clock,
     tokens_per_second: ratio(length, clock),
-    target_forwards: costs.passes,
+    target_forwards: unknown ? null : costs.passes,
     tokens_per_target_forward: ratio(tokensByForward(state).counted, costs.atCommit.passes),
-    draft_forwards: costs.draftPasses,
+    draft_forwards: unknown ? null : costs.draftPasses,
     acceptance_rate: ratio(costs.accepted, costs.tested),
     mean_accepted: ratio(costs.onPath, costs.verdicts),
     mean_entropy: ratio(entropies.reduce((sum, one) => sum + one, 0), entropies.length),
     kv_live: costs.live,
     kv_live_peak: costs.livePeak,
     kv_bytes: costs.bytes,
-    wasted_tokens: canvas.size ? null : Math.max(0, rows - Math.max(0, tokens.length - 1)),
+    wasted_tokens: canvas.size || unknown ? null : Math.max(0, rows - Math.max(0, tokens.length - 1)),
   };
 }
 

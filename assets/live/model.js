@@ -128,6 +128,7 @@ class Sequence {
     this.tokens = parent ? parent.tokens.slice() : [];
     this.steps = new Map(parent ? parent.steps : []); // Step events by position
     this.masks = new Map(parent ? parent.masks : []); // Mask events by position
+    this.reported = new Map(); // by position, [piece, log-probability] of the top tokens as a server reports them
     this.bornAt = this.tokens.length;
     this.alive = true;
     this.ended = false; // a complete text; it may stay alive and wait for the others
@@ -247,6 +248,10 @@ const APPLY = {
 
   step(state, event) {
     state.sequence(event.sequence).steps.set(event.position, event);
+  },
+
+  top_logprobs(state, event) {
+    state.sequence(event.sequence).reported.set(event.position, event.top);
   },
 
   draft(state, event) {

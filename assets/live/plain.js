@@ -39,7 +39,7 @@ function sayLikeness(card, cards) {
   const plain = plainLane(card, cards);
   const other = plain || cards[0];
   const [a, b] = [card.record.header, other.record.header];
-  if (other === card || a.model !== b.model || a.vocabulary !== b.vocabulary || other.state.shown.id !== 0) return "";
+  if (other === card || a.remote || b.remote || a.model !== b.model || a.vocabulary !== b.vocabulary || other.state.shown.id !== 0) return "";
   return compareTexts(card, other, plain ? `plain greedy (lane ${other.order + 1})` : `lane ${other.order + 1}`);
 }
 

@@ -4,7 +4,7 @@
 const FORMAT = "decoding-playground-trace";
 const LARGEST_FILE = 200 * 1024 * 1024;
 
-const LEADS_ON = new Set(["forward", "mask", "step", "draft", "verdict"]);
+const LEADS_ON = new Set(["forward", "mask", "step", "top_logprobs", "draft", "verdict"]);
 const LENGTHENS = new Set(["commit", "fill"]);
 
 class Trace {

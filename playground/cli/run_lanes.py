@@ -12,6 +12,7 @@ from playground.cli.load_models import load
 from playground.cli.terminal_view import Screen, costs, report
 from playground.contract.lane_config import LaneConfig, check_startable
 from playground.errors import Refusal
+from playground.remote.remote_server import RemoteServer
 from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
 
 def run(options: Namespace) -> bool:
     """Run one lane. Raises Refusal if it cannot start; if it fails later, its text is shown first."""
-    session, stopped = _decode(options, [read_recipe(options.name, options.set, options.extras)])
+    if options.name is None and options.remote is None:
+        raise Refusal("There is no strategy to run: name one, such as greedy, or a server with --remote.", "name")
+    recipes = [] if options.name is None else [read_recipe(options.name, options.set, options.extras)]
+    session, stopped = _decode(options, recipes)
+    if len(session.headers) > 1:
+        return _report(session, options, stopped)
     result = Result(session.trace)
     if result.begun:
         print(json.dumps(result.to_json()) if options.json else f"\n{costs([result])}")
@@ -34,6 +40,11 @@ def run(options: Namespace) -> bool:
 def compare(options: Namespace) -> bool:
     """Run several lanes. Failed lanes say so in the report; raises Refusal after it if all of them failed."""
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
+    return _report(session, options, stopped)
+
+
+def _report(session: Session, options: Namespace, stopped: bool) -> bool:
+    """Print the results of several lanes and save the trace; raises Refusal after it if all of them failed."""
     results = [Result(session.trace.lane(header.lane)) for header in session.headers]
     print(json.dumps(compared(results, baseline_of(results))) if options.json else f"\n{report(results)}")
     _save(session, options.trace)
@@ -46,21 +57,32 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, prompt = check_startable(recipes, options.context), _prompt(options)
+    needs, prompt = check_startable(recipes, options.context) if recipes else set(), _prompt(options)
+    server = _server(options)
     check_place(options.trace)
-    from playground.decoding.session import Limits, Prompt, prepare  # late, since it imports torch
+    from playground.decoding.session import Limits, Prompt, Session, prepare  # late, since it imports torch
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
     limits.check()
     asked.check()
-    session = prepare(
-        load(options, draft="draft" in needs),
-        recipes,
-        asked,
-        limits,
-        judge=judging(known(prompt, asked.before, options.context) if options.chat else None),
-    )
+    judge = judging(known(prompt, asked.before, options.context) if options.chat else None)
+    if recipes:
+        session = prepare(load(options, draft="draft" in needs), recipes, asked, limits, judge=judge)
+    else:
+        session = Session([], [], judge)
+    if server:
+        from playground.remote.remote_lane import add_lane
+        add_lane(session, server, asked, limits)
     return session, _drive(session, shown=not options.json)
+
+
+def _server(options: Namespace) -> RemoteServer | None:
+    """The server of the remote lane, if one is named; raises Refusal."""
+    if options.remote is None:
+        if options.remote_model:
+            raise Refusal("A remote model needs a server: name its address with --remote.", "remote")
+        return None
+    return RemoteServer.given(options.remote, options.remote_model, temperature=options.remote_temperature)
 
 
 def _drive(session: Session, shown: bool) -> bool:

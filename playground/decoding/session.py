@@ -41,6 +41,7 @@ from playground.trace.result import Result
 
 MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
 CLOCK_TOLERANCE = 0.03  # seconds that a lane's clock may be ahead of the smallest one for the two to share a forward
+SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
 log = logging.getLogger(__name__)
 Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
 
@@ -153,6 +154,8 @@ def leave_a_core() -> None:
 
 class Runner:
     """One lane's generator, its pending request and its clock."""
+
+    remote = False  # whether a server generates the text; see playground.remote
 
     def __init__(self, lane: Lane, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
@@ -342,7 +345,7 @@ def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request
 class Refused:
     """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
 
-    clock, feeds = 0.0, ()
+    clock, feeds, remote = 0.0, (), False
 
     def __init__(self, message: str):
         self._message, self.finished = message, False
@@ -364,6 +367,12 @@ class Session:
         _share_prefixes(
             [runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)]
         )
+
+    def add(self, header: Header, runner: Runner) -> None:
+        """Add a lane before the run begins; its header gets the next number."""
+        header.lane = len(self.headers)
+        self.trace = Trace([*self.headers, header])
+        self._runners.append(runner)
 
     @property
     def headers(self) -> list[Header]:
@@ -388,11 +397,13 @@ class Session:
         return self._schedule(self._live())
 
     def step(self) -> list[Stamped]:
-        """Run every live lane up to its next commit, inclusive."""
+        """Run every live lane up to its next commit, inclusive. Remote lanes that have nothing are not waited for."""
         stamped: list[Stamped] = []
         waiting = self._live()
         while waiting:
             new = self._schedule(waiting)
+            if not new and not self._local(waiting):
+                break
             committed = {s.lane for s in new if isinstance(s.event, (Commit, Fill))}
             waiting = [lane for lane in waiting if lane not in committed and not self._runners[lane].finished]
             stamped += new
@@ -402,17 +413,23 @@ class Session:
         """Run some of the lanes whose clocks are similar to the smallest one.
 
         This is one that needs no forward, if any, and otherwise all that can share a batch with the lane with the
-        smallest clock.
+        smallest clock. Remote lanes, whose servers compute meanwhile, go first if they have news.
         """
-        if not lanes:
-            return []
-        runners = self._runners
+        runners, local = self._runners, self._local(lanes)
+        patience = 0.0 if local else SERVER_PATIENCE
+        arrived = [lane for lane in lanes if runners[lane].remote and runners[lane].arrived(patience)]
+        if arrived or not local:
+            return self._serve(arrived)
+        lanes = local
         slowest = min(lanes, key=lambda lane: runners[lane].clock)
         similar = [lane for lane in lanes if runners[lane].clock <= runners[slowest].clock + CLOCK_TOLERANCE]
         ready = [lane for lane in similar if not runners[lane].feeds]
         return self._serve(
             ready[:1] or [lane for lane in similar if lane == slowest or _batchable(runners[lane], runners[slowest])]
         )
+
+    def _local(self, lanes: list[int]) -> list[int]:
+        return [lane for lane in lanes if not self._runners[lane].remote]
 
     def _serve(self, lanes: list[int]) -> list[Stamped]:
         serve([self._runners[lane] for lane in lanes])

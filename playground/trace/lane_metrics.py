@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from playground.events import Cache, Commit, Done, Draft, Event, Fill, Forward, Mask, Reason, Stamped, Verdict
@@ -63,7 +64,8 @@ class LaneRecord:
 def metrics(trace: Trace) -> dict[str, Any]:
     """All metrics of a consistent trace of one lane, by name. Raises ValueError unless there is exactly one lane."""
     record = LaneRecord(_only_lane(trace))
-    return {name: metric(record) for name, metric in METRICS.items()}
+    found = {name: metric(record) for name, metric in METRICS.items()}
+    return found | dict.fromkeys(OF_FORWARDS) if trace.headers[0].remote else found
 
 
 def definitions() -> dict[str, str]:
@@ -185,6 +187,9 @@ METRICS: dict[str, Callable[[LaneRecord], Any]] = {metric.__name__: metric for m
     tokens_per_target_forward, acceptance_rate, acceptance_by_position, mean_accepted, mean_entropy, kv_live_peak,
     kv_bytes_peak, mask_seconds_per_token, wasted_tokens, flops, origins)}
 
+OF_FORWARDS = ("forwards", "target_forwards", "draft_forwards", "wasted_tokens", "flops")
+"""Metrics that are None for a lane on a server, which does not report its forwards."""
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -216,6 +221,8 @@ class Difference:
 def diff(a: Trace, b: Trace) -> Difference | None:
     """The first difference between the texts of two traces of one lane each; None if they are the same."""
     first, second = (sequences(_only_lane(trace))[0] for trace in (a, b))
+    if _lacks_ids(first) or _lacks_ids(second):
+        return _diff_of_texts(first, second)
     pairs = zip(first.tokens, second.tokens, strict=False)
     index = next((i for i, (x, y) in enumerate(pairs) if x.id != y.id), min(len(first.tokens), len(second.tokens)))
     x, y = _token(first, index), _token(second, index)
@@ -223,6 +230,29 @@ def diff(a: Trace, b: Trace) -> Difference | None:
         return None
     reason = _reason(a if x is None else b) if x is None or y is None else None
     return Difference(index, x, y, _margin([first, second], index, x, y), reason)
+
+
+def _lacks_ids(written: Written) -> bool:
+    """Whether a server generated the text and reported no ids."""
+    return any(token.id < 0 for token in written.tokens)
+
+
+def _diff_of_texts(first: Written, second: Written) -> Difference | None:
+    """The first difference of two texts character by character, since their tokens cannot be compared. The index is
+    that of the first text's token.
+    """
+    if first.text == second.text:
+        return None
+    pairs = zip(first.text, second.text, strict=False)
+    place = next((i for i, (x, y) in enumerate(pairs) if x != y), min(len(first.text), len(second.text)))
+    index, other = (_token_at(written, place) for written in (first, second))
+    return Difference(index, _token(first, index), _token(second, other), None)
+
+
+def _token_at(written: Written, place: int) -> int:
+    """Index of the token that spells the character at `place`; the number of tokens if the text ends before it."""
+    ends = accumulate(len(token.piece) for token in written.tokens)
+    return next((i for i, end in enumerate(ends) if end > place), len(written.tokens))
 
 
 def _margin(texts: list[Written], index: int, x: Token | None, y: Token | None) -> float | None:

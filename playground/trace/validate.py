@@ -24,6 +24,7 @@ from playground.events import (
     Rollback,
     Stamped,
     Step,
+    TopLogprobs,
     Verdict,
 )
 from playground.trace.cache_contents import CacheContents
@@ -227,6 +228,8 @@ def _probabilities_of(event: Event) -> list[float]:
             return tests + _of_candidates(event.leftover)
         case Commit():
             return [math.exp(min(logprob, 1.0)) for logprob in event.logprobs if logprob is not None]
+        case TopLogprobs():
+            return [math.exp(min(logprob, 1.0)) for _, logprob in event.top]
         case Mask():
             return [event.banned, *_of_candidates(event.favourites)]
     return []

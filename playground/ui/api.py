@@ -18,6 +18,7 @@ from playground.contract import discover, find
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.remote.remote_server import RemoteServer
 from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.comparison import compared
@@ -50,6 +51,10 @@ ARGUMENTS = f"""
             model: target model, from the page's list; "default" is the one the page was started with
             draft: draft model; "default" is the target's own, "none" is none
             before: earlier turns of a chat, [[user, assistant], ...]
+            remote: address of a server with the OpenAI completions interface, which generates one more lane; not on a
+                public page
+            remote_model: the server's name of the model
+            remote_key: the server's key, if it needs one
 """
 
 
@@ -146,8 +151,8 @@ def _refusals_as_errors() -> Iterator[None]:
 class ApiRequest:
     """A client's request: its settings, its place in the queue, and its run once that has begun."""
 
-    def __init__(self, site: Site, settings: Settings):
-        self.site, self.settings = site, settings
+    def __init__(self, site: Site, settings: Settings, server: RemoteServer | None):
+        self.site, self.settings, self.server = site, settings, server
         self.loading = site.model_load(settings)
         self.ticket = site.join(API)
         self.run: Run | RemoteRun | None = None
@@ -158,7 +163,7 @@ class ApiRequest:
 
     def start(self) -> Run | RemoteRun:
         """Start the run; raises Refusal."""
-        self.run = self.site.start(self.loading, self.settings, Memory())
+        self.run = self.site.start(self.loading, self.settings, Memory(), self.server)
         return self.run
 
     def end(self) -> None:
@@ -182,6 +187,9 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
         model: str = DEFAULT,
         draft: str = DEFAULT,
         before: Turns = None,
+        remote: str = "",
+        remote_model: str = "",
+        remote_key: str = "",
     ):
         arguments = {
             "prompt": prompt,
@@ -196,7 +204,7 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
             "draft": draft,
             "before": before or [],
         }
-        with _refusals_as_errors(), _queued(site, arguments) as request:
+        with _refusals_as_errors(), _queued(site, arguments, (remote, remote_model, remote_key)) as request:
             yield from answers(request)
 
     endpoint.__name__, endpoint.__doc__ = name, f"{summary}\n{ARGUMENTS}"
@@ -225,15 +233,26 @@ def _check_completed(running: Run | RemoteRun) -> None:
 
 
 @contextmanager
-def _queued(site: Site, arguments: dict[str, Any]) -> Iterator[ApiRequest]:
+def _queued(site: Site, arguments: dict[str, Any], remote: tuple[str, str, str]) -> Iterator[ApiRequest]:
     """A client's request in the queue; its run ends when the client leaves. Raises Refusal."""
     settings = _settings(arguments)
     settings.check(site.rules)
-    request = ApiRequest(site, settings)
+    request = ApiRequest(site, settings, _server(site, *remote))
     try:
         yield request
     finally:
         request.end()
+
+
+def _server(site: Site, address: str, model: str, key: str) -> RemoteServer | None:
+    """The server of a remote lane. The key of the environment is not for clients to send anywhere. Raises Refusal."""
+    if not address:
+        return None
+    if site.rules.public:
+        raise Refusal("This public page does not connect to other servers: run the playground yourself.", "remote")
+    server = RemoteServer(address, model, key)
+    server.check()
+    return server
 
 
 def _settings(arguments: dict[str, Any]) -> Settings:

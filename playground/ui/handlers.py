@@ -18,6 +18,7 @@ import gradio as gr
 from playground.decoding.forked_session import Siblings
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.remote.remote_server import RemoteServer
 from playground.request_limits import MAX_TOKEN_ID
 from playground.trace.transcript import Written, sequences
 from playground.ui import run_figures, study_figures
@@ -59,6 +60,7 @@ class Visit:
     left: bool = False  # another run has replaced it on the page
     reads: bool = False  # the models score the prompt; the lanes of the editor are not run
     siblings: Siblings | None = None  # of a fork: the lanes of the run that it comes from
+    server: RemoteServer | None = None  # generates one more lane; stored only here, since it may hold a key
     earlier: list[Visit] = field(default_factory=list)  # the newest last
 
     @property
@@ -99,7 +101,7 @@ class Visit:
         self.left = True
         self.stop()
         earlier, self.earlier = [visit for visit in (*self.earlier, self) if visit.run][-EARLIER:], []
-        return Visit(settings, self.memory, reads=reads, siblings=siblings, earlier=earlier)
+        return Visit(settings, self.memory, reads=reads, siblings=siblings, server=self.server, earlier=earlier)
 
     def of(self, run: str) -> Visit:
         """The visit of a run by its name. Raises Refusal if it is not kept."""
@@ -148,7 +150,7 @@ class Handlers:
         """Run a lane once more that continues differently from a position of its shown sequence; the others stay."""
         try:
             shown = _shown(visit, event)
-            if not _has_lane(shown, event) or shown.reads:
+            if not _has_lane(shown, event) or shown.reads or _is_remote(shown, event):
                 return
             fork = self._fork(shown, event)
             settings = shown.settings.forked(fork)
@@ -180,7 +182,7 @@ class Handlers:
             visit = _shown(visit, event)
         except Refusal:
             return gr.skip()
-        if not _has_lane(visit, event):
+        if not _has_lane(visit, event) or _is_remote(visit, event):
             return gr.skip()
         lane = whole_number(event, "lane")
         header = visit.run.headers[lane]
@@ -238,6 +240,16 @@ class Handlers:
         if not (visit and visit.run and visit.run.events):
             return {self.page.prompt_notice: "There is no run to show yet: press Run first."}
         return {self.page.live: recording(visit.run.headers, list(visit.run.events)), **self._clear_notices()}
+
+    def connect(self, visit: Visit | None, address: str, model: str, key: str) -> Changes:
+        """Add a lane of a server to the following runs, or with an empty address none."""
+        visit = visit or Visit(Settings(), stopped=True)
+        try:
+            visit.server = RemoteServer.given(address, model, key) if address.strip() else None
+        except Refusal as refusal:
+            visit.server = None
+            return {self.page.visit: visit, **self.page.remote.refused(refusal)}
+        return {self.page.visit: visit, **self.page.remote.connected(visit.server)}
 
     def forget(self, visit: Visit | None) -> Changes:
         """Clear what strategies remember. An active run keeps its memory, which is dropped with it."""
@@ -335,7 +347,7 @@ class Handlers:
         visit.begin(
             self.site.read(loading, visit.settings)
             if visit.reads
-            else self.site.start(loading, visit.settings, visit.memory, visit.siblings)
+            else self.site.start(loading, visit.settings, visit.memory, visit.siblings, visit.server)
         )
         yield from self._stream(visit, loading)
 
@@ -437,6 +449,11 @@ def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
     with suppress(Refusal):
         return bool(visit and visit.run) and whole_number(event, "lane") < len(visit.run.headers)
     return False
+
+
+def _is_remote(visit: Visit, event: gr.EventData) -> bool:
+    """Whether a server generates the lane, which can be neither forked nor looked into."""
+    return bool(visit.run.headers[whole_number(event, "lane")].get("remote"))
 
 
 def status(loading: ModelLoad, others: int = 0) -> str:

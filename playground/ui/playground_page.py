@@ -15,6 +15,7 @@ from playground.ui.handlers import Changes, Handlers
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
+from playground.ui.remote_panel import RemotePanel
 from playground.ui.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
 from playground.ui.seed_sweep_panel import Repeats
 from playground.ui.settings import CHOICES, Settings
@@ -131,6 +132,8 @@ class Page:
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
         self._bind_run(handlers)
         self._bind_figures(handlers)
+        if not self.site.rules.public:
+            self.remote.bind(handlers.connect, self.visit)
         self.repeats.bind(controls)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
@@ -204,6 +207,7 @@ class Page:
                 self._question()
                 self._numbers()
                 self._models(self.start)
+            self.remote = RemotePanel(visible=not self.site.rules.public)
             self._actions()
 
     def _question(self) -> None:

@@ -14,26 +14,34 @@ from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries, partner
 from playground.errors import Refusal
-from playground.request_limits import quoted
+from playground.remote.remote_server import RemoteServer
+from playground.request_limits import is_public, quoted
 from playground.trace import Trace
 from playground.ui.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
 from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.readers import current_request
-from playground.ui.settings import DEFAULT, NO_DRAFT, Rules, Settings
+from playground.ui.settings import DEFAULT, LANES, NO_DRAFT, Rules, Settings
 from playground.ui.survey_run import SurveySettings, survey_session
 from playground.ui.worker import Health, Run, Worker
 from playground.ui.zero_gpu import Batch, RemoteRun, batches, on_gpu, on_zero
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
-    from playground.decoding.session import Limits, Prompt, prepare  # imports torch
+    from playground.decoding.session import prepare  # imports torch
+    return prepare(models, settings.recipes(), _prompt_of(settings), _limits_of(settings), memory=memory)
+
+
+def _prompt_of(settings: Settings) -> Any:
+    from playground.decoding.session import Prompt
     context = settings.context if settings.context.strip() else ""
-    prompt = Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
-    return prepare(
-        models, settings.recipes(), prompt, Limits(settings.seed, settings.length, settings.stops()), memory=memory
-    )
+    return Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
+
+
+def _limits_of(settings: Settings) -> Any:
+    from playground.decoding.session import Limits
+    return Limits(settings.seed, settings.length, settings.stops())
 
 
 def _score(models: Any, settings: Settings):
@@ -77,9 +85,8 @@ class Site:
         The page is public on a Space or with PLAYGROUND_PUBLIC=1; PLAYGROUND_RUN_PROGRAMS=1 then lets it run programs
         written by models.
         """
-        public = os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
         programs = os.environ.get("PLAYGROUND_RUN_PROGRAMS") == "1"
-        return cls(model_request, Rules.for_visitors(programs) if public else Rules())
+        return cls(model_request, Rules.for_visitors(programs) if is_public() else Rules())
 
     def check(self) -> None:
         """Raise Refusal for invalid options, before the page is up; models on the hub are looked up later."""
@@ -131,16 +138,33 @@ class Site:
                        draft=draft if draft not in (DEFAULT, "") else self.model_request.draft if own else "")
 
     def start(
-        self, loading: ModelLoad, settings: Settings, memory: Memory, siblings: Siblings | None = None
+        self,
+        loading: ModelLoad,
+        settings: Settings,
+        memory: Memory,
+        siblings: Siblings | None = None,
+        server: RemoteServer | None = None,
     ) -> Run | RemoteRun:
         """Start a run that reads and extends a visitor's memory; raises Refusal if the models cannot run it.
 
         With siblings, only the lane at their free place is run.
+        server: generates one more lane; only for pages that are not public.
         """
         models = loading.result()
         if on_zero():
             return RemoteRun(self._remote(settings, siblings))
-        return self.worker(models).take(self._session(models, settings, memory, siblings))
+        session = self._session(models, settings, memory, siblings)
+        if server and not siblings:  # in a fork, the server's lane is one of the siblings
+            self._add_remote(session, server, settings)
+        return self.worker(models).take(session)
+
+    def _add_remote(self, session: Any, server: RemoteServer, settings: Settings) -> None:
+        from playground.remote.remote_lane import add_lane  # imports torch
+        if self.rules.public:
+            raise Refusal("This public page does not connect to other servers: run the playground yourself.", "remote")
+        if len(settings.lanes) >= LANES:
+            raise Refusal(f"With the remote lane there are more than {LANES} lanes: remove one of the others.", "lanes")
+        add_lane(session, server, _prompt_of(settings), _limits_of(settings))
 
     def _session(self, models: Any, settings: Settings, memory: Memory, siblings: Siblings | None) -> Any:
         if siblings is None:

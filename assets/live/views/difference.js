@@ -100,7 +100,7 @@ class Pair {
   /** Whether token ids mean the same in both. */
   shareVocabulary() {
     const [a, b] = this.cards.map(({ record }) => record.header);
-    return a.model === b.model && a.vocabulary === b.vocabulary;
+    return !a.remote && !b.remote && a.model === b.model && a.vocabulary === b.vocabulary;
   }
 
   /** Probability under lane `of` of the token that lane `side` chose, or null if it was not recorded. Steps record the top

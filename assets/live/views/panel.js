@@ -120,9 +120,10 @@ class Panel {
 }
 
 /** One line that names the views that no lane has. */
-function sayAbsent(panels) {
+function sayAbsent(panels, cards) {
   const names = panels.filter((panel) => panel.missed && panel.node.hidden).map(({ title }) => title.replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase()));
-  return names.length ? `Not in this run: ${names.join(", ")}.` : "";
+  const why = cards.every(({ record }) => record.header.remote) ? "Not shown, since the server does not report it" : "Not in this run";
+  return names.length ? `${why}: ${names.join(", ")}.` : "";
 }
 
 /** Whether a header names a part of one of these kinds. */

@@ -1,0 +1,1 @@
+"""Lanes that a server generates: any server with the OpenAI completions interface."""
