@@ -217,6 +217,24 @@ def check_self_consistency(cls: type[Decoder]) -> None:
     same_law(cls(n=3, answer="text", temperature=0.7), model, 0.7, elected)
 
 
+def lopsided(context: Text) -> torch.Tensor:
+    """Answer a is so probable that one text with it outweighs two with b."""
+    row = [0.25, 0.0, 0.75] if len(context) > len(PROMPT) else [0.9, 0.06, 0.04]
+    return torch.tensor(row, dtype=torch.float64).log()
+
+
+def check_weighted(cls: type[Decoder]) -> None:
+    """The answer with the largest sum of geometric means wins."""
+    model = TableModel("ab.", ".", rule=lopsided)
+
+    def elected(texts: list[Text]) -> Text:
+        voters = [text for text in whole(texts) if text != (END,)] or whole(texts)
+        weigh = {text: voters.count(text) * math.exp(logp(model, text) / len(text)) for text in voters}
+        return max(voters, key=lambda text: (weigh[text], voters.count(text) * logp(model, text)))
+
+    same_law(cls(n=3, answer="text", temperature=0.7, vote="weighted"), model, 0.7, elected)
+
+
 class LikeliestAnswer(SelfConsistency):
     def _winner(self, votes):
         return max(votes, key=lambda answer: sum(sample.logp for sample in votes[answer]))
@@ -242,6 +260,29 @@ class SilenceVotes(SelfConsistency):
 @pytest.mark.oracle("self_consistency")
 def test_self_consistency_has_the_distribution_of_a_vote_among_independent_texts():
     check_self_consistency(SelfConsistency)
+
+
+class CountsHeads(SelfConsistency):
+    def _weight(self, voters):
+        return len(voters)
+
+
+class WeighsWholeTexts(SelfConsistency):
+    """By their probability instead of that per token: long texts lose."""
+
+    def _weight(self, voters):
+        return sum(math.exp(sample.logp) for sample in voters)
+
+
+@pytest.mark.oracle("self_consistency")
+def test_a_weighted_vote_has_the_law_of_summed_probabilities_per_token():
+    check_weighted(SelfConsistency)
+
+
+@pytest.mark.refuses("self_consistency")
+@pytest.mark.parametrize("wrong", [CountsHeads, WeighsWholeTexts])
+def test_a_wrong_weight_is_refused(wrong):
+    refused(check_weighted, wrong)
 
 
 @pytest.mark.refuses("self_consistency")

@@ -9,7 +9,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from playground.contract import STAGES, CachePolicy, Constraint, Decoder, Sampler, Strategy, discover, find, make
+from playground.contract import (
+    STAGES,
+    CachePolicy,
+    Constraint,
+    Decoder,
+    Sampler,
+    Strategy,
+    Verifier,
+    discover,
+    find,
+    make,
+)
 from playground.errors import Refusal
 from playground.events import Part
 from playground.request_limits import quoted
@@ -84,7 +95,7 @@ class Assembly:
         Row-wise toggles preserve it. A toggle that depends on the path sees another path if several draft tokens are
         verified at once.
         """
-        guarantees = list(self.decoder.guarantee)
+        guarantees = [each for each in self.decoder.guarantee if each not in self._lost()] or ["heuristic"]
         path_dependent = self.cache_policy and not self.cache_policy.row_wise
         if (
             path_dependent
@@ -94,6 +105,13 @@ class Assembly:
             guarantees = ["heuristic"]
         added = [part for part in (self.constraint, self.cache_policy) if part]
         return list(dict.fromkeys(guarantees + [g for part in added for g in part.guarantee]))
+
+    def _lost(self) -> set[str]:
+        """The guarantees of the decoder that a verifier which may accept other tokens does not give."""
+        verifier = getattr(self.decoder, "verifier", None)
+        if not isinstance(verifier, Verifier) or verifier.greedy_only:
+            return set()
+        return {"greedy_identical", "distribution_identical"} - set(verifier.guarantee)
 
     def claims(self) -> list[str]:
         """The guarantees that say something about this lane's text, for its badges.

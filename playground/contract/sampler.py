@@ -34,7 +34,7 @@ class Sampler(Strategy):
     rank: ClassVar[int] = 50  # order within the stage; below 50: samplers whose order the transformers library fixes
     draws: ClassVar[bool] = True  # False if it only reshapes scores and leaves the choice to argmax
     row_wise: ClassVar[bool] = True  # False if scores depend on how earlier tokens were chosen
-    streams: ClassVar[tuple[str, ...]] = ()  # other streams it reads: "without_context", and those `instructions` names
+    streams: ClassVar[tuple[str, ...]] = ()  # others it reads: "without_context", of `instructions` or `unprompted`
     start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
     piece: ClassVar[Callable[[int], str]] = str  # the text of a token
     end_ids: ClassVar[frozenset[int]] = frozenset()  # tokens that end the text
@@ -59,6 +59,11 @@ class Sampler(Strategy):
     def instructions(self) -> dict[str, str]:
         """Extra streams of the target over the same prompt with an instruction prepended, by name of the stream."""
         return {}
+
+    @property
+    def unprompted(self) -> tuple[str, ...]:
+        """Streams among `streams` that read the last token of the prompt alone, as if there were no prompt."""
+        return ()
 
     def prepare(self, lm: LaneInterface) -> Iterator:
         """Yield events and requests before the prompt is read, such as those of `lm.reading`."""

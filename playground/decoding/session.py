@@ -546,6 +546,8 @@ def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str
         for sampler in assembly.samplers
         for name, text in sampler.instructions().items()
     }
+    bare = {name for sampler in assembly.samplers for name in sampler.unprompted}
+    found |= {name: prompt.encode(model)[-1:] for name in bare}
     if "context" not in assembly.needs():
         return found
     check_context(assembly, prompt.context)

@@ -16,8 +16,8 @@ class Sample(Decoder):
     name, title, paper, sheet = "sample", "Sampling", "1904.09751", "sampling/sampling-baselines"
     guarantee = ("distribution_identical", "collapses")
 
-    temperature: float = knob(0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
-    top_k: int = knob(0, 0, 200, step=1, help="keep this many tokens; 0 keeps all")
+    temperature: float = knob(0.8, 0.0, 5.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
+    top_k: int = knob(0, 0, 1000, step=1, help="keep this many tokens; 0 keeps all")
     top_p: float = knob(0.95, 0.0, 1.0, step=0.01, help="keep the smallest set with this much probability; 1 keeps all")
     min_p: float = knob(
         0.0, 0.0, 1.0, step=0.01, help="keep tokens at least this probable, relative to the best; 0 keeps all"

@@ -19,7 +19,7 @@ class Temperature(Sampler):
     )
     guarantee = ("collapses",)
 
-    t: float = knob(0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
+    t: float = knob(0.8, 0.0, 5.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
     place: str = knob(
         "before cuts",
         choices=("before cuts", "after cuts"),

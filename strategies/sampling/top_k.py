@@ -12,7 +12,7 @@ class TopK(Sampler):
     name, title, paper, sheet, rank = "top_k", "Top-k", "1805.04833", "sampling/sampling-baselines", 2
     guarantee = ("collapses",)
 
-    k: int = knob(50, 0, 200, step=1, help="keep this many tokens; 0 keeps all")
+    k: int = knob(50, 0, 1000, step=1, help="keep this many tokens; 0 keeps all")
 
     def apply(self, scores, histories):
         return sampling.top_k(scores, self.k)

@@ -20,7 +20,7 @@ class BeamSearch(Decoder):
     guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
     several = counts_forced = True
 
-    beams: int = knob(4, 1, 16, step=1, help="sequences that grow in parallel; 1 is greedy")
+    beams: int = knob(4, 1, 64, step=1, help="sequences that grow in parallel; 1 is greedy")
     length_exponent: float = knob(
         1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by summed log-probability, which favours short ones; 1 by the mean"
     )

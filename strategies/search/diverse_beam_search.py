@@ -21,7 +21,7 @@ class DiverseBeamSearch(Decoder):
     guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
     several = counts_forced = True
 
-    beams: int = knob(6, 1, 16, step=1, help="sequences that grow in parallel, over all groups")
+    beams: int = knob(6, 1, 64, step=1, help="sequences that grow in parallel, over all groups")
     groups: int = knob(2, 1, 16, step=1, help="number of groups, a divisor of the beams; 1 is plain beam search")
     strength: float = knob(
         0.5, 0.0, 2.0, step=0.1, help="penalty of a token, in nats, for each beam of an earlier group that took it"

@@ -1,4 +1,5 @@
 """Self-consistency."""
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -13,7 +14,8 @@ class SelfConsistency(Decoder):
 
     Ties go to the answer whose texts have the larger summed log-probability, then to the first. The result is the most
     probable text with the winning answer. A text without an answer does not vote, nor does one truncated by the length
-    limit unless all are, which is our rule. Wang et al. 2022, arXiv 2203.11171, the unweighted vote.
+    limit unless all are, which is our rule. Votes may be weighted by the probability per token of the text, so that one
+    confident text can outvote two doubtful ones. Wang et al. 2022, arXiv 2203.11171.
     """
 
     name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
@@ -29,6 +31,12 @@ class SelfConsistency(Decoder):
     words: int = knob(2, 1, 20, step=1, help="number of last words that make up the answer")
     temperature: float = knob(
         0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
+    )
+
+    vote: str = knob(
+        "majority",
+        choices=("majority", "weighted"),
+        help="each text counts once, or by the geometric mean of its tokens' probabilities",
     )
 
     def toggles(self) -> list[Strategy]:
@@ -55,15 +63,19 @@ class SelfConsistency(Decoder):
         return votes
 
     def _winner(self, votes) -> str:
-        return max(votes, key=lambda answer: (len(votes[answer]), sum(sample.logp for sample in votes[answer])))
+        return max(votes, key=lambda answer: (self._weight(votes[answer]), sum(s.logp for s in votes[answer])))
+
+    def _weight(self, voters) -> float:
+        return len(voters) if self.vote == "majority" else sum(math.exp(sample.mean) for sample in voters)
 
     def _outcome(self, samples, votes) -> str:
         if not votes:
             return "No text has an answer: the most probable text is taken."
         winner, voters = self._winner(votes), sum(map(len, votes.values()))
+        weights = "" if self.vote == "majority" else ", weighted by probability"
         return (
-            f"{winner!r} has {len(votes[winner])} of {voters} votes; no text after #{self._decided(samples)} changed "
-            "that."
+            f"{winner!r} has {len(votes[winner])} of {voters} votes{weights}; no text after #{self._decided(samples)} "
+            "changed that."
         )
 
     def _decided(self, samples) -> int:
@@ -77,5 +89,5 @@ class SelfConsistency(Decoder):
         if completed:
             votes = self._votes(samples)
             yield Figure(
-                "bars", "answers", {"labels": list(votes), "values": [len(voters) for voters in votes.values()]}
+                "bars", "answers", {"labels": list(votes), "values": [*map(self._weight, votes.values())]}
             )

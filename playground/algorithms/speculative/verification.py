@@ -43,7 +43,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
     (drafting may run ahead of verification); its descendants wait for the next forward.
     """
     verdict, node = Verdict(), ROOT
-    while not rows.unread(node) and not _is_over(lm, tree, rows, node):
+    while not rows.unread(node) and not is_over(lm, tree, rows, node):
         children = tree.children(node)
         if not children:
             verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"
@@ -59,7 +59,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
     return verdict
 
 
-def _is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
+def is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     """Whether no token can follow a node: it is an end token, or the grammar is complete there."""
     complete = rows.masks is not None and not bool(rows.masks[rows.row(node)].any())
     return node != ROOT and (complete or lm.ends(tree.tokens[node]))

@@ -1,0 +1,55 @@
+"""Prompt compression with a budget that heads share."""
+from torch import Tensor
+
+from playground.algorithms.kv_cache.attention_scores import top_slots
+from playground.algorithms.kv_cache.prompt_compression import PromptCompression
+from playground.contract import knob
+from playground.events import Figure
+
+
+class AdaKV(PromptCompression):
+    """Compress the prompt once, and let the heads of a layer compete for the tokens that stay.
+
+    Each head keeps a share alpha of an even budget by its own scores, those of SnapKV. The rest goes to the best tokens
+    of all heads together, so that heads with scattered attention keep more than those that look at a few tokens. The
+    layer's total is that of SnapKV. It helps where heads differ much: an even budget starves some and is wasted on
+    others. alpha = 1 is SnapKV. Generated tokens stay. Feng et al. 2024, arXiv 2407.11550.
+    """
+
+    name, title, paper, sheet = "ada_kv", "Budgets by head (AdaKV)", "2407.11550", "kv-cache/ada-kv"
+    guarantee = ("collapses",)
+
+    alpha: float = knob(0.2, 0.0, 1.0, step=0.05, help="share of an even budget that every head keeps; 1 is SnapKV")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._kept: dict[int, list[int]] = {}
+
+    def share(self, held):
+        return self.capacity - self.window
+
+    def retain(self, held):
+        if held.next < held.prompt:
+            return held.live
+        late = held.positions >= held.prompt - self.window
+        scores = self._pooled(held, late)
+        early = (held.live & ~late).expand_as(scores)
+        chosen = self.shared_out(scores, early, self.share(held))
+        self._kept.setdefault(held.layer, chosen.sum(-1).tolist())
+        return late | chosen
+
+    def shared_out(self, scores: Tensor, early: Tensor, even: int) -> Tensor:
+        """`even` slots per head on average among `early`, all [kv_heads, slots]."""
+        own = top_slots(scores, int(self.alpha * even), early)
+        rest = even * len(scores) - int(own.sum())
+        best = top_slots(scores.flatten()[None], rest, (early & ~own).flatten()[None])
+        return own | best.view_as(own)
+
+    def explain(self, prompt, layers):
+        for layer, counts in sorted(self._kept.items()):
+            labels = [f"head {head}" for head in range(len(counts))]
+            yield Figure("bars", f"prompt tokens kept, layer {layer}", {"labels": labels, "values": counts})
+        self._kept = {layer: [] for layer in self._kept}
+
+    def expected_share(self, full):
+        return min(1.0, (self.capacity + full.generated) / full.length)

@@ -1,0 +1,58 @@
+"""Small caches for layers that look at little."""
+from playground.algorithms.kv_cache.attention_scores import AttentionScores
+from playground.contract import CachePolicy, knob
+from playground.events import Figure
+
+
+class SimLayerKV(CachePolicy):
+    """Find the lazy layers, which attend to the first and the latest tokens alone, and keep only those there.
+
+    A layer is lazy if the last `window` tokens of the prompt pay more than the share `threshold` of their attention, on
+    average over heads, to the first `sinks` and the last `recent` tokens of the prompt. Its cache becomes a window with
+    sinks; all other layers keep everything. It helps where memory has to shrink at little loss: layers differ much in
+    how far they look. threshold = 1 keeps everything. Zhang et al. 2024, arXiv 2410.13846.
+    """
+
+    name, title, paper, sheet = "sim_layer_kv", "Lazy layers (SimLayerKV)", "2410.13846", "kv-cache/sim-layer-kv"
+    guarantee = ("collapses",)
+    row_wise, uses_attention = False, True
+
+    threshold: float = knob(0.8, 0.0, 1.0, step=0.01, help="share of attention from which a layer is lazy; 1: none is")
+    sinks: int = knob(4, 0, 64, step=1, help="first tokens that a lazy layer keeps")
+    recent: int = knob(32, 1, 2048, step=1, help="latest tokens that a lazy layer keeps")
+    window: int = knob(16, 1, 128, step=1, help="last prompt tokens whose attention decides")
+
+    def __post_init__(self):
+        self.attention, self._near = AttentionScores(), {}
+        self._shown = False
+
+    def wants_attention(self, position, prompt):
+        return prompt - self.window <= position < prompt
+
+    def observe_attention(self, layer, weights, query_positions, key_positions):
+        self.attention.add(layer, weights, key_positions)
+
+    def retain(self, held):
+        if held.next < held.prompt:
+            return held.live
+        if held.layer not in self._near:
+            self._near[held.layer] = self._share(held)
+        if not self.is_lazy(held.layer):
+            return held.live
+        return held.live & ((held.positions < self.sinks) | (held.positions >= held.next - self.recent))
+
+    def is_lazy(self, layer: int) -> bool:
+        return self.threshold < 1 and self._near[layer] > self.threshold
+
+    def _share(self, held) -> float:
+        """Share of the attention of the window that goes to the first and the last tokens of the prompt."""
+        received = self.attention.of(held.layer, held.positions)
+        near = (held.positions < self.sinks) | (held.positions >= held.prompt - self.recent)
+        return float((received * near).sum() / received.sum())
+
+    def explain(self, prompt, layers):
+        if self._near and not self._shown:
+            self._shown = True
+            labels = [f"layer {layer}{', lazy' if self.is_lazy(layer) else ''}" for layer in sorted(self._near)]
+            shares = {"labels": labels, "values": [self._near[layer] for layer in sorted(self._near)]}
+            yield Figure("bars", "share of attention on the first and last tokens", shares)

@@ -1,0 +1,45 @@
+"""Forbidden words."""
+from collections.abc import Iterator
+
+from playground.algorithms.sampling.phrases import biased, completing, spellings
+from playground.contract import Sampler, knob
+from playground.engine.sampling import REMOVED
+from playground.events import Event, Figure, Note
+
+
+class BadWords(Sampler):
+    """Never complete one of the forbidden words or phrases.
+
+    The last token of a phrase is removed where the text so far ends in the others, prompt included. Each phrase is
+    forbidden at the start of a line and after a space; a text that spells it with other tokens is not, so a word may
+    return in a rarer tokenization. If no token would be left, the row is unchanged. It helps to keep out names and
+    terms that must not be written. The choice stays argmax unless another sampler draws. An empty list changes nothing.
+    A baseline, as `bad_words_ids` of the transformers library defines it.
+    """
+
+    name, title, paper, sheet = "bad_words", "Forbidden words", "baseline", "sampling/logit-processors"
+    stage, rank, draws = "penalty", 11, False
+    guarantee = ("collapses",)
+
+    words: str = knob("", multiline=True, help="forbidden words or phrases, one per line")
+
+    _phrases = None
+
+    def prepare(self, lm) -> Iterator:
+        yield from ()
+        words = filter(None, map(str.strip, self.words.splitlines()))
+        self._phrases = {phrase: REMOVED for word in words for phrase in spellings(lm, word)}
+
+    def apply(self, scores, histories):
+        if not self._phrases:
+            return scores
+        left = biased(scores, histories, self._phrases)
+        return left.where((left > REMOVED).any(-1, keepdim=True), scores)
+
+    def explain(self, scores, history, token) -> Iterator[Event]:
+        best = int(scores.argmax())
+        if token == best or best not in completing(history, self._phrases or {}):
+            return
+        place = len(history) - self.start
+        yield Figure("spans", "forbidden words", {"spans": [[place, place + 1, self.piece(best), 1]]})
+        yield Note(f"{self.piece(best)!r} would have completed a forbidden word; {self.piece(token)!r} was chosen.")
