@@ -27,7 +27,7 @@ class Surroundings:
 
 
 @dataclass
-class Verdict:
+class LaneCheck:
     """What a lane guarantees, or why it cannot be started and which knob, part or control the problem is about."""
 
     guarantee: list[str]
@@ -83,7 +83,7 @@ def check_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
             raise Refusal(f"Lane {index + 1} cannot start. {verdict.problem}", f"lane:{index}:{verdict.about}")
 
 
-def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> Verdict:
+def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> LaneCheck:
     try:
         assembly = assemble(lane)
         if around:
@@ -91,8 +91,8 @@ def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> Ver
             check_draft(assembly, around.drafted)
         _check_constraint(assembly, check)
     except Refusal as refusal:
-        return Verdict([], str(refusal), refusal.about)
-    return Verdict(assembly.claims())
+        return LaneCheck([], str(refusal), refusal.about)
+    return LaneCheck(assembly.claims())
 
 
 def _check_constraint(assembly: Assembly, check: Check) -> None:

@@ -11,7 +11,7 @@ from playground.events import Test, Verdict
 
 
 @dataclass
-class Block:
+class DraftBlock:
     """A chain of draft tokens: nodes of the tree, their tokens, and target and drafter in the place of each, [V]."""
 
     nodes: list[int] = field(default_factory=list)
@@ -66,28 +66,28 @@ class BlockVerification(Verifier):
                 return i, numbers
         return 0, numbers
 
-    def worth(self, block: Block) -> list[float]:
+    def worth(self, block: DraftBlock) -> list[float]:
         """w_0 to w_n."""
         found = [1.0]
         for token, p, q in zip(block.tokens, block.p, block.q):
             found.append(min(1.0, found[-1] * float(p[token]) / float(q[token])))
         return found
 
-    def chance(self, block: Block, worth: list[float], i: int) -> float:
+    def chance(self, block: DraftBlock, worth: list[float], i: int) -> float:
         """Probability that exactly the first i tokens are accepted if not more are."""
         if i == len(block):
             return worth[i]
         left = float((worth[i] * block.p[i] - block.q[i]).clamp(min=0).sum())
         return left / (left + 1 - worth[i]) if left + 1 - worth[i] > 0 else 1.0
 
-    def residual(self, block: Block, worth: list[float], i: int) -> Tensor:
+    def residual(self, block: DraftBlock, worth: list[float], i: int) -> Tensor:
         """The distribution of the token that follows the first i if not more are accepted, [V]."""
         return residual_distribution(worth[i] * block.p[i], block.q[i])
 
 
-def first_branch(lm, tree, rows) -> Block:
+def first_branch(lm, tree, rows) -> DraftBlock:
     """The first child of each node from the root down, as far as the target has read the tree."""
-    block, node = Block(), ROOT
+    block, node = DraftBlock(), ROOT
     while not rows.unread(node) and not is_over(lm, tree, rows, node) and (children := tree.children(node)):
         p, node = rows.distribution(node), children[0]
         q = tree.q[node] if tree.q[node] is not None else one_hot(tree.tokens[node], p)
