@@ -3,10 +3,10 @@ from playground.contract import Constraint, knob
 
 
 class Choice(Constraint):
-    """The text has to be one of the given options, letter for letter.
+    """The text has to be exactly one of the given options.
 
-    Tokens that leave every option are masked; as soon as one option is left, the rest of it is written without asking
-    the model. Spaces at the ends of an option belong to it. A baseline for classification; engine: llguidance.
+    Tokens that leave every option are masked; once a single option is left, its rest is written without running the
+    model. Spaces at the ends of an option belong to it. A baseline for classification; engine: llguidance.
     """
 
     name, title, paper, sheet = "choice", "Choice list", "baseline", "constrained/grammar-engines"

@@ -12,13 +12,13 @@ FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 
 
 class JsonSchema(Constraint):
-    """Only tokens that keep the text on the way to JSON valid under a schema may be chosen.
+    """Only tokens that keep the text a prefix of JSON valid under a schema are allowed.
 
-    A parser follows the text and names, before each token, all tokens some valid document could go on with; the others
-    get probability zero. Where only one is left it is written without asking the model. Schemas with keywords that
-    cannot be enforced are refused. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date
-    is one of the calendar, leap years included; leap seconds are 23:59:60 at offset 0; host names have no "xn--"
-    labels. Engine: llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
+    Before each token a parser computes all tokens with which some valid document could continue; the others get
+    probability zero. A single allowed token is written without running the model. Schemas with keywords that cannot be
+    enforced are refused. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date is one of the
+    calendar, leap years included; leap seconds are 23:59:60 at offset 0; host names have no "xn--" labels. Engine:
+    llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
     """
 
     name, title, paper, sheet = "json_schema", "JSON Schema", "2501.10868", "constrained/grammar-engines"

@@ -24,7 +24,7 @@ PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
 MEMBERS = ("function", "property", "statement", "instance", "class", "module")
 FENCE = "```"
-# held by whoever asks jedi: all its questions go to one process of its own, where two at a time would read each other's
+# held during a jedi analysis: all of them share one subprocess, where two at a time would read each other's
 # answers
 ASKED = Lock()
 
@@ -44,7 +44,7 @@ class Spelling:
         return self
 
     def tail(self, history: list[int]) -> bytes:
-        """The end of a text, back to a token with a byte that is no part of a name, or to one that is no text."""
+        """The end of a text, back to a token with a byte outside names, or to one without text."""
         tail = b""
         for token in reversed(history):
             tail = self.spelled[token] + tail
@@ -53,7 +53,7 @@ class Spelling:
         return tail
 
     def legal(self, rest: bytes) -> list[int]:
-        """Tokens that write a beginning of the rest of a name, or all of it and then what is no part of a name; after a
+        """Tokens that are a prefix of the rest of a name, or all of it followed by a byte outside names; after a
         whole name the end too.
         """
         if not rest:
@@ -70,17 +70,16 @@ class Spelling:
 
 
 class Monitors(Sampler):
-    """After "name." in a Python program only names that the value before the dot has may be written, as an editor would
+    """After "name." in a Python program only attributes of the value before the dot are allowed, as an editor would
     list them.
 
-    A static analysis reads the program up to the dot and names the attributes; until one of them is finished, tokens
-    that begin none are removed: a token may hold a piece of the name, or its end and what follows. Everywhere else, and
-    where the analysis knows nothing, scores are untouched. What is set while a program runs is missing from the list,
-    so a hard mask can forbid what is right: a soft one takes `nats` off, and 0 of them changes nothing. A name that
-    comes in one token with its dot is looked at only behind that token. The program is what stands after the last
-    special token, or in the last open fence of ```; the standard library and the program itself are known, nothing else
-    that is installed. Analysis: jedi. Agrawal et al. 2023, arXiv 2306.10763, for Java; Python and the soft mask are
-    ours.
+    A static analysis reads the program up to the dot and lists the attributes; until one of them is complete, tokens
+    that begin none are removed: a token may hold a piece of the name, or its end and later text. Everywhere else, and
+    if the analysis finds nothing, scores are unchanged. Attributes set at run time are missing from the list, so a hard
+    mask can remove the right name: a soft one subtracts `nats`, and 0 changes nothing. A name in one token with its dot
+    is checked only after that token. The program is the text after the last special token, or in the last open fence of
+    ```; only the standard library and the program itself are known. Analysis: jedi. Agrawal et al. 2023, arXiv
+    2306.10763, for Java; Python and the soft mask are ours.
     """
 
     name, title, paper, sheet = "monitors", "Monitor-guided (Python)", "2306.10763", "constrained/monitors"
@@ -91,24 +90,24 @@ class Monitors(Sampler):
     mask: str = knob(
         "hard",
         choices=("hard", "soft"),
-        help="hard: what no listed name begins with is removed; soft: it becomes less likely",
+        help="hard: tokens that begin no listed name are removed; soft: they become less likely",
     )
     nats: float = knob(
-        5.0, 0.0, 20.0, step=0.5, help="soft: what is taken off the logits of such tokens; 0 changes nothing"
+        5.0, 0.0, 20.0, step=0.5, help="soft: subtracted from the logits of such tokens; 0 changes nothing"
     )
     underscores: str = knob(
         "own",
         choices=("none", "own", "all"),
         help="names that begin with _: none of them, those the program itself writes, or all",
     )
-    above: str = knob("", multiline=True, file=True, help="code that stands above the text, for the analysis to read")
-    below: str = knob("", multiline=True, file=True, help="code that will stand below the text")
+    above: str = knob("", multiline=True, file=True, help="code before the text, for the analysis")
+    below: str = knob("", multiline=True, file=True, help="code after the text")
     seconds: float = knob(
         1.5,
         0.1,
         1.5,
         step=0.1,
-        help="time for one analysis; where it takes longer, nothing is masked, and another run may differ",
+        help="time limit of one analysis; beyond it nothing is masked, and another run may differ",
     )
 
     spelling: ClassVar[Spelling]  # these three come from the lane
@@ -123,7 +122,7 @@ class Monitors(Sampler):
     def prepare(self, lm):
         check_installed()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
-        # which are not copied where sequences fork
+        # not copied when sequences fork
         self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)
         self.known = {}
         yield lm.background(analysis)  # loading it takes seconds
@@ -143,17 +142,17 @@ class Monitors(Sampler):
         if self.mask == "soft":
             return torch.where(legal, row, row - self.nats)
         masked = row.masked_fill(~legal, REMOVED)
-        # a grammar has removed them all, and never may nothing be left
+        # a grammar removed them all, and a row must never be empty
         return masked if bool((masked > REMOVED).any()) else row
 
     def _legal(self, rests: list[bytes], vocabulary: int) -> Tensor:
-        """Tokens that go on with one of the names, bool [V]."""
+        """Tokens that continue one of the names, bool [V]."""
         legal = torch.zeros(vocabulary, dtype=torch.bool)
         legal[[token for rest in rests for token in self.spelling.legal(rest) if token < vocabulary]] = True
         return legal
 
     def _rests(self, history: list[int]) -> dict[str, bytes]:
-        """By name what is left of each that may stand here; none where anything may."""
+        """The remaining bytes of each allowed name; empty if anything is allowed."""
         begun = AFTER_A_DOT.search(self.spelling.tail(history))
         if not begun:
             return {}
@@ -161,7 +160,7 @@ class Monitors(Sampler):
         return {name: whole[len(begun[1]):] for name, whole in spelled.items() if whole.startswith(begun[1])}
 
     def _program(self, history: list[int]) -> str:
-        """The program up to the last dot; nothing outside of fences, where there are any."""
+        """The program up to the last dot; if there are fences, only the text inside them."""
         start = next((place for place in range(len(history), 0, -1) if self.special(history[place - 1])), 0)
         parts = self.text_of(history[start:]).rpartition(".")[:2]
         outside, *fenced = "".join(parts).split(FENCE)
@@ -219,26 +218,22 @@ def check_installed() -> None:
 
 @cache
 def analysis() -> None:
-    """Load the library and what it knows of the standard one, which takes seconds; raises Refusal where it is not
-    installed.
-    """
+    """Load jedi and its data on the standard library, which takes seconds; raises Refusal if it is not installed."""
     check_installed()
     with ASKED:
         members("''.", "")
 
 
 def members(program: str, below: str) -> list[str]:
-    """Names of the attributes of what stands before the dot that ends a program, by static analysis; none where it is
-    not known.
+    """Attributes of the value before the dot that ends a program, by static analysis; empty if it is unknown.
 
-    Nothing is run or imported, and no file of the machine is read but the library's own description of the standard
-    library.
+    Nothing is run or imported, and no file is read except the library's own description of the standard library.
     """
     import jedi
     import parso
     end = parso.parse(program).get_last_leaf()
     dot = end.get_previous_leaf()
-    if end.prefix or dot is None or dot.value != ".":  # a remark, a text or a number: its dot is none between names
+    if end.prefix or dot is None or dot.value != ".":  # the dot belongs to a comment, a string or a number
         return []
     lines = parso.split_lines(program)
     nowhere = jedi.Project(os.devnull, sys_path=[], smart_sys_path=False)
@@ -247,8 +242,8 @@ def members(program: str, below: str) -> list[str]:
 
 
 def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
-    """What a call answers; None where it fails or takes longer. One that is given up comes to its end unheard, and the
-    next one waits for that.
+    """The result of a call; None if it fails or times out. An abandoned call runs to its end, and the next one waits
+    for it.
     """
     heard: list[list[str]] = []
     end = monotonic() + seconds
@@ -256,7 +251,7 @@ def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
         return None
 
     def work() -> None:
-        with suppress(Exception):  # an analysis that stumbles over half a program knows nothing
+        with suppress(Exception):  # an incomplete program can raise anything
             heard.append(ask())
         ASKED.release()
 

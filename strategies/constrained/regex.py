@@ -3,11 +3,10 @@ from playground.contract import Constraint, knob
 
 
 class Regex(Constraint):
-    """Only tokens that keep the text a beginning of something the pattern matches may be chosen.
+    """Only tokens that keep the text a prefix of a match of the pattern are allowed.
 
-    The whole text has to match, from its first character on. \\d, \\w and \\s are those of Unicode, "." is everything
-    but a line break. Look-around and back-references are refused. Willard and Louf 2023, arXiv 2307.09702; engine:
-    llguidance.
+    The whole text has to match. \\d, \\w and \\s are those of Unicode, "." is everything but a line break. Look-around
+    and back-references are refused. Willard and Louf 2023, arXiv 2307.09702; engine: llguidance.
     """
 
     name, title, paper, sheet = "regex", "Regular expression", "2307.09702", "constrained/grammar-engines"

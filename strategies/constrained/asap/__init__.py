@@ -18,7 +18,7 @@ OUTLINED = 40  # prefixes of what was learned
 
 @dataclass
 class GrammarSample:
-    """A text drawn under the grammar, and its log-probability under the model."""
+    """A text sampled under the grammar, and its log-probability under the model."""
 
     leaf: object
     node: int | None = ROOT
@@ -35,36 +35,36 @@ class GrammarSample:
 
 
 def legal_of(rows) -> torch.Tensor:
-    """log P of each token the grammar allows, [V]; renormalised over nothing: what the mask takes away is what is to be
-    learned.
+    """log P of each token the grammar allows, [V], without renormalisation, since the masked probability is what is to
+    be learned.
     """
     return rows.scores[0].cpu().double().log_softmax(-1).masked_fill(~rows.masks[0].cpu(), NEVER)
 
 
 class ASAp(Decoder):
-    """Draw many texts under a grammar and learn from each how to draw the next as the model itself would, were it asked
-    for legal texts only.
+    """Sample many texts under a grammar and learn from each, so that samples converge to the model's own distribution
+    over valid texts.
 
-    A mask that is renormalised at every token favours beginnings after which hardly anything legal is likely. Here each
-    token's probability is multiplied by the chance that free writing after it ends legally: 1 where nothing was drawn
-    yet, and lower the more samples have passed there; a trie remembers it for the next run with the same prompt. The
-    first sample is drawn as under a plain mask, and the law of later ones tends to the model's own law given the
-    grammar. One row is read per token and sample. Dead ends are learned and the sample is drawn again; a text cut off
-    by the length teaches nothing about its end. Park et al. 2024, arXiv 2405.21047.
+    A mask that is renormalised at every token favours prefixes whose valid continuations are improbable. Here each
+    token's probability is multiplied by the probability that unconstrained sampling after it gives a valid text: 1 if
+    nothing was sampled there yet, lower with every sample; a trie stores it for the next run with the same prompt. The
+    first sample is that of a plain mask, and the distribution of later ones converges to the model's, given the
+    grammar. Each token of a sample takes one row. Dead ends are learned and the sample is repeated; a text truncated by
+    the length limit teaches nothing about its end. Park et al. 2024, arXiv 2405.21047.
     """
 
     name, title, paper, sheet = "asap", "ASAp: grammar-aligned sampling", "2405.21047", "constrained/asap-gad"
     guarantee, needs, refuses = ("heuristic",), ("constraint",), ("sampler",)
     several = owns_constraint = remembers = True
 
-    samples: int = knob(10, 1, 500, step=1, help="texts drawn one after the other; each teaches the next")
+    samples: int = knob(10, 1, 500, step=1, help="texts sampled one after the other; each improves the next")
     temperature: float = knob(
-        1.0, 0.3, 1.5, step=0.05, help="of the model whose law is aimed at; 1 is the model itself"
+        1.0, 0.3, 1.5, step=0.05, help="of the target distribution; 1 is the model's own"
     )
     text: str = knob(
         "last",
         choices=("last", "most probable"),
-        help="which of the whole texts becomes the answer; the last one follows the law",
+        help="which of the complete texts becomes the answer; the last one follows the target distribution",
     )
 
     def toggles(self) -> list[Strategy]:
@@ -88,7 +88,7 @@ class ASAp(Decoder):
         return sample.whole, sample.logp if self.text == "most probable" else 0.0
 
     def _draw(self, lm, trie: PrefixTrie) -> Iterator:
-        """One sample, from the end of the prompt on; begun again where it runs into a dead end."""
+        """One sample, from the end of the prompt on; restarted at a dead end."""
         sample = GrammarSample(lm.fork(1)[0])
         try:
             while not sample.leaf.reason:
@@ -119,8 +119,8 @@ class ASAp(Decoder):
         return GrammarSample(lm.fork(1)[0])
 
     def _odds(self, lm, legal: torch.Tensor, weights: torch.Tensor) -> Figure:
-        """The likeliest legal tokens: as the model has them, as a mask alone would, as they are drawn, and their chance
-        to stay legal.
+        """The most probable allowed tokens: by the model, with a mask alone, as sampled, and the probability that they
+        lead to a valid text.
         """
         top = largest(legal, min(SHOWN, int((legal > NEVER).sum()))).indices
         columns = torch.stack([legal.exp(), legal.softmax(0), weights.softmax(0), (weights - legal).exp()], 1)[top]

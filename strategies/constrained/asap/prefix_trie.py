@@ -1,9 +1,9 @@
-"""What samples under a grammar teach: how likely free writing is to stay legal after each prefix they passed.
+"""Learns from samples under a grammar how probable a valid text is after each of their prefixes.
 
-Of a prefix that was never read the trie believes the best, that everything after it is legal. Once its row is known,
-its chance is the sum over legal tokens v of P(v | prefix) times the chance after v, and the better knowledge goes up to
-the root once a sample has ended. Chances are therefore upper bounds, and they only fall. All of them are kept as
-logarithms: the chance of a long text leaves the range of numbers. After Park et al. 2024, arXiv 2405.21047.
+For a prefix that was never read the trie assumes the upper bound 1. Once its row is known, its probability is the sum
+over allowed tokens v of P(v | prefix) times the probability after v, and the better estimate is propagated to the root
+once a sample has ended. All are therefore upper bounds that never increase. They are stored as logarithms, since the
+probability of a long text underflows. After Park et al. 2024, arXiv 2405.21047.
 """
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from torch import Tensor
 
 ROOT = 0
 NEVER = float("-inf")  # log of 0
-MOST = 100_000  # prefixes a trie remembers; beyond them it goes on believing the best
+MOST = 100_000  # prefixes of a trie; for others it assumes the upper bound
 
 
 class PrefixTrie:
-    """Nodes are prefixes that were drawn, ROOT the empty one. Node i adds tokens[i] to node parents[i].
+    """Nodes are sampled prefixes, ROOT the empty one. Node i adds tokens[i] to node parents[i].
 
-    chances[i] is the log-probability that free writing after node i ends in a legal text. Legal tokens that were never
-    drawn have no node; `unseen[i]` is the log of their mass together, None where the row after node i was never read.
+    chances[i] is the log-probability that unconstrained sampling after node i gives a valid text. Allowed tokens that
+    were never sampled have no node; `unseen[i]` is the log of their total mass, None if the row after node i is
+    unknown.
     """
 
     def __init__(self, most: int = MOST):
@@ -35,7 +36,7 @@ class PrefixTrie:
         return len(self.tokens)
 
     def weigh(self, node: int | None, legal: Tensor) -> Tensor:
-        """log(P(v) times the chance after v) for every token, [V]; `legal` [V] is log P(v), -inf where v is not
+        """log(P(v) times the probability after v) for every token, [V]; `legal` [V] is log P(v), -inf if v is not
         allowed.
         """
         weights, below = legal.clone(), self._below(node)
@@ -45,10 +46,10 @@ class PrefixTrie:
         return weights
 
     def descend(self, node: int | None, legal: Tensor, token: int) -> int | None:
-        """Learn the row after a prefix and step to the token drawn from it; None beyond what the trie remembers.
+        """Learn the row after a prefix and step to the token sampled from it; None beyond the limit of the trie.
 
-        What it says of the prefixes before is left to `settle`, once for a whole sample: their chances do not matter
-        to a sample that has passed them, and updating them at every token would take quadratic time.
+        Earlier prefixes are updated by `settle`, once per sample: their probabilities do not matter to a sample beyond
+        them, and updating them at every token would take quadratic time.
         """
         if node is None:
             return None
@@ -58,7 +59,7 @@ class PrefixTrie:
         return self.children[node].get(token)
 
     def learn(self, node: int | None, legal: Tensor) -> None:
-        """Note what the row after a prefix leaves legal."""
+        """Record the allowed mass of the row after a prefix."""
         if node is None:
             return
         drawn = torch.tensor(list(self.children[node]), dtype=torch.long)
@@ -66,7 +67,7 @@ class PrefixTrie:
         self._update(node)
 
     def settle(self, node: int) -> None:
-        """Update the chances of all prefixes before a node, from the last one to the root."""
+        """Update the probabilities of all prefixes before a node, from the last one to the root."""
         while (node := self.parents[node]) >= ROOT:
             self._update(node)
 
@@ -75,7 +76,7 @@ class PrefixTrie:
         self.chances[node] = _log_sum([self.unseen[node], *(self.logp[child] + self.chances[child] for child in below)])
 
     def outline(self, count: int) -> tuple[list[int], list[int]]:
-        """At most `count` nodes, level by level from the root, and where in this list the parent of each stands; -1 for
+        """At most `count` nodes, level by level from the root, and the index of each one's parent in this list; -1 for
         the root.
         """
         found = [ROOT]
@@ -106,5 +107,5 @@ class PrefixTrie:
 
 
 def _log_sum(logs: list[float]) -> float:
-    """Log of a sum that is given by its logs; never above 0, for it is a probability."""
+    """Log of a sum of exponentials; at most 0, since it is a probability."""
     return min(0.0, float(torch.tensor(logs, dtype=torch.float64).logsumexp(0)))

@@ -9,21 +9,21 @@ from playground.contract import knob
 from playground.events import Figure, Note
 from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
 
-PEAKED = 2 / 3  # a row whose best token has so much is estimated by counting
+PEAKED = 2 / 3  # a row whose best token has this probability is estimated by counting
 ENDLESS = 0
 
 
 class AWRS(Redrawn):
-    """Grow several texts under a grammar, and draw each token by rejection: a token sampled from the model is checked,
-    and if the grammar refuses it, another one, so that only a few tokens of the vocabulary are ever checked.
+    """Grow several texts under a grammar, and sample each token by rejection: a token sampled from the model is
+    checked, and if the grammar rejects it, another one, so that few tokens of the vocabulary are ever checked.
 
-    A try or two beyond the first that passes estimate how much of the model's law was legal, without bias, and that is
-    multiplied into the text's weight; light texts are drawn anew, and the answer is drawn by weight, as in `smc`, which
-    reads the legal mass off the whole mask. Flat rows are tried without replacement, and one further token tells
-    ("recursive"); peaked ones are counted as if drawn with replacement, until `accepts` of them passed ("counting").
-    One text without weights is a plain mask. No mask is computed: the parser checks one token after another, and a
-    black-box checker may take its place. Any spelling of what may follow passes, also where a mask leaves only the
-    tokenizer's own. Lipkin et al. 2025, arXiv 2504.05410, with the estimators of its library.
+    One or two trials beyond the first accepted token give an unbiased estimate of the allowed probability mass, which
+    is multiplied into the text's weight. Texts are resampled and the answer is sampled by weight, as in `smc`, which
+    computes the mass from the whole mask. Flat rows are tried without replacement with one further trial ("recursive");
+    peaked ones are sampled with replacement until `accepts` tokens were accepted ("counting"). One text without weights
+    is a plain mask. No mask is computed: the parser checks single tokens, and a black-box checker may replace it. Any
+    tokenisation of an allowed text is accepted, even where a mask allows only the tokenizer's own. Lipkin et al. 2025,
+    arXiv 2504.05410, with the estimators of its library.
     """
 
     name, title, paper, sheet = "awrs", "Weighted rejection sampling", "2504.05410", "constrained/awrs"
@@ -33,22 +33,22 @@ class AWRS(Redrawn):
     particles: int = knob(10, 1, 64, step=1, help="texts that grow side by side")
     weights: bool = knob(
         True,
-        help="estimate the legal mass; without, every text weighs the same, and a mask's law is drawn without a mask",
+        help="estimate the allowed mass; without it all texts have equal weights, which samples as a mask would",
     )
     estimate: str = knob(
         "by shape",
         choices=("by shape", "recursive", "counting"),
-        help="by shape: counting where the best token has two thirds",
+        help="by shape: counting if the best token has probability two thirds",
     )
     accepts: int = knob(
         2,
         2,
         8,
         step=1,
-        help="tokens that have to pass when counting; more vary less and cost more tries; above 2 every row is counted",
+        help="accepted tokens when counting; more lower the variance and cost trials; above 2 every row is counted",
     )
     rejects: int = knob(
-        ENDLESS, 0, 1000, step=1, help="refusals of one token after which a counted text is given up; 0 never"
+        ENDLESS, 0, 1000, step=1, help="rejections for one token after which a counted text is abandoned; 0 never"
     )
 
     def _step(self, lm, particle: Particle, rows):

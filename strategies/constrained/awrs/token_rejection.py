@@ -1,8 +1,8 @@
-"""A legal token by trying: tokens are drawn from p and shown to a checker one by one, until one passes.
+"""An allowed token by rejection sampling: tokens are sampled from p and checked one by one, until one is accepted.
 
-The token follows p given that it is legal. A few more tries estimate the legal mass Z, the sum of p over legal tokens:
-every way here gives a token and a weight W with E[W where v was taken] = p(v) for each legal v, so that E[W] = Z. The
-estimate depends on the number of tries; 1 over that number would be biased. Lipkin et al. 2025, arXiv 2504.05410.
+The token follows p given that it is allowed. A few more trials estimate Z, the sum of p over allowed tokens: every
+method here gives a token and a weight W with E[W 1(v was taken)] = p(v) for each allowed v, so that E[W] = Z. The
+estimate depends on the number of trials; 1 over that number would be biased. Lipkin et al. 2025, arXiv 2504.05410.
 """
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 
-NOTHING = 1e-12  # probability that counts as none: what is left after so many refusals is rounding
+NOTHING = 1e-12  # probability that counts as zero: less than this after many rejections is rounding
 Draw = Callable[[Tensor], int]
 
 
 @dataclass
 class Tries:
-    """One place in a text: p [V] in double precision, what may follow, and what was asked so far."""
+    """One position of a text: p [V] in double precision, the checker, and its answers so far."""
 
     p: Tensor
     legal: Callable[[int], bool]
@@ -28,14 +28,14 @@ class Tries:
     asked: dict[int, bool] = field(default_factory=dict)  # tokens shown to the checker, in order
 
     def passes(self, token: int) -> bool:
-        """What the checker says; it is asked once about each token."""
+        """The checker's answer, computed once per token."""
         if token not in self.asked:
             self.asked[token] = self.legal(token)
         return self.asked[token]
 
 
 def first_legal(tries: Tries) -> tuple[int | None, float]:
-    """The first that passes, and no estimate: weight 1, or None and 0 where nothing is legal."""
+    """The first accepted token without an estimate: weight 1, or None and 0 if nothing is allowed."""
     remaining = RemainingTokens(tries.p)
     while remaining.distinct and remaining.left > NOTHING:
         token = remaining.take(tries.draw)
@@ -45,7 +45,7 @@ def first_legal(tries: Tries) -> tuple[int | None, float]:
 
 
 def recursive(tries: Tries) -> tuple[int | None, float]:
-    """One try beyond the first that passes. Where v comes up with probability q, Z = q ok(v) + (1 - q) E[ok of the
+    """One trial beyond the first accepted token. If v is sampled with probability q, Z = q ok(v) + (1 - q) E[ok of the
     next].
     """
     remaining, weight = RemainingTokens(tries.p), 1.0
@@ -59,16 +59,17 @@ def recursive(tries: Tries) -> tuple[int | None, float]:
 
 
 def _seconded(remaining: RemainingTokens, tries: Tries, q: float) -> float:
-    """What is known of the legal share of all that was left before a token that passed, by one try more."""
+    """Estimate of the allowed share of the remaining mass before an accepted token, by one more trial."""
     if not remaining.distinct or remaining.left <= NOTHING:
         return 1.0
     return 1.0 if tries.passes(remaining.take(tries.draw)) else q
 
 
 def counting(tries: Tries, uniform: Callable[[], float], accepts: int, most: int) -> tuple[int | None, float]:
-    """Draw with replacement until `accepts` passed, or `most` were refused: W = (passed - 1) / (drawn - 1), one less
-    being counted only where the last one passed. Draws of tokens that were refused before are not made but counted, by
-    a geometric number."""
+    """Sample with replacement until `accepts` were accepted, or `most` rejected: W = (accepted - 1) / (sampled - 1),
+    one less being counted only if the last one was accepted. Repeated samples of rejected tokens are not drawn but
+    counted, by a geometric number.
+    """
     rest, refused, taken, passed = tries.p.clone(), 0, None, 0
     while passed < accepts and float(rest.sum()) > NOTHING:
         refused += _again(1 - float(rest.sum()) / float(tries.p.sum()), uniform)
@@ -87,7 +88,7 @@ def counting(tries: Tries, uniform: Callable[[], float], accepts: int, most: int
 
 
 def _again(share: float, uniform: Callable[[], float]) -> int:
-    """How often tokens that were refused before come up before another one does; they have that share of the mass."""
+    """Number of repeated samples of rejected tokens, which have this share of the mass, before another token."""
     if share <= NOTHING:
         return 0
     return floor(log1p(-uniform()) / log(share))

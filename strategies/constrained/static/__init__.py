@@ -17,7 +17,7 @@ SHOWN = 12  # items and candidates
 
 @dataclass(eq=False)
 class ItemBeam:
-    """A beginning of an item: its sequence, its log-probability in nats, its state in the trie."""
+    """A prefix of an item: its sequence, its log-probability in nats, its state in the trie."""
 
     leaf: object
     score: float = 0.0
@@ -25,14 +25,14 @@ class ItemBeam:
 
 
 class Static(Decoder):
-    """Answer with one of a list of items, found by beam search: only beginnings of items grow, and the most probable
-    whole item wins.
+    """Answer with one of a list of items, found by beam search: only prefixes of items grow, and the most probable
+    complete item wins.
 
-    The items lie in a trie that is a sparse matrix; at every step the tokens after all beams are gathered from it at
-    once and only their log-probabilities are looked at, so a step costs the same for a hundred items and for a million.
-    A beam that came to the end of its item stays among the best until others push it out. With as many beams as items
-    all are found, in order of their probability; one beam is greedy. Su et al. 2026, arXiv 2602.22647 (STATIC); items
-    of different length, which end with the end token, are this project's own.
+    The items form a trie stored as a sparse matrix; at every step the tokens after all beams are gathered from it at
+    once and only their log-probabilities are read, so a step costs the same for a hundred items and for a million. A
+    beam that completed its item stays among the best until others displace it. With as many beams as items all are
+    found, in order of their probability; one beam is greedy. Su et al. 2026, arXiv 2602.22647 (STATIC); items of
+    different length, which end with the end token, are this project's own.
     """
 
     name, title, paper, sheet = "static", "STATIC: search among items", "2602.22647", "constrained/static-trie"
@@ -42,9 +42,9 @@ class Static(Decoder):
         "abc|abd|bac|bcd|cab",
         multiline=True,
         file=True,
-        help="the items, letter for letter, separated by | or line breaks",
+        help="the items, separated by | or line breaks",
     )
-    beams: int = knob(4, 1, 64, step=1, help="beginnings that grow side by side")
+    beams: int = knob(4, 1, 64, step=1, help="prefixes that grow in parallel")
 
     def check(self) -> None:
         check_items(self.items)
@@ -99,7 +99,7 @@ class Static(Decoder):
     def _candidates(
         self, trie: CsrTrie, rows, live: list[ItemBeam], depth: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probability of each beginning with each token that may follow, the tokens, and their states, [live, k].
+        """Log-probability of each prefix with each token that may follow, the tokens, and their states, [live, k].
         """
         logp = torch.cat([row.logp for row in rows])[:, :trie.vocabulary]
         tokens, states, count = trie.following(torch.tensor([beam.state for beam in live], device=logp.device), depth)
@@ -111,7 +111,7 @@ class Static(Decoder):
         )
 
     def _compete(self, lm, offers: list[Offer], done: list[ItemBeam]) -> tuple[list[Offer], list[ItemBeam]]:
-        """The best of those that grow and those that are whole, together no more than there are beams."""
+        """The best of the growing and the complete beams, at most `beams` in total."""
         ranked = sorted([*done, *offers], key=lambda either: -either.score)[:self.beams]
         lm.drop(beam.leaf for beam in done if beam not in ranked)
         return [offer for offer in offers if offer in ranked], [beam for beam in done if beam in ranked]
@@ -120,7 +120,7 @@ class Static(Decoder):
         return offer._replace(token=int(tokens[offer.place, offer.token]))
 
     def _grow(self, lm, rows, live: list[ItemBeam], offers: list[Offer], states: list[int]) -> Iterator:
-        """The beams of these offers; the first of a parent goes on in its sequence, the others in forks of it."""
+        """The beams of these offers; the first of a parent continues its sequence, the others forks of it."""
         places = [offer.place for offer in offers]
         leaves = [
             live[place].leaf if place not in places[:i] else lm.fork(1, live[place].leaf)[0]

@@ -1,10 +1,10 @@
-"""A trie as a sparse matrix: what may follow is gathered for all beams at once, and no step depends on how many items
-there are.
+"""A trie as a sparse matrix: the next tokens are gathered for all beams at once, and no step depends on the number of
+items.
 
-States are numbers. 0 is the root and what lies behind the last token of an item; v + 1 is the prefix that is token v
+States are numbers. 0 is the root and the state after the last token of an item; v + 1 is the prefix that is token v
 alone; longer prefixes are numbered from V + 1 on. The first token is looked up in a dense mask, the others in rows of
-(token, state) pairs, of which indptr says where they begin. Su et al. 2026, arXiv 2602.22647, with one dense layer and
-items of any length.
+(token, state) pairs, whose offsets are in indptr. Su et al. 2026, arXiv 2602.22647, with one dense layer and items of
+any length.
 """
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 ROOT = 0
-PAD = -1  # behind an item that is shorter than the longest
+PAD = -1  # after an item that is shorter than the longest
 
 
 class CsrTrie:
@@ -20,7 +20,7 @@ class CsrTrie:
     tokens that begin an item, `widest[t]` the most tokens that follow a prefix of t."""
 
     def __init__(self, items: list[list[int]], vocabulary: int):
-        """ValueError where there is no item, or one begins another: nothing would tell where it ends."""
+        """Raises ValueError if there is no item, or one is a prefix of another, whose end would be ambiguous."""
         rows = _sorted_rows(items)
         self.vocabulary, self.length = vocabulary, rows.shape[1]
         new, last = _nodes(rows)
@@ -57,8 +57,8 @@ class CsrTrie:
         return sum(part.numel() * part.element_size() for part in (self.indptr, self.packed, self.first))
 
     def following(self, states: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
-        """What may follow prefixes of `depth` tokens in these states [n]: tokens, the states they lead to, and which of
-        them count, [n, k].
+        """Tokens that may follow prefixes of `depth` tokens in these states [n], the states they lead to, and which of
+        them are no padding, [n, k].
         """
         if depth == 0:
             tokens = torch.arange(self.vocabulary, device=states.device).expand(len(states), -1)
@@ -86,7 +86,7 @@ def _sorted_rows(items: list[list[int]]) -> Tensor:
 
 
 def _nodes(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with which the prefix that ends at a column appears first, and those whose last token stands there, [N, L].
+    """Rows in which the prefix that ends at a column first occurs, and those whose last token is there, [N, L].
     """
     differs = torch.ones(rows.shape, dtype=torch.bool)
     differs[1:] = (rows[1:] != rows[:-1]).cummax(1).values

@@ -26,7 +26,7 @@ SHOWN = 12  # accept sequences
 
 @dataclass(frozen=True)
 class LexState:
-    """Where a text stands: whole lexemes, and a remainder that may be one or grow into one."""
+    """The lexer's state: complete lexemes, and a remainder that is or may become one."""
 
     parser: Parser  # after the lexemes
     states: dict[str, int]  # by terminal that the remainder may belong to: the state of its automaton
@@ -35,7 +35,7 @@ class LexState:
 
 
 class Terminals:
-    """The terminals of a grammar, and a parser that says which of them may come next. Raises Refusal."""
+    """The terminals of a grammar, and a parser that computes which of them may come next. Raises Refusal."""
 
     def __init__(self, source: str):
         if find_spec("lark") is None:
@@ -59,8 +59,7 @@ class Terminals:
         return self._begun(self._start, ())
 
     def advance(self, at: LexState, byte: int) -> LexState | None:
-        """The standing after one byte more; None where no terminal goes on with it. A lexeme is as long as it can be.
-        """
+        """The state after one more byte; None if no terminal continues with it. Lexemes match greedily."""
         states = {
             t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != DEAD
         }
@@ -79,15 +78,15 @@ class Terminals:
         )
 
     def whole(self, at: LexState) -> list[str]:
-        """Terminals that the remainder is a whole one of, the one that is meant first."""
+        """Terminals that the remainder matches completely, the preferred one first."""
         return [t for t in self.automata if at.remainder and t in at.states and self.automata[t].finals[at.states[t]]]
 
     def fed(self, at: LexState, terminal: str) -> Parser:
-        """The parser after one terminal more, which it accepts."""
+        """The parser after one more terminal, which it accepts."""
         return at.parser if terminal in self.ignored else at.parser.fed(terminal)
 
     def following(self, at: LexState, terminal: str) -> set[str]:
-        """What may stand after a terminal, were it complete; END where the text may end."""
+        """Terminals that may follow a terminal, if it is complete; END if the text may end."""
         return self.fed(at, terminal).accepts() | self.ignored
 
     def may_end(self, at: LexState) -> bool:
@@ -96,7 +95,7 @@ class Terminals:
         return any(END in self.following(at, t) for t in self.whole(at)[:1])
 
     def kind(self, at: LexState) -> str:
-        """Of the remainder, in a few words."""
+        """The remainder, in a few words."""
         if not at.remainder:
             return "nothing is begun"
         names = " or ".join(self.shown[t] for t in self.whole(at))
@@ -107,7 +106,7 @@ class Terminals:
 
 @dataclass
 class MaskLookup:
-    """What the store says of one place of a text: tokens [V], and how they came up by accept sequence."""
+    """Result of the store at one position: tokens [V], and their counts by accept sequence."""
 
     sure: Tensor
     undecided: Tensor
@@ -120,7 +119,7 @@ class MaskLookup:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How store and engine agreed, in tokens."""
+    """Agreement of store and engine, in tokens."""
 
     sure: int
     undecided: int
@@ -130,37 +129,37 @@ class Agreement:
 
 
 def tallied(legal: Tensor, sure: Tensor, undecided: Tensor) -> Agreement:
-    """Of tokens [V] by the engine and by the store, all with a text."""
+    """Counts over tokens [V] with text, by the engine and by the store."""
     counts = (sure, undecided, undecided & legal, sure & ~legal, legal & ~sure & ~undecided)
     return Agreement(*(int(part.sum()) for part in counts))
 
 
 class SynCode(Constraint):
-    """Only tokens that keep the text a beginning of a sentence of the grammar may be chosen; a store of masks shows how
-    many of them a lookup decides.
+    """Only tokens that keep the text a prefix of a sentence of the grammar are allowed; a mask store shows how many of
+    them a lookup decides.
 
-    A lexer cuts the text into lexemes, an LALR parser says which terminals may come next, and the end of the text is in
-    some state of their automata. A store knows, for a terminal, a state and the terminal after it, which tokens stay
-    inside or go across; it is kept for later runs with the same grammar and tokenizer. It looks no further than two
-    terminals: what sticks out is undecided and is checked by the exact engine, or banned. Here the engine computes its
-    mask of all tokens at every place as well, and nothing passes that it refuses, so the lookups are compared with it
-    and save no time. The released code lets everything through where its parser fails. Ours are the engine beside it,
-    the lexer that reads on as far as it can among the terminals the parser accepts, as the engine does, and second
-    terminals by the parser's state in place of all neighbours. Checked, it writes what `lark` writes, except that \\d,
-    \\w and \\s are ASCII. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
+    A lexer splits the text into lexemes, an LALR parser computes which terminals may come next, and the end of the text
+    is in some state of their automata. For a terminal, a state and the next terminal, a store holds the tokens that
+    stay inside or cross over; it is cached for later runs with the same grammar and tokenizer. It covers no more than
+    two terminals: longer tokens are undecided and are checked by the exact engine, or removed. Here the engine computes
+    its mask of all tokens at every position as well, and removes what it rejects, so the lookups are compared with it
+    and save no time. The released code allows everything where its parser fails. Ours are the additional engine, the
+    lexer that matches greedily among the terminals the parser accepts, like the engine, and second terminals by the
+    parser's state in place of all neighbours. Checked, it writes what `lark` writes, except that \\d, \\w and \\s are
+    ASCII. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "syncode", "SynCode (mask store)", "2403.01632", "constrained/syncode"
     guarantee = ("constraint_sound",)
 
-    ready: str = knob(OWN, choices=(OWN, *READY), help="a grammar that comes along, in place of your own")
+    ready: str = knob(OWN, choices=(OWN, *READY), help="a bundled grammar, in place of your own")
     source: str = knob(
         EXAMPLE, multiline=True, file=True, help="your own grammar, LALR(1); its first rule is called start"
     )
     undecided: str = knob(
         "checked",
         choices=("checked", "banned"),
-        help="tokens that reach beyond two terminals: asked of the exact engine, or removed",
+        help="tokens that extend beyond two terminals: checked by the exact engine, or removed",
     )
 
     terminals: ClassVar[Terminals]  # these come with the lane
@@ -198,7 +197,7 @@ class SynCode(Constraint):
         return bool(found.sure[token]) or self.undecided == "checked" and bool(found.undecided[token])
 
     def looked_up(self, text: bytes, vocabulary: int) -> MaskLookup:
-        """What the store says of each token after a text. Where the text cannot be followed nothing is decided."""
+        """Result of the store for each token after a text. Nothing is decided if the lexer cannot follow the text."""
         self.store = self.store or self._opened(vocabulary)
         self.store.begin_step()
         at = self._standing(text)
@@ -209,7 +208,7 @@ class SynCode(Constraint):
         for terminal, state in at.states.items():
             self._add(found, at, terminal, state)
         if self.terminals.may_end(at):
-            found.sure |= self.store.lengths == 0  # the engine says which of those is an end
+            found.sure |= self.store.lengths == 0  # the engine decides which of those is an end
         found.undecided &= ~found.sure
         return found
 
@@ -231,7 +230,7 @@ class SynCode(Constraint):
         return b"".join(map(self.spelling, history[self.begins:]))
 
     def _standing(self, text: bytes) -> LexState | None:
-        """Where a text stands, from the longest beginning that is known."""
+        """The lexer's state after a text, from its longest known prefix."""
         known = next(end for end in range(len(text), -1, -1) if text[:end] in self.standings)
         at = self.standings[text[:known]]
         for byte in text[known:]:

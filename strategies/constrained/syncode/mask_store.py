@@ -1,7 +1,7 @@
 """The mask store of SynCode: which tokens may follow inside a terminal, and across its end into the next one.
 
-A lookup names a terminal, the state of its automaton and the terminal after it, and answers for the whole vocabulary at
-once. A token is looked at as far as those two terminals reach; what sticks out beyond them is left undecided.
+A lookup takes a terminal, the state of its automaton and the terminal after it, and covers the whole vocabulary at
+once. A token that extends beyond those two terminals is left undecided.
 """
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from playground.errors import Refusal
 
 
 class Lookup(NamedTuple):
-    """Tokens [V]: surely legal, and those that reach beyond what was looked at."""
+    """Tokens [V]: certainly allowed, and those that extend beyond both terminals."""
 
     sure: Tensor
     undecided: Tensor
 
 
 class StoredMasks:
-    """What is stored for one grammar and one tokenizer, and shared by the runs that use both."""
+    """The masks of one grammar and one tokenizer, shared by the runs that use both."""
 
     def __init__(self, spelled: list[bytes]):
         self.lengths = torch.tensor([len(text) for text in spelled])
@@ -55,17 +55,17 @@ def _stores() -> ContentCache:
 
 
 class MaskStore:
-    """One run's view of the stored masks. Entries are made when they are first looked up, and stay. Raises Refusal
-    where they take too much time or memory.
+    """One run's view of the stored masks. Entries are computed on first lookup and cached. Raises Refusal
+    if they take too much time or memory.
     """
 
     def __init__(self, masks: StoredMasks, automata: dict[str, DFA]):
         self.automata = automata
         self.lengths, self.bytes, self.entries = masks.lengths, masks.bytes, masks.entries
         self.most_entries = limits.STORE_BYTES // (2 * len(self.lengths))  # two masks each, of one byte a token
-        self.used: set[tuple[str, int, str | None]] = set()  # entries of this run, whoever made them
+        self.used: set[tuple[str, int, str | None]] = set()  # entries used by this run
         self.walked = 0  # bytes of tokens that were walked over in this step
-        self._first: tuple = ()  # the last walk through a first terminal, which all that may follow it share
+        self._first: tuple = ()  # the last walk through a first terminal, shared by all that may follow it
 
     def begin_step(self) -> None:
         self.walked = 0
@@ -75,7 +75,7 @@ class MaskStore:
         return self._entry(terminal, state, None).sure
 
     def then(self, terminal: str, state: int, following: str) -> Lookup:
-        """Tokens that end a terminal, perhaps after some bytes more of it, and go on with the one that follows."""
+        """Tokens that complete a terminal, perhaps after some more bytes of it, and continue with the next one."""
         return self._entry(terminal, state, following)
 
     def _entry(self, terminal: str, state: int, following: str | None) -> Lookup:
@@ -113,7 +113,7 @@ class MaskStore:
         return self._first[2]
 
     def _walk(self, terminal: str, state: int, starts: Tensor) -> tuple[Tensor, Tensor]:
-        """Where each token, read from a place on, leaves the automaton or ends, and the state it is in there, [V] each.
+        """Where each token, read from an offset on, leaves the automaton or ends, and the state there, [V] each.
         """
         table, _ = self.automata[terminal].tensors
         at, states, going = starts.clone(), torch.full_like(starts, state), (starts < self.lengths).nonzero()[:, 0]
