@@ -78,7 +78,7 @@ def load(
         device=given.read_device(draft_device) or options.device,
         quantization=partner if quantised_target else quantization,
     )
-    if shelf is None:  # a caller's shelf has rules of its own on what may be looked for
+    if shelf is None:  # a caller's model cache may restrict the lookup
         shelf = _new_shelf()
         _check_found(draft_name, draft_options)
     if not partner:

@@ -38,7 +38,7 @@ def passage(question: Question) -> str | None:
 
 
 def labels(question: Question) -> str | None:
-    """All values of the attribute that is asked for; None if the question asks for its owner or town instead."""
+    """All values of the requested attribute; None if the question is about its owner or town instead."""
     attribute = question.meta.get("kind" if question.task == facts.TASK else "attribute")
     values = VALUES.get(attribute, ())
     return "|".join(values) if question.answer in values else None

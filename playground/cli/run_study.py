@@ -22,7 +22,7 @@ def study(options: Namespace) -> bool:
 
 
 def lanes(path: str) -> list[Trace]:
-    """Each lane of a trace file as a trace of its own; raises Refusal for an inconsistent file."""
+    """Each lane of a trace file as a separate trace; raises Refusal for an inconsistent file."""
     trace = Trace.load(path)
     if complaints := check(trace):
         raise Refusal(f"{path} is inconsistent, so it cannot be studied: {complaints[0]}.", "file")

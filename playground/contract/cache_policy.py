@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Held:
-    """The KV slots of one layer when a policy is asked which of them stay. A slot whose position is EMPTY holds no
+    """The KV slots of one layer, of which a policy selects the live ones. A slot whose position is EMPTY holds no
     token.
     """
 

@@ -200,7 +200,7 @@ def check_draft(assembly: Assembly, drafted: bool) -> None:
 
 
 def translating() -> list[str]:
-    """Names of the strategies that can use a draft model with a vocabulary of its own."""
+    """Names of the strategies that can use a draft model with another vocabulary."""
     return [name for name, cls in discover().items() if cls.translates]
 
 

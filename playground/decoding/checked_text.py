@@ -14,7 +14,7 @@ from playground.contract.constraint import Checker
 
 
 class CheckedText:
-    """Where one text stands with its checker; it is asked about a token of one place only once.
+    """State of one text under a black-box checker, which is called once per token and position.
 
     `spelling` is the function from token id to bytes, `ends` are the tokens that end a text.
     """
@@ -26,7 +26,7 @@ class CheckedText:
         self._known: dict[int, bool] = {}
 
     def allows(self, token: int) -> bool:
-        """Whether the text may go on with a token."""
+        """Whether a token may come next."""
         if token not in self._known:
             self._known[token] = self._asked(token)
         return self._known[token]
@@ -45,7 +45,7 @@ class CheckedText:
         return torch.stack([place.mask() if place else nothing for place in places])
 
     def advance(self, token: int) -> bool:
-        """Follow one token; False, and nothing has changed, where it is illegal."""
+        """Advance over one token; False, without a change, if it is not allowed."""
         if not self.allows(token):
             return False
         self._texts.append(self._texts[-1] + self.spelling(token))
@@ -53,7 +53,7 @@ class CheckedText:
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens; ValueError where there are fewer."""
+        """Roll back the last `count` tokens; raises ValueError if there are fewer."""
         if not 0 <= count < len(self._texts):
             raise ValueError(f"cannot take back {count} of {len(self._texts) - 1} tokens")
         if count:
@@ -77,7 +77,7 @@ class CheckedText:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing but the end can follow, as far as is known without asking."""
+        """Whether only the end can follow, as far as is known without calling the checker."""
         return self._ended
 
     @property

@@ -265,7 +265,7 @@ class Lane:
         }
 
     def captures(self, stream: str) -> frozenset[int]:
-        """Layers of a stream before which hidden states are captured; the depth stands for after the last layer."""
+        """Layers of a stream before which hidden states are captured; the depth means after the last layer."""
         last = [self._models.get(stream, self.target_model).depth] if self.shows_hidden(stream) else []
         return frozenset([*(exit.layer for exit in self.inner if exit.stream == stream), *last])
 

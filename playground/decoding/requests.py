@@ -1,4 +1,4 @@
-"""What a strategy yields when it needs something: requests, and the forwards they wait for.
+"""Requests, which a strategy yields, and the forwards they wait for.
 
 A request is a series of steps, each of which waits for forwards; its answer comes back from the yield. Whoever serves
 requests may put forwards of one model into one batch.
@@ -127,7 +127,7 @@ class Immediate(Request):
 
 
 class Background(Request):
-    """Python work in a thread of its own. Other lanes and other visitors' runs continue meanwhile.
+    """Python work in a separate thread. Other lanes and other visitors' runs continue meanwhile.
 
     Answers with what the work returns; what it raises is raised where the request was yielded.
     """

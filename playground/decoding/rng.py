@@ -48,7 +48,7 @@ class Draws:
         return u < probability, u
 
     def coin(self, probability: float, purpose: str, history: Sequence[int], lineage: int = 0) -> bool:
-        """True with the given probability, the same however often it is asked for one history.
+        """True with the given probability, always the same for one history.
 
         The uniform depends on the length of the history alone, so lanes with one seed share it even where their texts
         differ.

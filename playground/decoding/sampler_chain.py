@@ -49,7 +49,7 @@ class Chain:
     masking: bool = True  # False if the decoder enforces the constraint itself
     forcing: bool = True  # False if tokens without an alternative, the end token included, need a forward
     computes_masks: bool = True  # False if the decoder asks about single tokens
-    coin: Coin | None = None  # chance for samplers that draw some of their own
+    coin: Coin | None = None  # random numbers for samplers that need some
 
     @property
     def draws(self) -> bool:

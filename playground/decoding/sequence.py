@@ -97,7 +97,7 @@ class Sequence:
         return "length" if self.remaining <= 0 else None
 
     def _grammar_complete(self) -> bool:
-        """Whether the grammar allows nothing but the end.
+        """Whether the grammar allows only the end.
 
         A decoder to which probabilities count commits the end token too.
         """

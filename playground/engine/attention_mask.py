@@ -14,7 +14,7 @@ from playground.engine.kv_buffer import KVBuffer, write_both
 from playground.engine.recurrent_state import RecurrentMemory
 
 EMPTY = -1  # position of a slot that holds no token
-CAUSAL = "causal"  # stands for the causal mask, which need not be materialised
+CAUSAL = "causal"  # represents the causal mask, which need not be materialised
 
 
 @dataclass(frozen=True)

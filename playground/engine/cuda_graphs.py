@@ -131,11 +131,12 @@ class GraphBuffers:
         return sum(memory.nbytes for memory in self._memory)
 
     def holds(self, store: KVCache) -> bool:
-        """Whether the whole cache still lies here. Its buffers leave by themselves if they grow or shrink."""
+        """Whether the whole cache is still in this memory. Its buffers move out by themselves if they grow or shrink.
+        """
         return self._holder() is store and len(self._inside(store)) == len(self._memory)
 
     def is_free(self) -> bool:
-        """Whether no cache lies here that will be fed again."""
+        """Whether no cache in this memory will be fed again."""
         store = self._holder()
         return store is None or store.done or not self._inside(store)
 

@@ -1,6 +1,6 @@
 """Expressions of a GBNF grammar, read by the parser of llguidance into five kinds of nodes.
 
-What that parser reads differently from llama.cpp is put right before: "." means any character there, a line break too;
+Differences of that parser from llama.cpp are corrected first: "." means any character there, a line break too;
 "\\u00e9" is a character below 0x1000 like any other; brackets may be escaped in a text; and "&&", "~~" and "--" are
 nothing special in a class.
 """
@@ -73,7 +73,7 @@ def parts_of(expression: Expression) -> tuple[Expression, ...]:
 
 
 def rules_of(source: str) -> dict[str, Expression]:
-    """The rules by name, ROOT among them; raises Refusal, with the line where one is to blame."""
+    """The rules by name, including ROOT; raises Refusal, with the line if there is one."""
     _check_size(source)
     plain = WORDS.sub(_plain, source)
     _check_rules(plain)

@@ -1,7 +1,7 @@
-"""Grammars as llama.cpp writes them (GBNF), as Lark grammars that have the same texts.
+"""Converts llama.cpp's grammars (GBNF) to Lark grammars of the same language.
 
-GBNF has no lexer: a text belongs to a grammar if its characters do. The Lark dialect has one, which reads each terminal
-as far as it goes. `greedy_lexing` finds the parts that mean the same to it; everything else becomes rules over them, in
+GBNF has no lexer: a text belongs to a grammar if its characters do. The Lark dialect has one, whose terminals match
+greedily. `greedy_lexing` finds the parts that mean the same to it; everything else becomes rules over them, in
 the worst case over single characters.
 """
 from __future__ import annotations
@@ -26,7 +26,7 @@ SURROGATES = (0xD800, 0xDFFF)
 
 
 def lark_of(source: str) -> str:
-    """The same grammar in the Lark dialect; raises Refusal, with the line where one is to blame."""
+    """The same grammar in the Lark dialect; raises Refusal, with the line if there is one."""
     try:
         return "\n".join(["%llguidance {}", *_Writer(rules_of(source)).lines()])
     except RecursionError:
@@ -34,7 +34,7 @@ def lark_of(source: str) -> str:
 
 
 class _Writer:
-    """Writes rules as lines of Lark; their names are numbers there, since Lark has names of its own."""
+    """Writes rules as lines of Lark, named by numbers, since Lark reserves some names."""
 
     def __init__(self, rules: dict[str, Expression]):
         self.rules, self.terminals = rules, terminals(rules)

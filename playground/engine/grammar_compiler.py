@@ -1,6 +1,6 @@
 """Compiles one constraint, in the process that `grammar_server` forks for it.
 
-What comes back is plain data: for llguidance the text of a grammar that has been compiled once here, within the limits
+The result is plain data: for llguidance the text of a grammar that has been compiled once here, within the limits
 of the kernel and of the parser, so that the same text compiles in the process that runs the models; for SynCode the
 tables of its automata and of its parser. Imports neither torch nor transformers.
 """
@@ -74,7 +74,7 @@ def _in_one_sentence(kind: str, read: Callable[[str], str], source: str) -> str:
 
 
 def _probe(kind: str, start: LLMatcher) -> None:
-    """Follow a grammar over its first tokens; raises Refusal where none of them can be followed."""
+    """Advance a grammar over its first tokens; raises Refusal if none is possible."""
     if not start.is_accepting() and (cause := _dead_end(start)) is not None:
         raise refusal(kind, f"it is too complex to follow ({cause})" if TOO_COMPLEX.search(cause) else NOWHERE)
     matcher = start.deep_copy()
@@ -85,7 +85,7 @@ def _probe(kind: str, start: LLMatcher) -> None:
 
 
 def _dead_end(start: LLMatcher) -> str | None:
-    """Why no token can be the first, in the parser's words; None where one can."""
+    """Why no token can be the first, in the parser's words; None if one can."""
     cause = ""
     for token in _allowed(start):
         fork = start.deep_copy()
@@ -154,7 +154,7 @@ def refusal(kind: str, message: str) -> Refusal:
         return Refusal(OVERLAPPING)
     first, *rest = message.strip().splitlines() or ["its compiler gave no reason"]
     if kind in ("regex", "gbnf"):
-        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a place in a Lark grammar made of it, which nobody wrote
+        first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a position in the generated Lark grammar
     causes = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
     reason = " ".join([_shortened(first), *causes]).rstrip(".:")
     return Refusal(f"The {KINDS[kind]} cannot be used: {_shortened(reason)}. Change or remove that part.")

@@ -1,8 +1,8 @@
-"""The bounds of everything a constraint may ask for, in one place.
+"""The limits of all constraints, in one place.
 
-A source is measured before any work (`check_text`, `check_options`, `check_items`); what a short source can still
-unfold to is bounded where it is compiled, in a process of its own whose time, memory and stack the kernel limits, and
-while it is followed, by the parser's own limits and a deadline. Imports neither torch nor the parser.
+A source is measured before any work (`check_text`, `check_options`, `check_items`). The expansion of a short source
+is bounded at compilation, in a separate process whose time, memory and stack the kernel limits, and
+while decoding, by the parser's own limits and a deadline. Imports neither torch nor the parser.
 """
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ MEMORY_BYTES = 512 << 20  # beyond what the process has before it compiles
 STACK_BYTES = 1 << 20  # an eighth of an ordinary thread's: what passes there does not overflow here
 ANSWER_BYTES = 16 << 20
 SLOTS = 4  # constraints compiled at a time
-SLOT_SECONDS = 2.0  # a request waits so long for one of them
+SLOT_SECONDS = 2.0  # waiting time for one of them
 START_SECONDS = 30.0  # of the compiler process, tokenizer included, on a loaded machine
 
-# What may be kept
+# Caches
 GRAMMARS = 64  # compiled grammars of one model
 GRAMMARS_BYTES = 256 << 20
 TABLES = 16  # compiled grammars of SynCode
 CHECKED = 1024  # constraints known to compile, checked without a model
 TOKENIZERS = 4  # in the compiler process
 
-# Following a text
+# Decoding
 PARSER = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,

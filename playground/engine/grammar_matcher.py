@@ -1,8 +1,8 @@
-"""What a grammar allows next: compiled once, then followed token by token, forwards and back.
+"""Token masks of grammars: compiled once, then advanced token by token, with rollback.
 
-llguidance parses; this module gives it one notion of state that can always be rolled back, forked and laid over a draft
-tree. Where a grammar leaves only one spelling, the mask holds only the tokenizer's own token for it, although other
-splits of the same bytes may be followed too: the mask is what a model may choose, `advance` is what the text may
+llguidance parses; this module adds a state that can always be rolled back, forked and extended over a draft
+tree. If a grammar allows only one continuation, the mask holds only the tokenizer's own token for it, although other
+tokenisations of the same bytes are valid too: the mask is what a model may choose, `advance` is what the text may
 contain.
 """
 from __future__ import annotations
@@ -23,7 +23,7 @@ from playground.errors import Refusal
 
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
-TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex", "InternalError")  # reasons of llguidance to give up
+TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex", "InternalError")  # reasons of llguidance to stop
 
 
 class GrammarEngine:
@@ -50,9 +50,9 @@ class GrammarEngine:
         self._cache = ContentCache(limits.GRAMMARS, limits.GRAMMARS_BYTES, lambda grammar: grammar.bytes)
 
     def compile(self, kind: str, source: str) -> Grammar:
-        """A grammar ready to be followed. `source` of a choice is its options with "|" between them; raises Refusal.
+        """A compiled grammar. `source` of a choice is its options with "|" between them; raises Refusal.
 
-        It is compiled in the compiler process first, and here only where it stayed within all limits there.
+        It is compiled in the compiler process first, and here only if it stayed within all limits there.
         """
         if kind not in KINDS:
             raise Refusal(f"There is no grammar kind {kind!r}; choose one of {', '.join(KINDS)}.")
@@ -86,7 +86,7 @@ def _unfit(reason: str) -> Refusal:
 
 
 class Grammar:
-    """A compiled grammar; every sequence that follows it takes a matcher of its own. `bytes` is about what it takes in
+    """A compiled grammar; every sequence has a separate matcher. `bytes` is its approximate size in
     memory.
     """
 
@@ -103,7 +103,7 @@ class Grammar:
 
 
 class Matcher:
-    """Where one text stands in its grammar. An end token is followed like any other and can be rolled back."""
+    """State of one text in its grammar. An end token is advanced over like any other and can be rolled back."""
 
     def __init__(self, grammar: Grammar):
         self._grammar, self._engine = grammar, grammar.engine
@@ -112,18 +112,18 @@ class Matcher:
         self._ended = False
 
     def mask(self) -> Tensor:
-        """Tokens that may come next, bool [V]. All False after the end and where the grammar has become a dead end.
+        """Tokens that may come next, bool [V]. All False after the end and in a dead end.
 
-        Raises Refusal where the grammar has become too complex for the parser's limits.
+        Raises Refusal if the grammar has become too complex for the parser's limits.
         """
         mask = self._mask()
         self._check_followed()
         return mask
 
     def allows(self, token: int) -> bool:
-        """Whether the text may go on with a token, found without the mask: any spelling of what may follow is allowed.
+        """Whether a token may come next, computed without the mask: any tokenisation of a valid text is allowed.
 
-        Raises Refusal where the grammar has become too complex for the parser's limits.
+        Raises Refusal if the grammar has become too complex for the parser's limits.
         """
         allowed = self._may_end() if token in self._engine.eos_ids else self._may_follow(token)
         self._check_followed()
@@ -138,7 +138,7 @@ class Matcher:
         return torch.zeros(self._engine.vocabulary, dtype=torch.bool) if self._ended else self.unpack(self.bitmask())
 
     def unpack(self, bitmask: bytes) -> Tensor:
-        """The bitmask of this place as a mask, bool [V], with the end tokens where the text may end."""
+        """A bitmask as a mask, bool [V], with the end tokens if the text may end."""
         bits = numpy.unpackbits(
             numpy.frombuffer(bitmask, numpy.uint8), count=self._engine.vocabulary, bitorder="little"
         )
@@ -147,11 +147,11 @@ class Matcher:
         return allowed
 
     def advance(self, token: int) -> bool:
-        """Follow one token; False, and nothing has changed, where it is illegal."""
+        """Advance over one token; False, without a change, if it is not allowed."""
         ends = token in self._engine.eos_ids
         if not (self._may_end() if ends else self._may_follow(token)):
             return False
-        if not ends and not self._parser.consume_token(token):  # legal, but past what the parser can keep in mind
+        if not ends and not self._parser.consume_token(token):  # allowed, but beyond the parser's limits
             self._replay()
             return False
         self._path.append(token)
@@ -159,7 +159,7 @@ class Matcher:
         return True
 
     def rollback(self, count: int) -> None:
-        """Take back the last `count` tokens; ValueError where there are fewer."""
+        """Roll back the last `count` tokens; raises ValueError if there are fewer."""
         if not 0 <= count <= len(self._path):
             raise ValueError(f"cannot take back {count} of {len(self._path)} tokens")
         if count == 0:
@@ -173,7 +173,7 @@ class Matcher:
             self._parser.rollback(fed)
 
     def forced(self) -> list[int]:
-        """The run of tokens that have no alternative from here on; the end is not among them."""
+        """The tokens without alternatives from here on, without the end token."""
         run: list[int] = []
         deadline = thread_time() + limits.FORCED_SECONDS
         while (
@@ -189,7 +189,7 @@ class Matcher:
     def masks_of_tree(self, tokens: list[int], parents: list[int]) -> Tensor:
         """Masks after the text so far and after each node of a draft tree, bool [1 + N, V].
 
-        Node i follows node parents[i], -1 being the text so far. Nodes that an illegal token leads to get a row of
+        Node i follows node parents[i], -1 being the text so far. Nodes after a disallowed token get a row of
         False. Raises Refusal where the grammar has become too complex, or its masks take longer than STEP_SECONDS.
         """
         masks = torch.zeros(1 + len(tokens), self._engine.vocabulary, dtype=torch.bool)
@@ -201,7 +201,7 @@ class Matcher:
         return masks
 
     def fork(self) -> Matcher:
-        """A matcher at the same place that goes its own way."""
+        """An independent matcher in the same state."""
         twin = Matcher(self._grammar)
         twin._parser = self._parser.deep_copy()
         twin._path, twin._ended = self._path.copy(), self._ended
@@ -219,12 +219,12 @@ class Matcher:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing but the end can follow."""
+        """Whether only the end can follow."""
         return self._ended or self._parser.is_stopped()
 
     @property
     def state(self) -> str:
-        """Where the text stands, in a few words."""
+        """The position of the text, in a few words."""
         if self.stopped:
             return (
                 "ended" if self._ended else "complete" if self._may_end() else f"dead end: {self._parser.stop_reason()}"

@@ -1,4 +1,4 @@
-"""What is said between the compiler process and whoever asks it: orders of one byte, and messages of JSON with their
+"""Protocol between the compiler process and its clients: orders of one byte, and JSON messages with their
 length before them.
 """
 from __future__ import annotations
@@ -21,7 +21,7 @@ def send(line: socket.socket, message: Any) -> None:
 
 
 def receive(line: socket.socket, most: int) -> Any:
-    """One message; EOFError where the other side is gone or has sent more than `most` bytes."""
+    """One message; raises EOFError if the other side has closed or sent more than `most` bytes."""
     (length,) = LENGTH.unpack(_exactly(line, LENGTH.size))
     if length > most:
         raise EOFError

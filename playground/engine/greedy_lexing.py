@@ -1,6 +1,6 @@
-"""Which parts of a grammar a greedy lexer may read as one terminal.
+"""Finds the parts of a grammar that a greedy lexer may read as one terminal.
 
-The parser of llguidance has a lexer that reads each terminal as far as it goes. A grammar without a lexer means the
+The parser of llguidance has a lexer whose terminals match greedily. A grammar without a lexer means the
 same with terminals that never swallow what follows them: after a terminal A that is complete, no terminal that was
 possible in its place goes on with a character that may follow A. `terminals` finds the largest such parts. It begins
 with the largest parts that do not lead back to themselves, and takes apart what swallows; single characters swallow
@@ -146,7 +146,7 @@ def _walk(expression: Expression) -> Iterator[Expression]:
 
 
 def _swallowing(rules: Rules, chosen: set[Expression], alphabet: Callable[[Chars], int]) -> set[Expression]:
-    """Terminals that may read on where another one, or they themselves, should have ended."""
+    """Terminals that may continue where another one, or they themselves, should have ended."""
     ordered, read, found = list(chosen), {}, set()
     for expression in ordered:
         try:
@@ -241,7 +241,7 @@ def _swallows(ended: Terminal, other: Terminal, following: int) -> bool:
 
 
 def bits(number: int) -> list[int]:
-    """Places of the bits of a number that are set."""
+    """Indices of the set bits of a number."""
     found = []
     while number:
         lowest = number & -number

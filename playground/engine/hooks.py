@@ -55,7 +55,7 @@ class LayerPlan:
     skip: frozenset[int] = frozenset()
     stop: int | None = None  # this layer and all later ones do not run; the lm_head gets the hidden states so far
     resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): start at this layer with these
-    capture: frozenset[int] = frozenset()  # layers whose input [rows, d] is captured; depth stands for the final norm
+    capture: frozenset[int] = frozenset()  # layers whose input [rows, d] is captured; depth means the final norm
 
     @property
     def is_whole(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model's files lie, and whether they are what we can load: checked before anything large is read or fetched.
+"""Locates and checks a model's files before anything large is read or fetched.
 
 A model is named by the catalogue, by a folder, or by its id on the Hugging Face hub. What the hub's cache already holds
 is used as it is, so a model that was loaded once loads without a network. Pickled weights and remote code are refused.
@@ -47,13 +47,13 @@ PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
-SAMPLED = 1 << 20  # bytes of each file that a fingerprint looks at
-# errors of the code that raises them, not of what it is given
+SAMPLED = 1 << 20  # bytes of each file that a fingerprint includes
+# errors of the code, not of its input
 INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)
 
 
 def unseen(share: float, text: str) -> None:
-    """A progress that nobody watches."""
+    """A progress callback that does nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class ModelFiles:
 
 
 def find_source(name: str) -> ModelFiles:
-    """Where the model of that name lies, with all the files it takes; raises Refusal."""
+    """Location and files of the model of that name; raises Refusal."""
     source = _local(name) or _cached(name) or _on_hub(name)
     _check_files(source)
     return source
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name that the catalogue does not know means a folder of this machine."""
+    """Whether a name outside the catalogue means a local folder."""
     return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
 
 
@@ -85,7 +85,7 @@ def tensors(source: ModelFiles) -> dict[str, TensorInfo]:
 
 
 def read_config(source: ModelFiles) -> PretrainedConfig:
-    """The model's configuration; raises Refusal where it is no causal language model that transformers knows."""
+    """The model's configuration; raises Refusal unless it is a causal language model of transformers."""
     folder = source.folder or _fetch_file(source, "config.json").parent
     try:
         check_raw_config(source.name, folder / "config.json")
@@ -126,7 +126,7 @@ def fetch(source: ModelFiles, progress: Progress) -> Path:
 
 
 def first_sentence(reason: BaseException) -> str:
-    """What a library's error says first, without its full stop and without error numbers of the system. Errors about
+    """The first sentence of a library's error, without its full stop and system error numbers. Errors about
     the library's own code are not quoted.
     """
     if isinstance(reason, INTERNAL):
@@ -159,7 +159,7 @@ def _local(name: str) -> ModelFiles | None:
 
 
 def _cached(name: str) -> ModelFiles | None:
-    """What the hub's cache holds, if it is complete."""
+    """The contents of the hub's cache, if complete."""
     with _asking_hub(name):
         try:
             folder = Path(snapshot_download(name, local_files_only=True))
@@ -250,7 +250,7 @@ def _fetch_file(source: ModelFiles, file: str) -> Path:
 
 @contextmanager
 def _asking_hub(name: str) -> Iterator[None]:
-    """Turn whatever goes wrong between us and the hub into a Refusal."""
+    """Turn every error of the hub into a Refusal."""
     try:
         yield
     except GatedRepoError:
@@ -271,7 +271,7 @@ def _asking_hub(name: str) -> Iterator[None]:
         ) from None
     except (
         Exception
-    ) as reason:  # the hub's client lets every error of its HTTP library through, and that library changes
+    ) as reason:  # the hub's client raises errors of its HTTP library, which changes
         raise Refusal(
             f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
             f"connect to the network, or choose a bundled model or a folder.{suggestion(name)}",
@@ -284,7 +284,7 @@ def _sizes(folder: Path) -> dict[str, int]:
 
 
 def _fingerprint(folder: Path, files: dict[str, int]) -> str:
-    """Twelve letters that tell two states of a folder apart: sizes, and the start of the configuration and of every
+    """Twelve letters that identify a state of a folder: sizes, and the start of the configuration and of every
     weight file.
     """
     digest = sha256()

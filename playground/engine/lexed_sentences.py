@@ -1,7 +1,7 @@
 """Whether a Lark grammar has any text that its lexer can read to the end.
 
-The lexer of llguidance reads each terminal as far as it goes. In `start: W "end"` with `W: /[a-z]+/` it takes "end" for
-more of W, so a text grows until its length ends it. `unreadable` finds grammars of which no text can be read: it looks
+The terminals of llguidance's lexer match greedily. In `start: W "end"` with `W: /[a-z]+/` it reads "end" as
+part of W, so a text grows up to its length limit. `unreadable` finds grammars of which no text can be read: it looks
 for a text in which every terminal stops before the one after it, that is, has a whole text after which the first byte
 of the next one leaves its automaton. Of grammars that it cannot read, such as those with llguidance's own directives,
 it says nothing.
@@ -21,11 +21,11 @@ from playground.errors import Refusal
 try:
     from lark.exceptions import LarkError
     from lark.load_grammar import load_grammar
-except ImportError:  # then no grammar is looked at
+except ImportError:  # then no grammar is checked
     load_grammar = None
 
 UNICODE = re.compile(r"\\[dDwWsS]")  # which the automata read as ASCII, and the parser does not
-SECONDS = 0.3  # processor time; a grammar that takes longer is let through
+SECONDS = 0.3  # CPU time; a grammar that takes longer is accepted
 TERMINALS = 200
 Pairs = dict[int, int]
 """By first terminal of a text, the last terminals as bits."""
@@ -36,7 +36,7 @@ class _OutOfTime(Exception):
 
 
 def unreadable(source: str) -> str | None:
-    """Why the lexer comes to no end; None where it does, or where nothing can be said."""
+    """Why the lexer never finishes; None if it does, or if that is unknown."""
     if load_grammar is None:
         return None
     try:
@@ -77,7 +77,7 @@ class _Grammar:
         )
 
     def _automaton(self, terminal: Any) -> DFA | None:
-        """None where it cannot be built, so that nothing is said about the terminal."""
+        """None if it cannot be built, so that nothing is known about the terminal."""
         if process_time() > self.deadline:
             raise _OutOfTime
         if UNICODE.search(terminal.pattern.to_regexp()):

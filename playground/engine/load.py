@@ -117,7 +117,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was loaded, as a trace's header tells it."""
+    """What was loaded, as stored in a trace's header."""
 
     name: str
     revision: str
@@ -311,7 +311,7 @@ def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_class(folder: Path) -> type:
-    """The general class where the folder names it: AutoTokenizer would go by the architecture and add its family's
+    """The general class if the folder names it: AutoTokenizer would choose by architecture and add its family's
     tokens.
     """
     config = folder / "tokenizer_config.json"

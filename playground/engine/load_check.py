@@ -95,7 +95,7 @@ def prompt_length(config: PreTrainedConfig) -> int:
 
 
 def ordinary_tokens(config: PreTrainedConfig, count: int) -> list[int]:
-    """Ascending token ids without those that the config gives a meaning of their own, such as padding or images."""
+    """Ascending token ids without special ones of the config, such as padding or images."""
     text = config.get_text_config(decoder=True)
     fields = {**config.to_dict(), **text.to_dict()}
     special = {value for name, value in fields.items() if name.endswith(("_id", "_index")) and isinstance(value, int)}

@@ -205,7 +205,7 @@ class Model:
         return {"inputs_embeds": embeddings}
 
     def _wanted(self, works: list[ForwardInput]) -> tuple[Tensor | int, list[int]]:
-        """Rows the lm_head is applied to, and how many belong to each work. 0 stands for all, as in transformers."""
+        """Rows the lm_head is applied to, and how many belong to each work. 0 means all, as in transformers."""
         if not any(work.last_only and len(work.tokens) > 1 for work in works):
             return 0, [len(work.tokens) for work in works]
         rows, start = [], 0

@@ -118,7 +118,7 @@ def tiny_network(model_type: str, seed: int = 0) -> PreTrainedModel:
 def _shrunk(default: type[PreTrainedConfig], overrides: dict[str, Any]) -> dict[str, Any]:
     given = default().to_dict()
     small = {name: SIZES[name] for name, value in given.items() if name in SIZES and value is not None}
-    if "kv_lora_rank" in small:  # latent attention: every head has key and value states of its own
+    if "kv_lora_rank" in small:  # latent attention: every head has separate key and value states
         small["num_key_value_heads"] = small["num_attention_heads"]
     if kinds := given.get("layer_types"):
         small["layer_types"] = _few(kinds)

@@ -19,7 +19,7 @@ from playground.events import Failed
 
 WORKS, REFUSED, NOT_BUILT, DIFFERS, FAILS = OUTCOMES = ("works", "refused", "not built", "differs", "fails")
 PROMPT, LENGTH = [5, 9, 2, 7, 7, 1, 30, 31, 9, 2], 16  # past the windows of the tiny networks at once
-LANES = {  # each writes the text of plain greedy decoding, in a way of its own
+LANES = {  # each writes the text of plain greedy decoding, by another code path
     "plain": LaneConfig("greedy"),
     "trees": LaneConfig("speculative", {"drafter": "token_recycling", "verifier": "greedy_match"}),
     "policies": LaneConfig("greedy", {}, [("h2o", {})]),  # its budget is larger than the text
@@ -28,7 +28,7 @@ LANES = {  # each writes the text of plain greedy decoding, in a way of its own
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one type: one of OUTCOMES, why, which LANES wrote the library's text, and whose attention ran:
+    """Result for one type: one of OUTCOMES, the reason, which LANES wrote the library's text, and whose attention ran:
     the playground's or the library's.
     """
 
