@@ -57,39 +57,39 @@
 
   const MOST_UNDONE = 50;
   const TYPING = 700; // ms without a change after which the next one can be undone by itself
-  const history = { past: [], now: null, timer: 0 };
+  const changes = { past: [], now: null, timer: 0 };
 
   const laneKey = ({ strategy, knobs = {}, extras = [], forced = [], seed, forked_at: at }) => [strategy, knobs, extras, forced, seed ?? null, at ?? null];
   const keyOf = (settings) => JSON.stringify({ ...settings, lanes: (settings.lanes || []).map(laneKey) });
 
   const showUndo = () => {
     const button = document.querySelector(".undo");
-    if (button) button.disabled = !history.past.length && !isChanged();
+    if (button) button.disabled = !changes.past.length && !isChanged();
   };
 
-  const isChanged = () => history.now !== null && history.now.key !== keyOf(chosen.settings);
+  const isChanged = () => changes.now !== null && changes.now.key !== keyOf(chosen.settings);
 
   /** Take down the settings as they are now, once all of them are known. */
   const record = () => {
-    clearTimeout(history.timer);
+    clearTimeout(changes.timer);
     if (!("prompt" in chosen.settings) || !chosen.settings.lanes) return;
-    if (history.now && !isChanged()) return;
-    if (history.now) history.past = [...history.past, history.now].slice(-MOST_UNDONE);
-    history.now = { settings: JSON.parse(JSON.stringify(chosen.settings)), key: keyOf(chosen.settings), run: history.now?.run ?? null };
+    if (changes.now && !isChanged()) return;
+    if (changes.now) changes.past = [...changes.past, changes.now].slice(-MOST_UNDONE);
+    changes.now = { settings: JSON.parse(JSON.stringify(chosen.settings)), key: keyOf(chosen.settings), run: changes.now?.run ?? null };
     showUndo();
   };
 
   const remember = () => {
-    clearTimeout(history.timer);
-    history.timer = setTimeout(record, TYPING);
+    clearTimeout(changes.timer);
+    changes.timer = setTimeout(record, TYPING);
     showUndo();
   };
 
   window.undo = () => {
     record();
-    const before = history.past.pop();
+    const before = changes.past.pop();
     if (!before) return;
-    history.now = before;
+    changes.now = before;
     chosen.settings = { ...chosen.settings, ...before.settings };
     window.restoreSettings?.(before.settings);
     if (before.run) document.dispatchEvent(new CustomEvent("show-run", { detail: before.run }));
@@ -99,7 +99,7 @@
   // A fork shows its run after its lanes were set: the run belongs to these.
   document.addEventListener("run-begun", ({ detail }) => {
     record();
-    if (history.now) history.now.run = detail;
+    if (changes.now) changes.now.run = detail;
   });
 
   document.addEventListener("keydown", (event) => {
@@ -183,11 +183,32 @@
     const address = new URL(location.href);
     address.search = "";
     address.searchParams.set("s", code);
-    history.replaceState(null, "", address);
-    const button = document.querySelector("#share");
+    const position = window.livePosition?.();
+    if (position) address.searchParams.set("at", position);
+    window.history.replaceState(null, "", address);
+    await copy(document.querySelector("#share"), address.href, "Copy it from the address bar");
+  };
+
+  // Copy a frame for another page: it opens this page with the settings of the last link.
+  window.embedCode = async (code) => {
+    if (!code) return;
+    const address = new URL(location.pathname, location.href);
+    address.searchParams.set("s", code);
+    const frame = document.createElement("iframe");
+    for (const [name, value] of [["src", address.href], ["title", "Decoding playground"], ["width", "100%"], ["height", "900"], ["style", "border: 0"], ["loading", "lazy"], ["allow", "clipboard-write"]]) frame.setAttribute(name, value);
+    await copy(document.querySelector("#embed"), frame.outerHTML, "Not allowed by the browser");
+  };
+
+  const copy = async (button, text, failed) => {
     const label = button?.textContent;
-    try { await navigator.clipboard.writeText(address.href); } catch { if (button) button.textContent = "Copy it from the address bar"; }
+    try { await navigator.clipboard.writeText(text); } catch { if (button) button.textContent = failed; }
     if (button && button.textContent === label) button.textContent = "Copied";
     setTimeout(() => { if (button) button.textContent = label; }, 1600);
+  };
+
+  // A link with a position shows its run there, so the run begins by itself once its settings are in place.
+  window.linkOpened = () => {
+    const params = new URLSearchParams(location.search);
+    if (params.has("s") && params.has("at")) setTimeout(() => press("run"), 100);
   };
 })();

@@ -48,8 +48,9 @@ def test_a_fork_goes_beside_its_parent_or_into_its_place(fork, order):
     lanes = [str(lane) for lane in fork.siblings(3)]
     assert [*lanes[:fork.place], "fork", *lanes[fork.place:]] == order
     settings = Settings(lanes=[{"strategy": str(lane)} for lane in range(3)]).forked(fork)
-    shown = [lane.get("forked_at", lane["strategy"]) for lane in settings.lanes]
-    assert shown == [0 if name == "fork" else name for name in order]
+    assert [lane.get("forked_at", lane["strategy"]) for lane in settings.lanes] == [
+        0 if name == "fork" else name for name in order
+    ]
 
 
 def test_a_fifth_lane_is_refused_unless_it_replaces_one():

@@ -393,6 +393,9 @@ HOSTILE = [
     {"beat": -1e308},
     {"lane": [0]},
     {"lane": True},
+    {"run": "gone", "lane": 0, "sequence": 0, "position": 0, "token": 1},
+    {"run": ["r"], "lane": 0},
+    {"run": "r", "lane": 0, "sequence": 0, "position": 0, "token": 1, "instead_of": 7},
 ]
 
 

@@ -23,6 +23,7 @@ class App {
     this.marked = { lane: -1, position: null };
     this.awaited = null; // the run that is shown, or that will be shown once it is unpacked
     this.asked = null; // "hold" or "resume", sent to the server and not yet confirmed
+    this.linked = readPosition(new URLSearchParams(location.search).get("at")); // where the run of a link is to be shown
     this.forkedFrom = null; // name of the run that was last asked for a fork
     this.stepping = false;
     this.frame = this.resting = null; // the pending animation frame, or the timer of a pause before it
@@ -44,7 +45,14 @@ class App {
     this.stage = new Stage(this);
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
+    window.livePosition = () => (this.stage.isStale ? "" : positionOf(this));
     this.schedule();
+    if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
+  }
+
+  /** After a reload: show the last run again, in place of the example. */
+  showKept() {
+    if (!this.ranHere) this.bringBack(this.visit.runs.at(-1));
   }
 
   find() {
@@ -490,6 +498,10 @@ class App {
   announceEnd() {
     if (!this.ranHere || this.trace.fromFile || this.announced === this.trace.run) return;
     this.announced = this.trace.run;
+    const run = this.visit.find(this.trace.run);
+    if (run && !this.trace.recorded) keepRun(run);
+    if (this.linked) goToPosition(this, this.linked);
+    this.linked = null;
     document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(this.trace) }));
   }
 

@@ -1,4 +1,5 @@
-// The runs of this visit. Every run started or opened here stays in the memory of the tab, compressed while it is not shown. A fork
+// The runs of this visit. Every run started or opened here stays in the memory of the tab, compressed while it is not shown; those
+// that were started here also outlast a reload. A fork
 // is listed below its parent run; it is recognised by its header, whose forced tokens begin with those of the parent.
 
 const MOST_RUNS = 12;
@@ -7,8 +8,8 @@ const MOST_ON_SERVER = 4; // newest runs that the server keeps, so that they can
 
 class Visit {
   constructor() {
-    this.runs = []; // in order of their start
-    this.counted = 0;
+    this.runs = keptRuns(); // in order of their start
+    this.counted = Math.max(0, ...this.runs.map((run) => run.number));
   }
 
   /** Add a run at its start. The recording shown on arrival and replays of known runs are not added. `parent`: the run that it was
@@ -65,7 +66,7 @@ class Visit {
   }
 }
 
-/** Where a run was forked from an earlier one, {lane, position, taken, instead, into}, with pieces from the earlier run; null if it was not. */
+/** Where a run was forked from an earlier one, {lane, position, taken, instead, into, replaces}, with pieces from the earlier run; null if it was not. */
 function forkFrom(earlier, trace) {
   for (const { header, order } of trace.lanes) {
     const { forced } = header;
@@ -73,7 +74,8 @@ function forkFrom(earlier, trace) {
     const position = header.forked_at >= 0 ? header.forked_at : forced.length - 1;
     for (const lane of earlier.lanes.filter((one) => isLikely(one.header, header))) {
       const sequence = beginningWith(lane, forced.slice(0, position));
-      if (sequence) return { lane: lane.order, into: order, ...parting(sequence, position, forced.slice(position)) };
+      const replaces = !trace.lanes.some(({ header: other }) => isLikely(other, lane.header) && String(other.forced) === String(lane.header.forced));
+      if (sequence) return { lane: lane.order, into: order, replaces, ...parting(sequence, position, forced.slice(position)) };
     }
   }
   return null;

@@ -323,6 +323,11 @@ class Handlers:
         yield {self.page.link: ""}
         yield {self.page.link: Settings(*values).to_code()}
 
+    def embed(self, *values: Any) -> Iterator[Changes]:
+        """The same code, for a frame in another page."""
+        yield {self.page.frame: ""}
+        yield {self.page.frame: Settings(*values).to_code()}
+
     def _guarded(self, visit: Visit) -> Iterator[Changes]:
         try:
             yield from self._run(visit)
@@ -418,7 +423,8 @@ class Handlers:
 
     def _show_refusal(self, refusal: Refusal) -> Changes:
         """Show the message of a refusal next to the control it is about, which the page opens, and clear the others."""
-        place, *_, field = refusal.about.split(":")
+        parts = refusal.about.split(":")  # a control, or "lane", the lane's index and the field
+        place, field = parts[0], parts[-1]
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
         in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
         return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}

@@ -73,6 +73,8 @@ SCRIPTS = (
     "picture",
     "saving",
     "visit",
+    "keeping",
+    "position",
     "views/history",
     "places",
     "bar",

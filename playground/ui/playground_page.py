@@ -137,7 +137,6 @@ class Page:
         self.repeats.bind(controls)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
-        self.summary.restore(handlers.restore, None, [*controls, self.known], queue=False, **PRIVATE)
         self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
@@ -145,8 +144,12 @@ class Page:
         events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
         latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
         gr.on(events, handlers.update_question_note, controls, self.known, **latest)
+        self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
         self.share.click(handlers.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
+        self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
+        self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
+        opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
         self.mode.change(
             None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE
         )
@@ -296,6 +299,10 @@ class Page:
             )
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
+            self.embed = gr.Button(
+                "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0
+            )
+            self.frame = gr.Textbox(visible="hidden", elem_id="frame")
 
     def _figures(self) -> None:
         self.repeats = Repeats(self.site)

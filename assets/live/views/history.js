@@ -36,12 +36,12 @@ class VisitTree {
 
 function sayMemory({ runs, events }) {
   const most = MOST_EVENTS.toLocaleString("en").replaceAll(",", " ");
-  return `${count(runs.length, "run")}, ${count(events, "event")}, in the memory of this tab only; beyond ${MOST_RUNS} runs or ${most} events the oldest are dropped`;
+  return `${count(runs.length, "run")}, ${count(events, "event")}, in this tab only; beyond ${MOST_RUNS} runs or ${most} events the oldest are dropped`;
 }
 
-function sayFork({ lane, position, instead, taken, length, into }) {
+function sayFork({ lane, position, instead, taken, length, into, replaces }) {
   const piece = taken !== null ? `“${pieceLabel(taken)}”` : length > 1 ? `${length} other tokens` : "another token";
-  const place = into === lane ? "replacing it" : `as lane ${into + 1}`;
+  const place = replaces ? "replacing it" : `as lane ${into + 1}`;
   return `lane ${lane + 1} forked at token ${position + 1}: ${piece} instead of “${pieceLabel(instead)}”, ${place}`;
 }
 

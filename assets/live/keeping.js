@@ -1,0 +1,51 @@
+// Runs of this tab over a reload: each ended run is kept, compressed, in the tab's session storage, up to a total size.
+
+const KEPT_RUNS = "decoding-playground.runs";
+const MOST_KEPT = 3_000_000; // characters of all kept runs; browsers allow about five million
+
+/** Keep an ended run; the oldest are dropped where there is no room. */
+async function keepRun(run) {
+  if (run.isKept || typeof CompressionStream === "undefined") return;
+  run.isKept = true;
+  const whole = { headers: run.trace.headers, events: run.trace.inOrder().map((event) => event.raw) };
+  const packed = await piped(JSON.stringify(whole), new CompressionStream("gzip")).arrayBuffer();
+  const entry = { run: run.trace.run, said: run.said, number: run.number, parent: run.parent?.trace.run ?? null, events: whole.events.length, packed: toBase64(packed) };
+  let kept = [...readKept().filter((one) => one.run !== entry.run), entry];
+  while (kept.length && sizeOf(kept) > MOST_KEPT) kept = kept.slice(1);
+  try {
+    sessionStorage.setItem(KEPT_RUNS, JSON.stringify(kept));
+  } catch (reason) { /* without storage the runs last until the page is left */ }
+}
+
+const sizeOf = (kept) => kept.reduce((sum, { packed }) => sum + packed.length, 0);
+
+function readKept() {
+  try {
+    const kept = JSON.parse(sessionStorage.getItem(KEPT_RUNS));
+    return Array.isArray(kept) ? kept : [];
+  } catch (reason) {
+    return [];
+  }
+}
+
+/** The runs kept before a reload, as entries of a visit whose traces unpack themselves when they are shown. */
+function keptRuns() {
+  const runs = [];
+  for (const { run, said, number, parent, events, packed } of readKept()) {
+    const trace = new Trace();
+    Object.assign(trace, { run, version: events, packed: new Blob([fromBase64(packed)]), state: "done", left: true });
+    runs.push({ trace, number, said, parent: runs.find((one) => one.trace.run === parent) || null, isKept: true });
+  }
+  return runs;
+}
+
+function toBase64(buffer) {
+  const bytes = new Uint8Array(buffer);
+  let text = "";
+  for (let at = 0; at < bytes.length; at += 8192) text += String.fromCharCode(...bytes.subarray(at, at + 8192));
+  return btoa(text);
+}
+
+function fromBase64(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+}

@@ -1,0 +1,26 @@
+// The position of a view as text, for a link: "lane.tokens" or, with the pinned token, "lane.tokens.token", all counted from 1.
+
+/** The position that is shown; empty where there is nothing to link to. */
+function positionOf(app) {
+  const card = app.cards[app.chosen];
+  if (!card || app.trace.fromFile) return "";
+  const pinned = app.card.pinned && !app.card.node.hidden ? app.marked : { lane: -1, position: null };
+  const lane = pinned.position === null ? app.chosen : pinned.lane;
+  return [lane + 1, app.cards[lane].text.shown.length, ...(pinned.position === null ? [] : [pinned.position + 1])].join(".");
+}
+
+/** A position from a link; null for any other text. */
+function readPosition(text) {
+  const [, lane, tokens, token] = /^(\d{1,2})\.(\d{1,6})(?:\.(\d{1,6}))?$/.exec(text || "") || [];
+  return lane === undefined ? null : { lane: lane - 1, tokens: Number(tokens), token: token === undefined ? null : token - 1 };
+}
+
+/** Go to a position of an ended run: the moment at which its lane had so many tokens, and the card of its token. */
+function goToPosition(app, { lane, tokens, token }) {
+  const card = app.cards[lane];
+  if (!card) return;
+  app.choose(lane);
+  const last = card.text.shown[Math.min(tokens, card.text.shown.length) - 1];
+  if (tokens < card.text.shown.length && last) app.seekEvent(lane, last.commit);
+  requestAnimationFrame(() => requestAnimationFrame(() => { if (token !== null) app.reveal(lane, token); }));
+}

@@ -1,0 +1,75 @@
+"""Forks on the page: beside their lane, without a second run of the others, and undone; undo of what was changed."""
+
+from app_page import address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
+
+from playground.ui.settings import Settings
+
+LENGTH = 8
+
+
+def texts(page) -> list[str]:
+    return page.locator("#live .lane .tokens").all_text_contents()
+
+
+def fork(page, lane: int, position: int) -> None:
+    running(page, lane).locator(".tokens > .t").nth(position).click()
+    page.locator("#live .card .candidate[data-id]:not([disabled])").first.click()
+
+
+def ended(page, lanes: int) -> None:
+    expect(page.locator("#live [data-recorded='false'] .lane")).to_have_count(lanes)
+    for lane in range(lanes):
+        expect(status(page, lane)).to_have_text("reached the token limit")
+    expect(page.locator("#run")).to_be_visible()
+
+
+def test_a_fork_goes_beside_its_lane_and_undo_brings_the_lanes_and_their_run_back(page, address):
+    lanes = [{"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "greedy"}]
+    visit(page, address, Settings(prompt="The green bird", length=LENGTH, lanes=lanes))
+    page.click("#run")
+    ended(page, 3)
+    before, first = texts(page), page.locator("#live .live").get_attribute("data-run")
+    fork(page, 0, 3)
+    ended(page, 4)
+    after = texts(page)
+    assert [after[0], *after[2:]] == before and after[1] != before[0]
+    expect(page.locator("#live .lane .title").nth(1)).to_have_text("Greedy, forked at token 4")
+    expect(page.locator(".lane-card[data-lane='1'] .forced")).to_have_text("forked at token 4")
+    fork(page, 2, 1)
+    page.locator("dialog.replacing .choice").nth(3).click()
+    expect(page.locator("#live .lane .title").nth(3)).to_have_text("Sampling, forked at token 2")
+    ended(page, 4)
+    assert texts(page)[:3] == after[:3]
+    page.locator("#settings .undo").click()
+    expect(page.locator("#live .lane .title").nth(3)).to_have_text("Greedy")
+    page.locator("#settings .settings-open").focus()
+    page.keyboard.press("Control+z")
+    expect(page.locator("#live .live")).to_have_attribute("data-run", first)
+    expect(page.locator(".lane-card")).to_have_count(3)
+    assert texts(page) == before
+    fork(page, 1, 2)
+    expect(page.locator("#live .lane .title").nth(2)).to_have_text("Sampling, forked at token 3")
+    page.locator("#run").click()
+    expect(page.locator("#stop")).to_be_visible()
+    ended(page, 4)
+    expect(page.locator("#live .lane .title").nth(2)).to_have_text("Sampling, forked at token 3")
+
+
+def test_undo_takes_back_lanes_and_prompt_and_leaves_typing_to_the_text_field(page, address):
+    visit(page, address, Settings(prompt="The green bird", length=LENGTH, lanes=[{"strategy": "greedy"}]))
+    undo, prompt = page.locator("#settings .undo"), page.locator("#prompt textarea")
+    expect(undo).to_be_disabled()
+    choose_strategy(page, 0, "sample")
+    expect(undo).to_be_enabled()
+    undo.click()
+    expect(page.get_by_label("Strategy of lane 1")).to_have_text("Greedy")
+    expect(undo).to_be_disabled()
+    prompt.fill("Another prompt")
+    expect(undo).to_be_enabled()
+    page.locator("#settings .settings-open").focus()
+    page.keyboard.press("Control+z")
+    expect(prompt).to_have_value("The green bird")
+    prompt.focus()
+    page.keyboard.type("x")
+    page.keyboard.press("Control+z")
+    expect(prompt).to_have_value("The green bird")

@@ -1,0 +1,57 @@
+"""A link to a run opens at its position; a frame for another page; runs that outlast a reload."""
+
+import re
+
+from app_page import address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
+
+from playground.ui.settings import Settings
+
+LANES = [{"strategy": "greedy"}, {"strategy": "sample"}]
+SETTINGS = Settings(prompt="The green bird", length=8, lanes=LANES)
+WATCH_COPIES = "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+
+
+def ran(page) -> None:
+    page.click("#run")
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    expect(page.locator("#run")).to_be_visible()
+
+
+def copied(page, button: str) -> str:
+    open_settings(page)
+    page.evaluate(f"window.copied = ''; {WATCH_COPIES}")
+    page.click(button)
+    page.wait_for_function("window.copied")
+    return page.evaluate("window.copied")
+
+
+def test_a_link_opens_a_run_at_its_moment_with_its_token_and_the_run_outlasts_a_reload(page, address):
+    visit(page, address, SETTINGS)
+    ran(page)
+    texts = page.locator("#live .lane .tokens").all_text_contents()
+    page.reload()
+    live = page.locator("#live .live")
+    expect(page.locator("#live .visit-run, #live .lane .tokens").first).to_be_attached()
+    expect(page.locator("#live .lane .tokens").first).to_have_text(texts[0])
+    assert page.locator("#live .lane .tokens").all_text_contents() == texts
+    ran(page)
+    page.keyboard.press("2")
+    for _ in range(40):
+        if tokens(page, 1).count() <= 5:
+            break
+        page.locator("#live .live").press("ArrowLeft")
+    shown = tokens(page, 1).count()
+    tokens(page, 1).nth(2).click()
+    link = copied(page, "#share")
+    assert re.search(rf"at=2\.{shown}(\.3)?$", link)
+    page.goto(re.sub(r"at=.*", f"at=2.{shown}.3", link))
+    expect(live).to_have_attribute("data-recorded", "false")
+    expect(page.locator("#live .card.pinned .where")).to_contain_text("token 3,")
+    expect(tokens(page, 1)).to_have_count(shown)
+
+
+def test_an_embed_code_frames_the_page_with_its_settings(page, address):
+    visit(page, address, SETTINGS)
+    code = copied(page, "#embed")
+    frame = re.fullmatch(r'<iframe src="([^"]+)" title="Decoding playground" .*></iframe>', code)
+    assert frame and Settings.from_code(frame[1].split("?s=")[1]) == Settings.read(vars(SETTINGS))
