@@ -20,6 +20,7 @@ from app_page import (  # noqa: F401
 )
 from playwright.sync_api import Page, expect
 
+from playground.asset_files import ASSETS
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
@@ -34,7 +35,8 @@ def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address
     page.keyboard.press("ArrowDown")
     everything = page.locator(".editor .option").count()
     assert page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") == "sample"
-    page.keyboard.type("speculative decoding")
+    assert page.locator(".editor .options .heading").first.text_content() == "Recommended"
+    page.keyboard.type("Speculative")
     assert 0 < page.locator(".editor .option").count() < everything
     assert page.locator(".editor .options .heading").first.text_content() == "Speculative"
     assert page.locator(".editor .option[aria-selected='true']").get_attribute("data-name") == "speculative"
@@ -42,6 +44,59 @@ def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address
     expect(opener).to_have_text("Speculative decoding")
     expect(opener).to_be_focused()
     expect(page.locator(".editor .menu")).to_have_count(0)
+
+
+def test_adding_a_lane_offers_what_is_instructive_beside_the_others(page, address):
+    visit(page, address)
+    page.locator(".editor .add-lane").click()
+    assert page.locator(".editor .options .heading").first.text_content() == "Beside these lanes"
+    offered = page.locator(".editor .options [role='group']").first.locator(".name")
+    assert offered.first.text_content() == "Speculative decoding"  # beside greedy decoding and sampling
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Strategy of lane 3")).to_have_text("Speculative decoding")
+    page.locator(".editor .add-lane").click()
+    assert offered.all_text_contents()[:2] == ["Speculative decoding, Prompt lookup", "Speculative decoding, RSD-S: a stochastic beam"]
+    page.keyboard.type("sampling")  # every strategy can be found as well
+    assert page.locator(".editor .option[data-name='sample']").count() == 1
+
+
+GREEDY, SAMPLE = {"strategy": "greedy", "extras": []}, {"strategy": "sample", "extras": []}
+ORDERS = [
+    ([], ["greedy", "sample"]),
+    ([GREEDY], ["sample", "speculative"]),
+    ([GREEDY, SAMPLE], ["speculative", "beam_search"]),
+    ([{"strategy": "speculative", "extras": []}], ["greedy", "speculative prompt_lookup"]),
+    ([GREEDY, {"strategy": "speculative", "extras": [["prompt_lookup", {}]]}], ["speculative rsd_s", "speculative lookahead"]),
+    ([GREEDY, {"strategy": "sample", "extras": [["json_schema", {}]]}], ["sample", "speculative"]),
+]
+
+
+@pytest.mark.parametrize("lanes, first", ORDERS)
+def test_advice_names_a_baseline_then_what_differs_in_one_thing(browser, lanes, first):
+    found = advised(browser, lanes)
+    assert found[: len(first)] == first and len(found) == len(set(found)) <= 4
+
+
+def test_advice_needs_no_draft_model_where_there_is_none_and_offers_a_canvas_its_own(browser):
+    assert "ead" not in advised(browser, [GREEDY, SAMPLE], drafted=False)
+    assert advised(browser, [], fills=True) == ["masked_diffusion"]
+
+
+def advised(browser, lanes: list[dict], **models) -> list[str]:
+    """The strategies with their parts that the editor recommends beside these lanes."""
+    page = browser.new_page()
+    script = (ASSETS / "editor/advice.js").read_text(encoding="utf-8")
+    catalogue = {cls.name: {"kind": cls.kind, "needs": list(cls.needs), "title": cls.title} for cls in discover().values()}
+    try:
+        return page.evaluate(
+            """([script, lanes, catalogue, models]) => new Function("lanes", "given", `${script}
+            return adviceBeside(lanes, given);`)(lanes.map((lane) => ({ knobs: {}, forced: [], ...lane })),
+            { partOf: (name) => catalogue[name], ...models })
+            .map(({ lane }) => [lane.strategy, ...lane.extras.map(([name]) => name)].join(" "))""",
+            [script, lanes, catalogue, models],
+        )
+    finally:
+        page.close()
 
 
 def test_a_search_without_a_find_says_so_and_escape_leaves_things_as_they_are(page, address):

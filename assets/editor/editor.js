@@ -363,15 +363,27 @@ function found(part, text) {
   return text.toLowerCase().split(/\s+/).every((word) => description.includes(word));
 }
 
-/** Whether the typed text occurs in the name of a part; then it is listed before those that only mention it. */
-function named(part, text) {
-  return Boolean(text.trim()) && `${part.name} ${words(part.name)} ${part.title}`.toLowerCase().includes(text.trim().toLowerCase());
+/** The heading of a part: while nothing is typed, the recommended strategies come first, and those for another model last. */
+function headingOf(part, group, text) {
+  if (text.trim() || !(part.lane || MAIN.includes(part.kind))) return group(part);
+  if (part.lane) return "Beside these lanes";
+  if (misfit(part)) return "For another model";
+  return FIRST_STRATEGIES.includes(part.name) ? "Recommended" : group(part);
+}
+
+/** Why the chosen models cannot run a strategy, or an empty text. */
+function misfit(part) {
+  return unfit(part) || (part.needs.includes("draft") && props.drafted === false ? "Needs a draft model." : "");
 }
 
 function optionGroups(candidates, group, text, optionOf) {
   const groups = new Map();
-  const matches = candidates.filter((one) => found(one, text)).sort((a, b) => named(b, text) - named(a, text));
-  for (const part of matches) groups.set(group(part), [...(groups.get(group(part)) || []), part]);
+  const matches = candidates.filter((one) => found(one, text));
+  if (text.trim()) matches.sort((a, b) => matchRank(a, text) - matchRank(b, text));
+  for (const part of matches) {
+    const heading = headingOf(part, group, text);
+    groups.set(heading, [...(groups.get(heading) || []), part]);
+  }
   if (!groups.size) return [h("p", { class: "none" }, `No part matches “${text}”.`)];
   return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
     h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map(optionOf)));
@@ -504,8 +516,12 @@ function body(lane, i) {
     ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i), seedRow(lane, i), new SweepForm(lane, i).draw());
 }
 
+function mainStrategies() {
+  return byAdvice(strategies.filter((s) => MAIN.includes(s.kind)), misfit);
+}
+
 function picker(lane, i) {
-  const mains = strategies.filter((s) => MAIN.includes(s.kind));
+  const mains = mainStrategies();
   const choose = (name) => { lane.strategy = name; lane.knobs = {}; settle(lane); redraw(i); commit(); focusOn(i, ".strategy"); };
   const main = byName.get(lane.strategy);
   const title = main ? main.title || words(main.name) : `${lane.strategy} (unknown)`;
@@ -551,8 +567,7 @@ function redraw(i) {
 function draw() {
   root.dataset.count = lanes.length;
   root.style.setProperty("--lanes", lanes.length || 1);
-  const add = h("button", { type: "button", class: "add-lane", onclick: addLane }, lanes.length ? "+ Add lane" : "+ Add a lane");
-  root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [add] : []));
+  root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [laneAdder()] : []));
   lanes.forEach((lane, i) => judge(i));
 }
 
@@ -560,13 +575,27 @@ const isCount = (value) => Number.isInteger(value) && value >= 0;
 const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
   ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
 
-function addLane() {
-  const used = lanes.map((lane) => lane.strategy);
-  const next = strategies.find((s) => MAIN.includes(s.kind) && !used.includes(s.name)) || strategies.find((s) => MAIN.includes(s.kind));
-  lanes.push({ strategy: next?.name || "greedy", knobs: {}, extras: [], forced: [] });
+/** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy. */
+function laneAdder() {
+  const offers = adviceBeside(lanes, { partOf: (name) => byName.get(name), fills: props.fills, drafted: props.drafted !== false });
+  const advised = offers.filter(({ lane }) => byName.has(lane.strategy)).map(({ title, why, lane }, i) => {
+    const main = byName.get(lane.strategy);
+    return { ...main, name: `advised-${i}`, title: title || main.title || words(main.name), summary: why, lane };
+  });
+  const choose = (name) => addLane(advised.find((one) => one.name === name)?.lane || { strategy: name });
+  const adding = menu({ face: "add-lane", label: "Add a lane", title: lanes.length ? "+ Add lane" : "+ Add a lane", candidates: [...advised, ...mainStrategies()],
+    group: (s) => capital(words(s.family)), against: (s) => ({ reason: unfit(s), barred: Boolean(unfit(s)) }), choose });
+  adding.classList.add("lane-adder");
+  return adding;
+}
+
+function addLane(lane) {
+  lanes.push(fresh(lane));
+  settle(lanes[lanes.length - 1]);
   verdicts = [];
   draw();
   commit();
+  focusOn(lanes.length - 1, ".strategy");
 }
 
 function duplicate(i) {

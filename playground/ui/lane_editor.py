@@ -24,7 +24,7 @@ from playground.ui.scripted_component import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
 
 SOURCES = ASSETS / "editor"
-SCRIPTS = ("sweep", "editor")  # in this order: they share one scope
+SCRIPTS = ("sweep", "advice", "editor")  # in this order: they share one scope
 TOGGLES = ("sampler", *SINGLE_KINDS)
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
