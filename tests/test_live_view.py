@@ -189,9 +189,9 @@ def test_the_mask_view_shows_what_was_allowed(page, feed):
     assert page.locator(".panel-mask .accepting").count() == 1
 
 
-def test_views_a_lane_does_not_have_are_named_in_one_line(page, feed):
-    show(page, feed)
-    choose(page, 2)
+def test_views_that_no_lane_has_are_named_in_one_line(page, feed):
+    send(page, feed, frame(new_name(), 0, [event for event in EVENTS if event["lane"] == 2], "done", HEADERS[2:]))
+    seek(page, 1.0)
     expect(page.locator(".live .absent")).to_have_text(
         "Not in this run: entropy per token, draft tree, accepted per round, KV cache, grammar mask, cost on the"
         " lane's clock."
@@ -329,11 +329,24 @@ def test_frames_that_arrive_after_newer_ones_are_put_in_their_places(page, feed)
     assert token_texts(page, 0) == [f" {i}" for i in range(7)]
     whole = [event for one in frames[::-1] for event in one["events"]]
     send(page, feed, {**frames[9], "events": whole})
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
+    page.keyboard.press("End")
     expect(page.locator(".lane .tokens > .t")).to_have_count(10)
     assert token_texts(page, 0) == [f" {i}" for i in range(10)]
+
+
+def test_the_meters_show_what_was_measured_of_the_machine_and_nothing_else(page, feed):
+    first, second = plain_frames(2)
+    send(page, feed, {**first, "machine": {"cpu": 0.625, "memory": 2**30, "memory_total": 2**32}})
+    meters = page.locator(".player .machine-meter")
+    expect(meters).to_have_text(["CPU63 %", "RAM25 %"])
+    expect(page.locator(".player .machine")).to_have_attribute(
+        "title", "processor 63 % of all cores; memory 1.0 GiB of 4.0 GiB"
+    )
+    reading = {"memory": 2**31, "memory_total": 2**32, "gpu_memory": 2**30, "gpu_memory_total": 2**31, "gpu": 0.5}
+    send(page, feed, {**second, "machine": reading})
+    expect(meters).to_have_text(["RAM50 %", "GPU50 %", "VRAM50 %"])
+    send(page, feed, *plain_frames(1))
+    expect(page.locator(".player .machine"), "not those of the run before").to_be_hidden()
 
 
 def test_a_live_run_is_held_stepped_and_resumed(page, feed):

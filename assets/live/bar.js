@@ -3,7 +3,7 @@
 class PlayerBar {
   constructor(root) {
     this.node = root.querySelector(".player");
-    for (const name of ["scrub", "marks", "clock", "follow", "play", "place"]) this[name] = this.node.querySelector("." + name);
+    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine"]) this[name] = this.node.querySelector("." + name);
   }
 
   draw(player, trace) {
@@ -30,6 +30,14 @@ class PlayerBar {
     this.place.hidden = !sentence;
   }
 
+  /** The newest reading of the machine, or null to hide the meters. Only what was measured has a meter. */
+  showMachine(reading) {
+    const meters = reading ? METERS.filter(({ share }) => isNumber(share(reading))) : [];
+    this.machine.hidden = !meters.length;
+    this.machine.replaceChildren(...meters.map((one) => meter(one, reading)));
+    this.machine.title = meters.map(({ says }) => says(reading)).join("; ");
+  }
+
   /** Marks above the slider: where each lane ended. */
   drawMarks(player, trace, end) {
     const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
@@ -44,6 +52,24 @@ class PlayerBar {
       return mark;
     }));
   }
+}
+
+/** `share`: what the meter shows, of 1; `says`: the same in words. */
+const METERS = [
+  { name: "CPU", share: ({ cpu }) => cpu, says: ({ cpu }) => `processor ${percent(cpu)} of all cores` },
+  { name: "RAM", share: ({ memory, memory_total: all }) => memory / all, says: ({ memory, memory_total: all }) => `memory ${bytes(memory)} of ${bytes(all)}` },
+  { name: "GPU", share: ({ gpu }) => gpu, says: ({ gpu }) => `GPU busy ${percent(gpu)} of the time` },
+  { name: "VRAM", share: ({ gpu_memory: memory, gpu_memory_total: all }) => memory / all, says: ({ gpu_memory: memory, gpu_memory_total: all }) => `GPU memory ${bytes(memory)} of ${bytes(all)}` },
+];
+
+function meter({ name, share, says }, reading) {
+  const node = el("span", "machine-meter");
+  node.setAttribute("role", "img");
+  node.setAttribute("aria-label", says(reading));
+  const bar = el("i");
+  bar.style.setProperty("--share", Math.max(0, Math.min(1, share(reading))));
+  node.append(el("b", "", name), bar, el("span", "num", `${Math.round(100 * share(reading))} %`));
+  return node;
 }
 
 const MARK_GAP = 34; // px: lanes that ended closer together share a mark, which lists them

@@ -101,7 +101,9 @@ class App {
     if (outcome === "new") this.begin(trace);
     if (frame.told) this.keepUp(frame.told, outcome === "new");
     if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
-    if (trace === this.trace) this.follow(outcome);
+    if (trace !== this.trace) return;
+    if (frame.machine) this.bar.showMachine(frame.machine);
+    this.follow(outcome);
   }
 
   /** The trace a frame belongs to: that of a known run, a new one if the frame starts a run, otherwise the shown one. */
@@ -168,6 +170,7 @@ class App {
     this.stepping = false;
     this.places = new Places(this.trace);
     this.bar.sayPlace("");
+    this.bar.showMachine(null);
     this.card.hide();
     this.inside.show(null);
     this.pace();

@@ -19,10 +19,18 @@ def new_name() -> str:
 
 
 def frame(
-    run: str, number: int, events: Facts, state: str, headers: Facts | None = None, told: float | None = None
+    run: str,
+    number: int,
+    events: Facts,
+    state: str,
+    headers: Facts | None = None,
+    told: float | None = None,
+    machine: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One frame; the first of a run carries the headers of its lanes. told: time of its oldest event, Unix seconds."""
-    known = {"headers": headers, "told": told}
+    """One frame; the first of a run carries the headers of its lanes. told: time of its oldest event, Unix seconds.
+    machine: a reading of MachineMeters.
+    """
+    known = {"headers": headers, "told": told, "machine": machine}
     return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {
         name: value for name, value in known.items() if value
     }

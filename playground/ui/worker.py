@@ -17,11 +17,13 @@ from typing import Any
 
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
+from playground.ui.machine_meters import MachineMeters
 from playground.ui.record import Record
 
 PATIENCE = 1.0  # seconds without events after which `frames` yields None
 HELD_PATIENCE = 5.0  # the same for a held run, which has no events
 SLOW = 2.0  # seconds after which a step is logged, since all other runs waited for it
+METERED = 1.0  # seconds between two readings of the machine in the frames of a run
 STUCK = 120.0  # seconds of one step after which the worker counts as stuck
 BROKE = "This run failed with an internal error; see the log. Other runs are not affected."
 DIED = "The worker stopped unexpectedly and was restarted, so this run was lost: start it again."
@@ -31,7 +33,13 @@ log = logging.getLogger(__name__)
 class Run:
     """A running session, as seen from outside the worker thread."""
 
-    def __init__(self, session, wake: Callable[[], None] = lambda: None, active_runs: Callable[[], int] = lambda: 1):
+    def __init__(
+        self,
+        session,
+        wake: Callable[[], None] = lambda: None,
+        active_runs: Callable[[], int] = lambda: 1,
+        meters: MachineMeters | None = None,
+    ):
         self.name, self.number = new_name(), -1  # of the last frame sent
         self.session = session  # None once the run is over: it holds the KV caches
         self.headers = [asdict(header) for header in session.headers]
@@ -43,6 +51,7 @@ class Run:
         self._beat, self._archived = CLOCK, False
         self._orders: dict[Hashable, Callable[[], list]] = {}  # at most one of a kind: a client may send thousands
         self._changed, self._wake, self._active_runs = threading.Condition(threading.RLock()), wake, active_runs
+        self._meters = meters  # None: frames carry no readings of the machine
 
     @property
     def state(self) -> str:
@@ -98,7 +107,7 @@ class Run:
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
         """Yield the events since the previous frame, at most once per interval; None if there were none for a while."""
-        sent, state, due = 0, "", 0.0
+        sent, state, due, metered = 0, "", 0.0, -METERED
         while state != "done":
             time.sleep(max(0.0, due - time.monotonic()))
             fresh, now = self._news(sent, state)
@@ -107,7 +116,10 @@ class Run:
                 continue
             oldest = self.times[sent] if fresh else None
             self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + self._pause()
-            yield frame(self.name, self.number, fresh, now, self.headers if self.number == 0 else None, oldest)
+            headers = self.headers if self.number == 0 else None
+            machine = self._meters.read() if self._meters and time.monotonic() - metered >= METERED else None
+            metered = time.monotonic() if machine else metered
+            yield frame(self.name, self.number, fresh, now, headers, oldest, machine)
 
     def _pause(self) -> float:
         """Seconds to the next frame. The more runs share the device, the fewer frames each gets: the server spends
@@ -206,10 +218,11 @@ class Worker:
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._serving: Run | None = None
+        self._meters = MachineMeters()
         self._begun = self._ended = time.monotonic()  # when the current step began, and when the last one ended
 
     def take(self, session) -> Run:
-        run = Run(session, self._notify, self._active_runs)
+        run = Run(session, self._notify, self._active_runs, self._meters)
         with self._condition:
             self._runs.append(run)
         self._notify()
