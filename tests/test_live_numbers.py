@@ -166,7 +166,7 @@ def test_in_projector_mode_every_number_stays_under_its_heading(page, feed):
     choose(page, 1)
     page.add_style_tag(content=(ASSETS / "projector.css").read_text())
     page.evaluate("document.body.classList.add('projector')")
-    places = page.evaluate("""() => [...document.querySelectorAll(".panel-cost .totals tr")].map((row) =>
+    places = page.evaluate("""() => [...document.querySelectorAll(".panel-cost .large .totals tr")].map((row) =>
         [...row.children].map((cell) => Math.round(cell.getBoundingClientRect().left)))""")
     shown = page.locator(".panel-tree .node .numbers").first.evaluate("node => getComputedStyle(node).display")
     page.evaluate("document.body.classList.remove('projector')")

@@ -152,7 +152,7 @@ def settle(page) -> None:
 
 def totals(page) -> dict[str, list[str]]:
     """Time, share, forwards and rows by worker, of the lane drawn large."""
-    rows = page.locator(".panel-cost .totals").first.locator("tr").evaluate_all(
+    rows = page.locator(".panel-cost .large .totals tr").evaluate_all(
         "rows => rows.slice(1).map((row) => [...row.children].map((cell) => cell.textContent))"
     )
     return {name: numbers for name, *numbers in rows}
@@ -397,7 +397,7 @@ def test_masks_and_other_streams_have_their_own_track(page, feed):
 
 def pace(page) -> str:
     settle(page)
-    return page.locator(".panel-cost .pace").first.inner_text()
+    return page.locator(".panel-cost .large .pace").inner_text()
 
 
 def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, feed):

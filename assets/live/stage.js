@@ -11,8 +11,14 @@ class Stage {
     this.app = app;
     this.made = new WeakMap(); // by trace: the settings it was started with
     document.addEventListener("settings-chosen", () => this.update());
-    new ResizeObserver(() => this.update()).observe(app.root);
-    app.root.querySelector(".key").open = innerWidth > PHONE;
+    const sizes = new ResizeObserver(() => this.update());
+    for (const node of [app.root, app.root.closest(".stage")]) if (node) sizes.observe(node);
+    const narrow = matchMedia(`(max-width: ${PHONE}px)`);
+    const unfold = () => {
+      app.root.querySelector(".key").open = !narrow.matches; // only a phone has the fold of the legend
+    };
+    narrow.addEventListener("change", unfold);
+    unfold();
   }
 
   get chosen() {
@@ -32,10 +38,11 @@ class Stage {
     return made ? made !== lookOf(this.chosen) : !isLike(trace, this.chosen);
   }
 
+  /** Whether the lanes continue their cards in the editor. An open card is long, and then they do not. */
   get isFused() {
     const { app } = this;
     const count = app.cards.length;
-    return !this.isStale && count > 0 && !app.trace.fromFile && count === this.chosen.lanes?.length
+    return !this.isStale && !app.root.closest(".stage")?.querySelector(".lane-card.open") && count > 0 && !app.trace.fromFile && count === this.chosen.lanes?.length
       && innerWidth > PHONE && app.root.clientWidth >= count * NARROWEST;
   }
 

@@ -39,13 +39,13 @@ class CostPanel extends Panel {
     setText(this.readout, sayCost(ledger, card.state.clock));
     this.paint();
     this.canvas.setAttribute("aria-label", `Timeline of forwards of ${this.cards.map(({ order, state }) => `lane ${order + 1}: ${sayCost(state.ledger, state.clock)}`).join("; ")}`);
-    this.totals.replaceChildren(...this.cards.map((one) => this.totalsOf(one)));
+    this.totals.replaceChildren(...app.cards.filter((one) => this.cards.includes(one)).map((one) => this.totalsOf(one)));
   }
 
   /** A table of one lane's totals, and its speed-up. */
   totalsOf(card) {
     const { state: { ledger, clock } } = card;
-    const part = el("div", "totals-of-lane");
+    const part = el("div", `totals-of-lane${card === this.card ? " large" : ""}`);
     const name = el("p", "lane-label");
     name.dataset.lane = card.order;
     name.append(el("span", "number", String(card.order + 1)), ` ${card.title}`);
