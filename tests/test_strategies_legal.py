@@ -358,9 +358,15 @@ def weighed(way, p: torch.Tensor, legal: set[int]) -> tuple[dict[int, float], di
     return dict(mass), dict(law)
 
 
+PATIENT = pytest.mark.parametrize("patience", [1, 2, rejections.PATIENCE])
+
+
+@PATIENT
 @pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("legal", LEGAL.values(), ids=LEGAL)
-def test_the_recursive_estimate_is_exact_on_average_for_every_token(legal):
+def test_the_recursive_estimate_is_exact_on_average_for_every_token(legal, patience, monkeypatch):
+    """Also where the whole vocabulary is checked after a rejection or two."""
+    monkeypatch.setattr(rejections, "PATIENCE", patience)
     mass, law = weighed(recursive, P, legal)
     wanted = {v: float(P[v]) for v in legal if P[v] > 0}
     assert distance({v: m for v, m in mass.items() if m}, wanted) < EXACT
@@ -420,9 +426,11 @@ def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
 
 
 @pytest.mark.oracle("awrs")
+@pytest.mark.parametrize("patience", [1, rejections.PATIENCE])
 @pytest.mark.parametrize("accepts, most", [(2, 10**6), (4, 10**6), (2, 3), (3, 1)])
-def test_counts_are_unbiased_within_four_standard_errors(accepts, most):
+def test_counts_are_unbiased_within_four_standard_errors(accepts, most, patience, monkeypatch):
     """12,000 samples: a bias of 4 % of the mass would be detected."""
+    monkeypatch.setattr(rejections, "PATIENCE", patience)
     legal = LEGAL["some"]
     assert off_by(drawn(counts(accepts, most), P, legal, 12_000, seed=accepts), P, legal) < 4
 
@@ -457,6 +465,13 @@ def test_requiring_more_accepted_tokens_lowers_variance_and_costs_trials():
 )
 def test_without_allowed_tokens_each_is_tried_once_and_the_weight_is_zero(way):
     assert drawn(way, P, set(), 3, seed=0) == [(None, 0.0, 5)] * 3
+
+
+def test_one_allowed_token_among_many_is_found_without_thousands_of_draws():
+    p, draws = torch.full((4000,), 1 / 4000, dtype=torch.float64), []
+    found = recursive(Tries(p, lambda token: token == 3999, lambda q: draws.append(q) or Draws(1).pick(q, "try", 0)))
+    assert found[0] == 3999 and len(draws) <= rejections.PATIENCE + 1
+    assert found[1] == pytest.approx(1 / 4000)
 
 
 # --- the strategy ---

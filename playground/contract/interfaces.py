@@ -89,6 +89,9 @@ class LaneInterface(Protocol):
     def drop(self, leaves: Iterable[SequenceInterface]) -> None:
         """Discard sequences and free their KV slots."""
 
+    def pause(self) -> Any:
+        """Request to let other lanes go first, between two parts of a long computation."""
+
     def draw(self, p: Tensor, position: int, purpose: str) -> int:
         """Sample a token from a distribution p [V]."""
 

@@ -30,7 +30,7 @@ from playground.decoding.checked_text import CheckedText
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
-from playground.decoding.requests import Background, Immediate, Request, Together
+from playground.decoding.requests import Background, Immediate, Pause, Request, Together
 from playground.decoding.rng import Draws, Remaining
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
@@ -307,6 +307,10 @@ class Lane:
         Until then the stream accepts no other request. Only the time spent waiting counts on the lane's clock.
         """
         return Immediate(lambda: AsyncRequest(request))
+
+    def pause(self) -> Request:
+        """Let other lanes go first, between two parts of a long computation."""
+        return Pause()
 
     def background(self, work: Callable[[], Any]) -> Request:
         """Run Python work in a thread while other lanes continue; answers with what it returns."""

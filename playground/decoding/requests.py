@@ -126,6 +126,13 @@ class Immediate(Request):
         yield
 
 
+class Pause(Request):
+    """Lets other lanes and other visitors' runs go first, between two parts of a long computation."""
+
+    def __init__(self) -> None:
+        super().__init__(iter(([],)))
+
+
 class Background(Request):
     """Python work in a separate thread. Other lanes and other visitors' runs continue meanwhile.
 

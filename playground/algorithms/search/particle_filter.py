@@ -67,11 +67,16 @@ class Particles(Decoder):
         """One more token for every unfinished particle, in one forward."""
         growing = [particle for particle in particles if particle.grows]
         rows = yield lm.extend([particle.leaf for particle in growing])
-        choices = [self._step(lm, particle, row) for particle, row in zip(growing, rows)]
+        choices = yield from self._steps(lm, growing, rows)
         yield from self._told(lm, growing, step)
         yield lm.keep([choice for choice in choices if choice])
         lm.drop(particle.leaf for particle in growing if particle.weight == NEVER)
         self._cut(particles)
+
+    def _steps(self, lm, growing: list[Particle], rows: list) -> Iterator:
+        """The choice of each growing particle."""
+        yield from ()
+        return [self._step(lm, particle, row) for particle, row in zip(growing, rows)]
 
     def _branched(self, lm, particles: list[Particle]) -> list[Particle]:
         """The particles that take the next step; a subclass may branch them."""

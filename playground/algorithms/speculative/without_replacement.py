@@ -27,7 +27,7 @@ class RemainingTokens:
 
     def __init__(self, q: Tensor):
         """`q` [V] is a distribution and is not modified."""
-        self.q, self._whole = q, q
+        self.q, self._whole, self._gone = q, q, 0.0
         self._removed: list[tuple[float, float, int]] = []  # (sum before the token, probability, token), ascending
 
     @property
@@ -38,18 +38,22 @@ class RemainingTokens:
     @property
     def distinct(self) -> int:
         """Number of remaining tokens."""
-        return int((self._whole > 0).sum()) - self.taken
+        return self._possible - self.taken
+
+    @cached_property
+    def _possible(self) -> int:
+        return int((self._whole > 0).sum())
 
     @cached_property
     def left(self) -> float:
         """Probability mass of the remaining tokens."""
         total = float(self._cumulated[-1])
-        left = total - sum(mass for _, mass, _ in self._removed)
+        left = total - self._gone
         return left if left > SMALL * total else float(self.rest.sum())
 
-    @property
+    @cached_property
     def rest(self) -> Tensor:
-        """The probabilities [V], not renormalised, without those of removed tokens."""
+        """The probabilities [V], not renormalised, without those of removed tokens. Do not modify it."""
         rest = self._whole.clone()
         rest[[token for _, _, token in self._removed]] = 0
         return rest
@@ -75,8 +79,12 @@ class RemainingTokens:
 
     def _remove(self, token: int) -> int:
         before = float(self._cumulated[token - 1]) if token else 0.0
-        insort(self._removed, (before, float(self._cumulated[token]) - before, token))
+        mass = float(self._cumulated[token]) - before
+        insort(self._removed, (before, mass, token))
+        self._gone += mass
         self.__dict__.pop("left", None)
+        if "rest" in self.__dict__:
+            self.rest[token] = 0
         return token
 
     @cached_property

@@ -21,9 +21,10 @@ class AWRS(Redrawn):
     is multiplied into the text's weight. Texts are resampled and the answer is sampled by weight, as in `smc`, which
     computes the mass from the whole mask. Flat rows are tried without replacement with one further trial ("recursive");
     peaked ones are sampled with replacement until `accepts` tokens were accepted ("counting"). One text without weights
-    is a plain mask. No mask is computed: the parser checks single tokens, and a black-box checker may replace it. Any
-    tokenisation of an allowed text is accepted, even where a mask allows only the tokenizer's own. Lipkin et al. 2025,
-    arXiv 2504.05410, with the estimators of its library.
+    is a plain mask. No mask is computed: the parser checks single tokens, and a black-box checker may replace it; after
+    256 rejections at one position it checks the whole vocabulary. Any tokenisation of an allowed text is accepted, even
+    where a mask allows only the tokenizer's own. Lipkin et al. 2025, arXiv 2504.05410, with the estimators of its
+    library.
     """
 
     name, title, paper, sheet = "awrs", "Weighted rejection sampling", "2504.05410", "constrained/awrs"
@@ -50,6 +51,13 @@ class AWRS(Redrawn):
     rejects: int = knob(
         ENDLESS, 0, 1000, step=1, help="rejections for one token after which a counted text is abandoned; 0 never"
     )
+
+    def _steps(self, lm, growing: list[Particle], rows: list) -> Iterator:
+        choices = []
+        for particle, row in zip(growing, rows):
+            choices.append(self._step(lm, particle, row))
+            yield lm.pause()  # hundreds of trials for each
+        return choices
 
     def _step(self, lm, particle: Particle, rows):
         p, position = rows.scores[0].cpu().double().softmax(-1), rows.length

@@ -3,18 +3,25 @@
 The token follows p given that it is allowed. A few more trials estimate Z, the sum of p over allowed tokens: every
 method here gives a token and a weight W with E[W 1(v was taken)] = p(v) for each allowed v, so that E[W] = Z. The
 estimate depends on the number of trials; 1 over that number would be biased. Lipkin et al. 2025, arXiv 2504.05410.
+
+Where the model finds nearly nothing that is allowed, thousands of tokens would be sampled. After `PATIENCE` rejections
+the whole vocabulary is checked instead, and what further trials would have found follows from that: the same token
+law, and a weight with the same expectation. A mask would not do, since it may allow one tokenisation only.
 """
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, log, log1p
+from operator import not_
 
+import torch
 from torch import Tensor
 
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 
 NOTHING = 1e-12  # probability that counts as zero: less than this after many rejections is rounding
+PATIENCE = 256  # distinct rejected tokens at a position after which all are checked
 Draw = Callable[[Tensor], int]
 
 
@@ -33,11 +40,30 @@ class Tries:
             self.asked[token] = self.legal(token)
         return self.asked[token]
 
+    @property
+    def many(self) -> bool:
+        """Whether to check the whole vocabulary is less work than further trials."""
+        return len(self.asked) >= PATIENCE and sum(map(not_, self.asked.values())) >= PATIENCE
+
+    def allowed(self) -> Tensor:
+        """p of the allowed tokens and 0 for the others, [V]. Every possible token is checked."""
+        passed = [token for token in self.p.nonzero()[:, 0].tolist() if self.passes(token)]
+        return torch.zeros_like(self.p).index_copy(0, torch.tensor(passed).long(), self.p[passed])
+
+    def exact(self) -> tuple[int | None, float]:
+        """An allowed token sampled from p, and the allowed mass; None and 0 if there is none."""
+        allowed = self.allowed()
+        mass = float(allowed.sum())
+        return (self.draw(allowed / mass), mass) if mass > NOTHING else (None, 0.0)
+
 
 def first_legal(tries: Tries) -> tuple[int | None, float]:
     """The first accepted token without an estimate: weight 1, or None and 0 if nothing is allowed."""
     remaining = RemainingTokens(tries.p)
     while remaining.distinct and remaining.left > NOTHING:
+        if tries.many:
+            token, mass = tries.exact()
+            return token, float(mass > 0)
         token = remaining.take(tries.draw)
         if tries.passes(token):
             return token, 1.0
@@ -50,6 +76,9 @@ def recursive(tries: Tries) -> tuple[int | None, float]:
     """
     remaining, weight = RemainingTokens(tries.p), 1.0
     while remaining.distinct and remaining.left > NOTHING:
+        if tries.many:
+            token, mass = tries.exact()
+            return token, weight * mass / remaining.left
         left, token = remaining.left, remaining.take(tries.draw)
         q = float(tries.p[token]) / left
         if tries.passes(token):
@@ -70,12 +99,17 @@ def counting(tries: Tries, uniform: Callable[[], float], accepts: int, most: int
     one less being counted only if the last one was accepted. Repeated samples of rejected tokens are not drawn but
     counted, by a geometric number.
     """
-    rest, refused, taken, passed = tries.p.clone(), 0, None, 0
-    while passed < accepts and float(rest.sum()) > NOTHING:
-        refused += _again(1 - float(rest.sum()) / float(tries.p.sum()), uniform)
+    rest, refused, taken, passed, whole = tries.p.clone(), 0, None, 0, float(tries.p.sum())
+    while passed < accepts and (left := float(rest.sum())) > NOTHING:
+        if tries.many:
+            rest = tries.allowed()  # refused ones are counted by `_again` from here on
+            left = float(rest.sum())
+            if left <= NOTHING:
+                break
+        refused += _again(1 - left / whole, uniform)
         if refused >= most:
             break
-        token = tries.draw(rest / rest.sum())
+        token = tries.draw(rest / left)
         if tries.passes(token):
             passed, taken = passed + 1, token if taken is None else taken
         else:
