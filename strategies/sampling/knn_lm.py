@@ -273,7 +273,8 @@ class KNNLM(Sampler):
     def neighbours(self, states: Tensor, vocabulary: int) -> Neighbours:
         """The neighbours of states [n, width]."""
         distances, at = self.store.nearest(states, self.k)
-        weights = (-distances / (self.t * self.store.scale)).softmax(-1)
+        # relative to the nearest: where most keys are equal the scale is tiny, and every quotient would be infinite
+        weights = ((distances[:, :1] - distances) / (self.t * self.store.scale)).softmax(-1)
         p = torch.zeros(len(states), vocabulary, dtype=weights.dtype, device=weights.device)
         return Neighbours(distances, at, weights, p.scatter_add(1, self.store.values[at], weights))
 

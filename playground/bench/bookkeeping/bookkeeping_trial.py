@@ -21,6 +21,7 @@ from playground.events import Commit, Failed, Forward, Stamped
 QUESTION = "What came of it in the end"
 SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own
 STOPPED, ENDED = "It was stopped before its second round.", "Its text ended before its second round."
+REPEATS = 3  # runs of a strategy
 SLACK = 64  # tokens of the prompt beside the passage
 
 
@@ -70,13 +71,20 @@ class BookkeepingTrial:
     def measure(self, name: str) -> Bookkeeping:
         """Run a lane with this strategy, on the longest prompt that it reads without a failure and within the time.
 
+        The fastest of several runs counts, unless they take long: other work on a machine slows a run down.
+
         Raises Refusal if there is no lane with this strategy.
         """
         lane = lane_of(name)
         for context in self._passages:
+            start = monotonic()
             result = self._run(name, lane, context)
-            if not result.failure:
-                break
+            if result.failure:
+                continue
+            if monotonic() - start < self.sizes.seconds / REPEATS:
+                again = [self._run(name, lane, context) for _ in range(REPEATS - 1)]
+                result = min([result, *again], key=lambda each: each.milliseconds)
+            break
         return result
 
     def _run(self, name: str, lane: LaneConfig, context: int) -> Bookkeeping:
