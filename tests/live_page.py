@@ -10,7 +10,7 @@ from chromium import chromium, new_context
 
 from playground.ui.live_view import Lanes
 
-ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "missed", "pace")
+ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "attribute", "missed", "pace")
 
 
 class Feed:

@@ -59,9 +59,11 @@ class Card {
     else if (state.sequence(token.sequence).reported.has(token.position)) parts.push(reportedPart(state.sequence(token.sequence).reported.get(token.position)));
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
     if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(residualPart(token.round.verdict.leftover));
+    const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
+    if (stages) parts.push(stages);
     if (mask) parts.push(maskPart(mask));
     if (this.pinned && !this.acts.refusal(lane)) parts.push(this.ownWords(lane, token));
-    if (this.pinned) parts.push(this.inside(lane, token));
+    if (this.pinned) parts.push(this.requests(lane, token));
     return parts;
   }
 
@@ -81,15 +83,21 @@ class Card {
     return head;
   }
 
-  /** The button that opens the logit lens and the attention at this position. */
-  inside(lane, token) {
+  /** The buttons that ask the model about this position: logit lens and attention, and attribution to the prompt. */
+  requests(lane, token) {
     const why = this.acts.lookRefusal(lane);
-    const ask = button("quiet look", "Look inside", why || "What each layer would predict here, and what its heads attend to", () => {
-      this.acts.look(lane, token);
-      this.hide();
-    });
-    ask.disabled = Boolean(why);
-    return ask;
+    const request = (name, help, act) => {
+      const ask = button("quiet look", name, why || help, () => {
+        act(lane, token);
+        this.hide();
+      });
+      ask.disabled = Boolean(why);
+      return ask;
+    };
+    const row = el("div", "requests");
+    row.append(request("Look inside", "What each layer would predict here, and what its heads attend to", this.acts.look),
+      request("Attribute to the prompt", "How much less probable this token becomes without each word of the prompt", this.acts.attribute));
+    return row;
   }
 
   /** A form that continues the text with the user's words, taken literally: no space is added before them. */

@@ -38,6 +38,7 @@ class App {
       write: (...where) => this.write(...where),
       lookRefusal: (lane) => this.lookRefusal(lane),
       look: (...where) => this.look(...where),
+      attribute: (...where) => this.attribute(...where),
       rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
     });
     this.fill();
@@ -78,7 +79,8 @@ class App {
     this.metric.value = this.settings.metric;
     this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
     this.inside = new InsidePanel();
-    this.panels.unshift(this.inside); // shown on request, so it comes first
+    this.attribution = new AttributionPanel();
+    this.panels.unshift(this.inside, this.attribution); // shown on request, so they come first
     for (const panel of this.panels) panel.tools.prepend(pictureButtons(panel, this));
     this.absent = el("p", "absent");
     this.views.append(...this.panels.map((panel) => panel.node), this.absent);
@@ -93,6 +95,7 @@ class App {
     const frame = typeof value === "string" ? JSON.parse(value) : value;
     if (!frame || !frame.run) return;
     if ("inside" in frame) return this.showInside(frame);
+    if ("attributed" in frame) return this.showAttribution(frame);
     const trace = this.homeOf(frame);
     const [before, shown] = [trace.insertions, trace === this.trace ? this.player.shown : null];
     const outcome = trace.take(frame);
@@ -173,6 +176,7 @@ class App {
     this.bar.showMachine(null);
     this.card.hide();
     this.inside.show(null);
+    this.attribution.show(null);
     this.pace();
     this.player.restart();
     this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the previous run
@@ -386,6 +390,21 @@ class App {
     this.inside.show(inside);
     this.schedule();
     this.inside.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+  }
+
+  /** Request the effect of each word of the prompt on a token. */
+  attribute(lane, token) {
+    this.say(`Leaving out each word of the prompt in turn, for token ${token.position + 1} of lane ${lane + 1}.`);
+    trigger("attribute", { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
+  }
+
+  showAttribution({ run, attributed, refused }) {
+    if (run !== this.trace.run) return;
+    this.say(refused || "", Boolean(refused));
+    if (!attributed) return;
+    this.attribution.show(attributed);
+    this.schedule();
+    this.attribution.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
   }
 
   choose(order) {

@@ -4,7 +4,7 @@ Every handler returns or yields {component: value} for the components it changes
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
@@ -178,26 +178,37 @@ class Handlers:
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """The lane's model by layer before a token: predictions (logit lens) and attention."""
+        return self._asked("inside", self._look, visit, event)
+
+    def attribute(self, visit: Visit | None, event: gr.EventData) -> Changes:
+        """The effect of each word of the prompt on a token, by leave-one-out."""
+        return self._asked("attributed", self._attribute, visit, event)
+
+    def _asked(self, name: str, ask: Callable[..., dict], visit: Visit | None, event: gr.EventData) -> Changes:
+        """What the model of a lane says of a position, as a message to the live view."""
         try:
-            visit = _shown(visit, event)
+            shown = _shown(visit, event)
         except Refusal:
             return gr.skip()
-        if not _has_lane(visit, event) or _is_remote(visit, event):
+        if not _has_lane(shown, event) or _is_remote(shown, event):
             return gr.skip()
-        lane = whole_number(event, "lane")
-        header = visit.run.headers[lane]
         try:
-            place = {
-                "lane": lane,
-                "position": whole_number(event, "position"),
-                "chosen": whole_number(event, "token", MAX_TOKEN_ID),
-            }
-            found = self.site.look(
-                visit.settings, header["model"], [*header["prompt_ids"], *_past(visit.run, event)], place["chosen"]
-            )
+            place = {"lane": whole_number(event, "lane"), "position": whole_number(event, "position")}
+            found = ask(shown, event, whole_number(event, "token", MAX_TOKEN_ID))
         except Refusal as refusal:
-            return {"run": visit.run.name, "inside": None, "refused": str(refusal)}
-        return {"run": visit.run.name, "inside": {**found, **place}}
+            return {"run": shown.run.name, name: None, "refused": str(refusal)}
+        return {"run": shown.run.name, name: {**found, **place}}
+
+    def _look(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
+        header = shown.run.headers[whole_number(event, "lane")]
+        tokens = [*header["prompt_ids"], *_past(shown.run, event)]
+        return {**self.site.look(shown.settings, header["model"], tokens, chosen), "chosen": chosen}
+
+    def _attribute(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
+        header = shown.run.headers[whole_number(event, "lane")]
+        prompt = header["prompt_ids"]
+        tokens = [*prompt, *_past(shown.run, event)]
+        return self.site.attribute(shown.settings, header["model"], tokens, len(prompt), chosen)
 
     def hold(self, visit: Visit | None) -> None:
         if visit and visit.run:

@@ -27,7 +27,7 @@ class Lanes(Fetched):
     """One to four lanes with their player and views. Its values are frames. Bind event handlers with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
-        lanes.look(fn)   lanes.pace(fn)
+        lanes.look(fn)   lanes.attribute(fn)   lanes.pace(fn)
 
     where `fn` may take a gr.EventData with these fields:
 
@@ -36,6 +36,8 @@ class Lanes(Fetched):
                    fork replaces, if there is no room for one more
         look       run, lane, sequence, position, token; the answer is {"run", "inside" or "refused"}, where "inside" is
                    a result of playground.decoding.logit_lens with lane, position and chosen
+        attribute  the same; the answer is {"run", "attributed" or "refused"}, where "attributed" is a result of
+                   playground.decoding.attribution with lane, position and piece
         missed     run; frames were lost, so the answer is the whole run in a frame with headers
         pace       beat: the interval between frames that this browser can handle, in seconds
     """

@@ -11,6 +11,7 @@ from typing import Any
 
 from playground import events
 from playground.asset_files import ASSETS
+from playground.contract import discover
 from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
@@ -31,7 +32,9 @@ STYLES = (
     "cost",
     "difference",
     "inside",
+    "attribution",
     "card",
+    "stages",
     "saving",
     "visit",
     "keys",
@@ -50,6 +53,7 @@ SCRIPTS = (
     "colour",
     "text",
     "words",
+    "stages",
     "card",
     "plain",
     "headlines",
@@ -68,6 +72,7 @@ SCRIPTS = (
     "views/cost",
     "views/figures",
     "views/inside",
+    "views/attribution",
     "keys",
     "spreadsheet",
     "picture",
@@ -103,14 +108,15 @@ def surroundings() -> str:
 
 def _constants() -> list[str]:
     """Definitions of the shared constants: defaults of the header and every event, which the wire format omits; frame
-    intervals; labels of guarantees, null for those without a badge; the page skeleton; and the formats of saved runs.
+    intervals; titles and stages of samplers; labels of guarantees, null for those without a badge; the page skeleton;
+    and the formats of saved runs.
     """
     wire = {
         "VERSION": events.VERSION,
         "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
         "HEADER": _defaults(events.Header),
     }
-    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST}
+    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST, "SAMPLERS": _samplers()}
     texts = {
         "PROMISES": PROMISES | dict.fromkeys(LIMIT),
         "SKELETON": _read("live/live.html"),
@@ -118,6 +124,11 @@ def _constants() -> list[str]:
         "STANDALONE": surroundings(),
     }
     return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
+
+
+def _samplers() -> dict[str, dict[str, str]]:
+    """Title and stage of every sampler, by name."""
+    return {cls.name: {"title": cls.title, "stage": cls.stage} for cls in discover().values() if cls.kind == "sampler"}
 
 
 def _defaults(cls: type) -> dict[str, Any]:

@@ -162,7 +162,10 @@ class Page:
             getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
         self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
         self.live.missed(handlers.missed, self.visit, self.live, **now)
-        self.live.look(handlers.look, self.visit, self.live, concurrency_limit=1, **PRIVATE)
+        for name in ("look", "attribute"):
+            getattr(self.live, name)(
+                getattr(handlers, name), self.visit, self.live, concurrency_id="look", concurrency_limit=1, **PRIVATE
+            )
         self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
         self.again.click(handlers.again, self.visit, [self.live, *self._notices()], **now)
 

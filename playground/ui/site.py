@@ -75,6 +75,7 @@ class Site:
         self.proxies = trusted_proxies()
         self._remote, self._remote_score = on_gpu(self._batches), on_gpu(self._score_batches)
         self._remote_look, self._remote_survey = on_gpu(self._looks), on_gpu(self._survey_batches)
+        self._remote_attribute = on_gpu(self._attributions)
         self._workers: dict[str, Worker] = {}
         self.stopping = False
 
@@ -217,6 +218,18 @@ class Site:
     def _looks(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> Iterator[dict[str, Any]]:
         from playground.decoding.logit_lens import look  # imports torch
         yield asdict(look(self._one_of(settings, model), tokens, chosen))
+
+    def attribute(self, settings: Settings, model: str, tokens: list[int], prompt: int, chosen: int) -> dict[str, Any]:
+        """The effects of the words of a prompt of `prompt` tokens on the token `chosen` after them; raises Refusal."""
+        return next(self._remote_attribute(settings, model, tokens, prompt, chosen))
+
+    def _attributions(
+        self, settings: Settings, model: str, tokens: list[int], prompt: int, chosen: int
+    ) -> Iterator[dict[str, Any]]:
+        from playground.decoding.attribution import attribute  # imports torch
+
+        one = self._one_of(settings, model)
+        yield {**asdict(attribute(one, tokens, prompt, chosen)), "piece": one.tokens.piece(chosen)}
 
     def continuation_tokens(self, settings: Settings, model: str, text: str) -> list[int]:
         """The tokens of a text that continues another, for one of a run's models."""
