@@ -30,7 +30,9 @@ class ExpectedAttention(TopKEviction):
         self._queries[layer] = torch.cat([*seen, query_states], 2)[:, :, -self.window:]
 
     def scores(self, held):
-        keys, queries = held.read("keys"), self._queries[held.layer]
+        keys = held.read("keys")
+        # none if a layer reports no queries
+        queries = self._queries.get(held.layer, torch.zeros_like(keys[:, None, :1]))
         logs = expected_logits(keys, queries.to(keys)).masked_fill(~held.live[:, None], REMOVED)
         return logs.softmax(-1).mean(1) * held.read("values").norm(dim=-1)
 

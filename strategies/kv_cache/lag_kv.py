@@ -39,7 +39,8 @@ class LagKV(TopKEviction):
 def spread(here: Tensor, after: Tensor) -> Tensor:
     """Softmax over tokens of the deviation across their channels, scaled by the tokens after them; [n] from [n, d]."""
     low, high = after.amin(0), after.amax(0)
-    return ((here - low) / (high - low).clamp(min=torch.finfo(here.dtype).tiny)).std(-1).softmax(-1)
+    scaled = (here - low) / (high - low).clamp(min=torch.finfo(here.dtype).tiny)
+    return scaled.std(-1, correction=min(1, scaled.shape[-1] - 1)).softmax(-1)
 
 
 def ranks(scores: Tensor) -> Tensor:

@@ -18,24 +18,29 @@ class QFilters(TopKEviction):
     uses_queries, reconstruction, sure = True, True, "medium"
 
     def __post_init__(self):
-        self._queries: dict[int, list[Tensor]] = {}
+        self._seen: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: sums of q q^T [heads, d, d] and of q [heads, d]
         self._directions: dict[int, Tensor] = {}
 
     def observe_queries(self, layer, query_states):
-        self._queries.setdefault(layer, []).append(query_states.flatten(1, 2))
+        queries = query_states.flatten(1, 2)
+        queries = queries.to(torch.promote_types(queries.dtype, torch.float32))
+        new = queries.transpose(1, 2) @ queries, queries.sum(1)
+        before = self._seen.get(layer)
+        self._seen[layer] = new if before is None else (before[0] + new[0], before[1] + new[1])
 
     def scores(self, held):
-        if held.layer not in self._directions:
-            self._directions[held.layer] = directions(torch.cat(self._queries.pop(held.layer), 1))
         keys = held.read("keys")
+        if held.layer not in self._seen:  # a layer that reports no queries: the latest tokens stay
+            return keys.new_zeros(keys.shape[:2])
+        if held.layer not in self._directions:
+            self._directions[held.layer] = main_direction(*self._seen[held.layer])
         return (keys @ self._directions[held.layer].to(keys)[:, :, None])[..., 0]
 
 
-def directions(queries: Tensor) -> Tensor:
-    """The first right singular vector of the queries of each head, with a positive mean projection; [heads, d] from
-    [heads, n, d].
+def main_direction(squares: Tensor, sums: Tensor) -> Tensor:
+    """The eigenvector of the largest eigenvalue of each head's sum of q q^T [heads, d, d], [heads, d].
+
+    Its sign is that of its product with the sum of the queries [heads, d].
     """
-    wide = queries.to(torch.promote_types(queries.dtype, torch.float32))
-    first = torch.linalg.svd(wide, full_matrices=False).Vh[:, 0]
-    sign = (wide.mean(1) * first).sum(-1, keepdim=True)
-    return torch.where(sign < 0, -first, first)
+    first = torch.linalg.eigh(squares).eigenvectors[..., -1]
+    return torch.where((first * sums).sum(-1, keepdim=True) < 0, -first, first)
