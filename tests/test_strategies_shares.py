@@ -202,3 +202,8 @@ def test_a_run_holds_what_the_prompt_left_and_what_was_generated(policy, bound):
     assert len(ids) == len(held) and max(sizes) < len(PROMPT)
     assert not bound or max(sizes) <= bound
     assert policy.name != "ada_kv" or len(set(sizes)) > 1
+
+
+def test_a_benchmark_at_equal_budget_gets_chunks_that_fit():
+    for tokens in (2, 9, 16, 64):
+        assert make("chunk_kv", **ChunkKV.knobs_for_budget(tokens, 100)).capacity == tokens

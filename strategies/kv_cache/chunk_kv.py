@@ -22,6 +22,11 @@ class ChunkKV(PromptCompression):
     chunk: int = knob(8, 1, 64, step=1, help="tokens of a chunk; 1 is SnapKV")
     kernel: int = knob(1, 1, 15, step=2, help="neighbouring tokens whose scores are pooled before, an odd number")
 
+    @classmethod
+    def knobs_for_budget(cls, tokens, prompt):
+        knobs = super().knobs_for_budget(tokens, prompt)
+        return {**knobs, "chunk": min(cls.chunk, tokens - knobs["window"])}
+
     def check(self):
         super().check()
         if self.capacity - self.window < self.chunk:

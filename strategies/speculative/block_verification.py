@@ -29,12 +29,13 @@ class BlockVerification(Verifier):
     w_i = min(1, w_(i-1) p / q) is what the first i tokens are worth together. A token that the target likes less than
     the drafter may be made up for by those after it, where rejection sampling would stop. On average more tokens are
     accepted per forward, never fewer, and the output distribution is exactly the target's. It helps wherever chains are
-    drafted and tokens are sampled. Of a tree only the first branch is verified. Sun et al. 2024, arXiv 2403.10444.
+    drafted and tokens are sampled. Of a tree only the first branch is verified, so drafters of trees without
+    replacement are refused. Sun et al. 2024, arXiv 2403.10444.
     """
 
     name, title, paper, sheet = "block_verification", "Block verification", "2403.10444", "speculative/block"
     guarantee = ("greedy_identical", "distribution_identical")
-    exact_for = ("independent", "without_replacement", "deterministic")
+    exact_for = ("independent", "deterministic")
 
     def judge(self, lm, tree, rows):
         block = first_branch(lm, tree, rows)
