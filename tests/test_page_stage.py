@@ -88,6 +88,13 @@ def test_an_earlier_run_says_so_and_gives_its_colours_back(page, address):
     page.fill("#prompt textarea", "The red fox")
     expect(caption).to_be_hidden()
     assert page.evaluate(colour) == own
+    edit = page.locator(".lane-card[data-lane='1'] .edit")
+    edit.click()
+    expect(live, "lanes do not continue a row of cards in which one is long").to_have_attribute("data-fused", "false")
+    heights = page.locator(".lane-card").evaluate_all("cards => cards.map((card) => card.offsetHeight)")
+    assert heights[1] > 2 * heights[0], "an open card does not stretch the one beside it"
+    edit.click()
+    expect(live).to_have_attribute("data-fused", "true")
     choose_strategy(page, 1, "speculative")
     expect(caption).to_contain_text("An earlier run")
 

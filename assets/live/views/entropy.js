@@ -280,28 +280,19 @@ function laneKey(look, text, order) {
 
 /** The area between the lowest and the highest curve, wherever at least two lanes have a step. */
 function bandPath(curves, scale) {
-  const range = new Map(); // by position: [lowest, highest, curves]
-  for (const { position, entropy } of curves.flatMap(({ steps }) => steps)) {
-    const [low, high, number] = range.get(position) || [entropy, entropy, 0];
-    range.set(position, [Math.min(low, entropy), Math.max(high, entropy), number + 1]);
-  }
-  const shared = [...range].filter(([, [, , number]]) => number > 1).sort(([a], [b]) => a - b);
-  return stretchesOf(shared).map((stretch) => outline(stretch, scale)).join("");
-}
-
-/** Entries at consecutive positions, one list per stretch. */
-function stretchesOf(entries) {
+  const longest = Math.max(...curves.map(({ sequence }) => sequence.tokens.length));
   const stretches = [];
-  entries.forEach((entry, i) => {
-    if (i && entries[i - 1][0] === entry[0] - 1) stretches[stretches.length - 1].push(entry);
-    else stretches.push([entry]);
-  });
-  return stretches;
-}
-
-function outline(stretch, scale) {
-  const point = (position, value) => `${scale.x(position).toFixed(1)} ${scale.y(value).toFixed(1)}`;
-  const above = stretch.map(([position, [, high]]) => point(position, high));
-  const below = stretch.map(([position, [low]]) => point(position, low)).reverse();
-  return `M${[...above, ...below].join("L")}Z`;
+  let open = null;
+  for (let position = 0; position < longest; position++) {
+    const values = curves.map(({ sequence }) => sequence.steps.get(position)).filter(Boolean).map(({ entropy }) => entropy);
+    if (values.length < 2) {
+      open = null;
+      continue;
+    }
+    if (!open) stretches.push(open = { above: [], below: [] });
+    const x = scale.x(position).toFixed(1);
+    open.above.push(`${x} ${scale.y(Math.max(...values)).toFixed(1)}`);
+    open.below.push(`${x} ${scale.y(Math.min(...values)).toFixed(1)}`);
+  }
+  return stretches.map(({ above, below }) => `M${[...above, ...below.reverse()].join("L")}Z`).join("");
 }
