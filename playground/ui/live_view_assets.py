@@ -11,7 +11,7 @@ from typing import Any
 
 from playground import events
 from playground.asset_files import ASSETS
-from playground.contract import discover
+from playground.contract import discover, find, make
 from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
@@ -127,8 +127,9 @@ def _constants() -> list[str]:
 
 
 def _samplers() -> dict[str, dict[str, str]]:
-    """Title and stage of every sampler, by name."""
-    return {cls.name: {"title": cls.title, "stage": cls.stage} for cls in discover().values() if cls.kind == "sampler"}
+    """Title and stage of every sampler, by name; of one whose setting decides on the stage, the usual one."""
+    names = [name for name, cls in discover().items() if cls.kind == "sampler"]
+    return {name: {"title": find(name).title, "stage": make(name).stage} for name in names}
 
 
 def _defaults(cls: type) -> dict[str, Any]:

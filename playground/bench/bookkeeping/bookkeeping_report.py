@@ -24,9 +24,9 @@ INTRODUCTION = (
     "CPU time is measured, not elapsed time: that of the one thread that runs the lane, in the fastest of three runs, "
     "since other work on the machine slows caches and cores down. Other threads and processes, such as the one that "
     "compiles grammars, do not count. What a cache policy computes inside an attention counts as part of the forward. "
-    "Strategies that read the attention weights, the query states or the logits of the whole prompt have a shorter one, and so have those that "
-    "do not read the longer one in time or have a limit of their own. A round of several rows scores each of them over "
-    "the whole vocabulary.",
+    "Strategies that read the attention weights, the query states or the logits of the whole prompt have a shorter "
+    "one, and so have those that do not read the longer one in time or have a limit of their own. A round of several "
+    "rows scores each of them over the whole vocabulary.",
     f"Written by `{COMMAND}`.",
 )
 
