@@ -391,6 +391,7 @@ def test_a_damaged_file_of_questions_is_read_or_refused(folder: Path, raw: bytes
 
 # --- knobs and recipes ---
 
+@cache
 def knob_values(name: str) -> st.SearchStrategy:
     """Values for some knobs and slots of a strategy: junk, or of the knob's type within and around its limits."""
     cls = discover()[name]
@@ -415,8 +416,8 @@ def _values_of(knob: Any) -> st.SearchStrategy:
 @fuzz
 @given(st.data())
 def test_any_values_of_knobs_make_a_strategy_or_a_refusal(data: st.DataObject):
-    """Each example makes every strategy."""
-    for name in data.draw(st.permutations(sorted(discover())).map(lambda names: names[:12])):
+    """Each example makes four strategies."""
+    for name in data.draw(st.lists(st.sampled_from(sorted(discover())), min_size=4, max_size=4)):
         values = data.draw(knob_values(name), label=name)
         start = time.monotonic()
         try:
