@@ -209,6 +209,7 @@
   // A link with a position shows its run there, so the run begins by itself once its settings are in place.
   window.linkOpened = () => {
     const params = new URLSearchParams(location.search);
-    if (params.has("s") && params.has("at")) setTimeout(() => press("run"), 100);
+    const reloads = performance.getEntriesByType("navigation")[0]?.type === "reload"; // then the tab's own runs are shown
+    if (params.has("s") && params.has("at") && !reloads) setTimeout(() => press("run"), 100);
   };
 })();

@@ -86,8 +86,8 @@ class Card {
   /** The buttons that ask the model about this position: logit lens and attention, and attribution to the prompt. */
   requests(lane, token) {
     const why = this.acts.lookRefusal(lane);
-    const request = (name, help, act) => {
-      const ask = button("quiet look", name, why || help, () => {
+    const request = (kind, name, help, act) => {
+      const ask = button(`quiet ${kind}`, name, why || help, () => {
         act(lane, token);
         this.hide();
       });
@@ -95,8 +95,8 @@ class Card {
       return ask;
     };
     const row = el("div", "requests");
-    row.append(request("Look inside", "What each layer would predict here, and what its heads attend to", this.acts.look),
-      request("Attribute to the prompt", "How much less probable this token becomes without each word of the prompt", this.acts.attribute));
+    row.append(request("look", "Look inside", "What each layer would predict here, and what its heads attend to", this.acts.look),
+      request("attribute", "Attribute to the prompt", "How much less probable this token becomes without each word of the prompt", this.acts.attribute));
     return row;
   }
 

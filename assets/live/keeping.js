@@ -19,6 +19,12 @@ async function keepRun(run) {
 
 const sizeOf = (kept) => kept.reduce((sum, { packed }) => sum + packed.length, 0);
 
+function forgetKept() {
+  try {
+    sessionStorage.removeItem(KEPT_RUNS);
+  } catch (reason) { /* without storage there is nothing to forget */ }
+}
+
 function readKept() {
   try {
     const kept = JSON.parse(sessionStorage.getItem(KEPT_RUNS));
@@ -28,9 +34,13 @@ function readKept() {
   }
 }
 
-/** The runs kept before a reload, as entries of a visit whose traces unpack themselves when they are shown. */
+/** Whether the page was loaded again rather than opened. */
+const isReload = () => ["reload", "back_forward"].includes(performance.getEntriesByType("navigation")[0]?.type);
+
+/** The runs kept before a reload, as entries of a visit whose traces are unpacked when they are shown. A new visit begins without. */
 function keptRuns() {
   const runs = [];
+  if (!isReload()) forgetKept();
   for (const { run, said, number, parent, events, packed } of readKept()) {
     const trace = new Trace();
     Object.assign(trace, { run, version: events, packed: new Blob([fromBase64(packed)]), state: "done", left: true });

@@ -23,7 +23,7 @@ class App {
     this.marked = { lane: -1, position: null };
     this.awaited = null; // the run that is shown, or that will be shown once it is unpacked
     this.asked = null; // "hold" or "resume", sent to the server and not yet confirmed
-    this.linked = readPosition(new URLSearchParams(location.search).get("at")); // where the run of a link is to be shown
+    this.linked = isReload() ? null : readPosition(new URLSearchParams(location.search).get("at")); // where the run of a link is shown
     this.forkedFrom = null; // name of the run that was last asked for a fork
     this.stepping = false;
     this.frame = this.resting = null; // the pending animation frame, or the timer of a pause before it
