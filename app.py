@@ -8,8 +8,10 @@ from importlib.util import find_spec
 
 from playground.errors import Refusal
 from playground.request_limits import quoted
+from playground.ui.classroom import Classroom
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
+from playground.ui.request_guard import EVERY_INTERFACE
 from playground.ui.serving import Stop, launch_options, serve_until, start_sweeper
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
@@ -32,7 +34,8 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--draft-device", default="", help="device of the draft model; the target's if not given")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
     parser.add_argument("--quantization", default="none", help="none, int8, nf4 or fp4")
-    parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", "127.0.0.1"))
+    parser.add_argument("--host", default=os.environ.get("GRADIO_SERVER_NAME", ""),
+                        help="127.0.0.1 if not given, and every interface for a class")
     parser.add_argument(
         "--port", default=os.environ.get("GRADIO_SERVER_PORT", ""), help="7860 or the next free one if not given"
     )
@@ -41,7 +44,11 @@ def options(arguments: list[str]) -> argparse.Namespace:
         action="store_true",
         help="also offer the page's endpoints as tools, to programs that speak the Model Context Protocol",
     )
-    return parser.parse_args(arguments)
+    parser.add_argument("--classroom", action="store_true",
+                        help="let a class on the local network follow the runs of this page, with a link and a code")
+    given = parser.parse_args(arguments)
+    given.host = given.host or ("0.0.0.0" if given.classroom else "127.0.0.1")
+    return given
 
 
 def main(arguments: list[str]) -> None:
@@ -50,6 +57,7 @@ def main(arguments: list[str]) -> None:
         site = Site.from_environment(
             ModelRequest(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device)
         )
+        site.classroom = opened_class(site) if given.classroom else None
         port = port_of(given.port)
         site.check()
         check_mcp(given.mcp)
@@ -57,6 +65,8 @@ def main(arguments: list[str]) -> None:
         start(page, given, port, site)
     except Refusal as refusal:
         OptionParser().error(str(refusal))
+    if site.classroom:
+        print(invitation(site.classroom, given.host, page.server_port), flush=True)
     stop = Stop().listen()
     start_sweeper(page, site)
     # Exclude imported objects from garbage collection: scanning them takes half a second during a run.
@@ -69,6 +79,36 @@ def check_mcp(wanted: bool) -> None:
     """Raise Refusal if MCP is wanted and its package is missing; Gradio would only print a warning."""
     if wanted and find_spec("mcp") is None:
         raise Refusal('--mcp needs another package: install it with `pip install "mcp>=1.21,<2"`.', "mcp")
+
+
+def opened_class(site: Site) -> Classroom:
+    """A new class. Raises Refusal on a public page, whose visitors are strangers."""
+    if site.rules.public or site.proxies:
+        raise Refusal("A class is for a local network, and this page is public or behind a proxy: run it on your own "
+                      "machine without PLAYGROUND_PUBLIC and PLAYGROUND_PROXIES.", "classroom")
+    return Classroom()
+
+
+def invitation(classroom: Classroom, host: str, port: int) -> str:
+    """The links of a class and its code."""
+    everywhere = host in EVERY_INTERFACE
+    here, there = ("127.0.0.1", network_address()) if everywhere else (host, host)
+    return "\n".join([
+        f"Presenter (keep this link to yourself): http://{here}:{port}/classroom/present?key={classroom.key}",
+        f"Class: http://{there}:{port}/classroom",
+        f"Code:  {classroom.code[:3]} {classroom.code[3:]}",
+    ])
+
+
+def network_address() -> str:
+    """This machine's address on the local network, or of the loopback interface if there is no network. Sends nothing.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # reserved for documentation; only the route is looked up
+            return probe.getsockname()[0]
+        except OSError:
+            return "127.0.0.1"
 
 
 def port_of(text: str) -> int | None:

@@ -212,6 +212,7 @@ class Lessons {
   goTo(at) {
     this.at = at;
     keepPlace(this.lesson.name, at);
+    document.dispatchEvent(new CustomEvent("lesson-step", { detail: { lesson: this.lesson.name, step: at } })); // for a class that follows
     this.drawStep();
     this.goToPlace();
     this.pointer.show(shown[this.step.show], this.panel);

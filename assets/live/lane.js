@@ -142,7 +142,7 @@ class LaneCard {
     const [name, label] = this.statusOf(atHead);
     setText(this.status, label);
     setAttribute(this.status, "data-status", name);
-    this.stop.hidden = app.trace.over || this.record.over || app.trace.recorded;
+    this.stop.hidden = props.follows || app.trace.over || this.record.over || app.trace.recorded;
     this.trouble.hidden = !state.failed;
     setText(this.trouble, state.failed ? state.failed.message || "This lane has failed." : "");
     this.node.classList.toggle("has-failed", Boolean(state.failed));

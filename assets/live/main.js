@@ -6,6 +6,7 @@ const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
 const FILE_ALONE = "This trace is from a file and has no model: press Run first";
 const LEFT_BEHIND = "The server keeps the newest runs only, and this one is older: press Run first";
+const ONLY_PRESENTER = "Only the presenter of this class can continue a run";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
 const PAINT_REST = 1.5; // pause after a paint, in multiples of its duration: the model may run on the same processor
@@ -338,6 +339,7 @@ class App {
   }
 
   forkRefusal(lane) {
+    if (props.follows) return ONLY_PRESENTER;
     if (this.trace.lanes[lane].header.canvas) return "A canvas is not filled from left to right, so it cannot be forked";
     if (this.trace.fromFile) return FILE_ALONE;
     if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
@@ -370,6 +372,7 @@ class App {
   }
 
   lookRefusal(lane) {
+    if (props.follows) return ONLY_PRESENTER;
     if (this.trace.lanes[lane].header.remote) return "The layers of a server's model cannot be looked into";
     if (this.trace.lanes[lane].header.canvas) return "The denoiser of this canvas has no layers to look into";
     if (this.trace.fromFile) return FILE_ALONE;

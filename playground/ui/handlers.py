@@ -365,6 +365,7 @@ class Handlers:
             if visit.reads
             else self.site.start(loading, visit.settings, visit.memory, visit.siblings, visit.server)
         )
+        self.site.show_to_class(visit.run)
         yield from self._stream(visit, loading)
 
     def _queue(self, visit: Visit) -> Iterator[Changes]:

@@ -10,6 +10,7 @@ import gradio as gr
 from playground.decoding.visitor_memory import Memory
 from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
+from playground.ui.classroom_panel import ClassroomPanel
 from playground.ui.gallery import Gallery, question_note
 from playground.ui.handlers import Changes, Handlers
 from playground.ui.lane_editor import LaneEditor
@@ -41,6 +42,8 @@ class Page:
         self.stored = gr.BrowserState(None, **MEMORY)
         with head:
             self.status = status_line("starting")
+        if site.classroom:
+            ClassroomPanel(elem_id="classroom")
         with gr.Row(elem_classes="begin"):
             self.lessons = Lessons(elem_id="lessons")
             self.gallery = Gallery(elem_id="gallery")

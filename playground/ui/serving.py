@@ -14,6 +14,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
+from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.request_guard import guarded
 from playground.ui.sessions import Retention, Sweeper
 from playground.ui.site import Site
@@ -53,6 +54,9 @@ def health_route(site: Site) -> Route:
 def launch_options(site: Site, host: str) -> dict[str, Any]:
     """Arguments of `Blocks.launch` for a page bound to `host`, besides address and theme."""
     app = {"routes": [health_route(site)], **guarded(site.rules, host)}
+    if site.classroom:
+        app["routes"] += routes_of(site.classroom)
+        app["middleware"] += [guard_of(site.classroom)]
     return {"app_kwargs": app, "state_session_capacity": retention(site).sessions}
 
 

@@ -18,6 +18,7 @@ from playground.remote.remote_server import RemoteServer
 from playground.request_limits import is_public, quoted
 from playground.trace import Trace
 from playground.ui.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
+from playground.ui.classroom import Classroom
 from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
@@ -68,6 +69,7 @@ class Site:
     load: Callable[..., Any] = _load
     prepare: Callable[[Any, Settings, Memory], Any] = _prepare
     score: Callable[[Any, Settings], Any] = _score
+    classroom: Classroom | None = None  # the class that follows the runs of this page
 
     def __post_init__(self) -> None:
         self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
@@ -260,6 +262,11 @@ class Site:
     def visitor(self) -> Visitor:
         """The sender of the current request."""
         return Visitor.of(current_request(), self.proxies)
+
+    def show_to_class(self, run: Run | RemoteRun) -> None:
+        """Let the class follow a run of the page, if there is a class."""
+        if self.classroom:
+            self.classroom.show(run)
 
     def health(self) -> dict[str, Health]:
         """The state of each worker, by device."""

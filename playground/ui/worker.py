@@ -121,6 +121,17 @@ class Run:
             metered = time.monotonic() if machine else metered
             yield frame(self.name, self.number, fresh, now, headers, oldest, machine)
 
+    def follow(self) -> Iterator[dict[str, Any]]:
+        """The frames of one more reader, from the first event on; the run's own reader and its pace are unaffected."""
+        sent, state, number = 0, "", 0
+        while state != "done":
+            fresh, now = self._news(sent, state)
+            if fresh or now != state:
+                oldest = self.times[sent] if fresh else None
+                yield frame(self.name, number, fresh, now, self.headers if number == 0 else None, oldest)
+                sent, state, number = sent + len(fresh), now, number + 1
+                time.sleep(CLOCK)
+
     def _pause(self) -> float:
         """Seconds to the next frame. The more runs share the device, the fewer frames each gets: the server spends
         milliseconds on each frame, in one thread.

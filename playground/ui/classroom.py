@@ -1,0 +1,276 @@
+"""A class: one presenter, whose runs many followers see live on pages of their own.
+
+Frames are encoded once, into a list of bytes that all followers read at their own pace, so that a follower costs one
+write per frame, and a slow or late one gets what is missing in one piece. Imports neither torch nor gradio.
+"""
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import threading
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from playground.errors import Refusal
+from playground.request_limits import in_range, quoted
+from playground.ui.lessons import LessonQuestion, lessons
+from playground.ui.worker import Run
+
+FOLLOWERS = 60
+AWAY = 120.0  # seconds after which a follower without a stream gives up the place
+NAME = 40  # characters
+STREAMS = 4  # tabs of one follower
+MOST_BYTES = 64_000_000  # of the frames of one run
+SILENCE = 15.0  # seconds after which a stream sends a comment, so that a broken connection is noticed
+TRIES, ALL_TRIES, PERIOD = 5, 60, 60.0  # wrong codes of one address and of all, per so many seconds
+BARS = 12  # different numbers whose votes are counted separately
+
+
+@dataclass(eq=False)
+class Follower:
+    number: int
+    name: str
+    seen: float = field(default_factory=monotonic)
+    streams: int = 0
+    vote: int | float | None = None
+
+    @property
+    def away(self) -> bool:
+        return not self.streams and monotonic() - self.seen > AWAY
+
+
+class Attempts:
+    """Counts wrong codes of the last PERIOD seconds."""
+
+    def __init__(self):
+        self._times: deque[tuple[float, str]] = deque()
+
+    def check(self, address: str) -> None:
+        """Raise Refusal if there were too many."""
+        while self._times and monotonic() - self._times[0][0] > PERIOD:
+            self._times.popleft()
+        if len(self._times) >= ALL_TRIES or sum(known == address for _, known in self._times) >= TRIES:
+            raise Refusal("There were too many wrong codes: wait a minute and try again.", "code")
+
+    def add(self, address: str) -> None:
+        self._times.append((monotonic(), address))
+
+
+class Pulse:
+    """Wakes all coroutines that wait for news, from any thread."""
+
+    def __init__(self):
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._event: asyncio.Event | None = None
+
+    def listen(self) -> asyncio.Event:
+        """An event that the next `beat` sets; in the event loop only."""
+        self._loop = asyncio.get_running_loop()
+        self._event = self._event or asyncio.Event()
+        return self._event
+
+    def beat(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens
+                self._loop.call_soon_threadsafe(self._turn)
+
+    def _turn(self) -> None:
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+
+class FrameLog:
+    """The encoded frames of one run."""
+
+    def __init__(self):
+        self.frames: list[bytes] = []
+        self.size = 0
+
+    def add(self, frame: dict[str, Any]) -> bool:
+        """Add a frame; False if the run has become too long to follow."""
+        encoded = message("frame", frame)
+        self.size += len(encoded)
+        if self.size <= MOST_BYTES:
+            self.frames.append(encoded)
+        return self.size <= MOST_BYTES
+
+
+class Classroom:
+    """One class. The presenter is whoever has `key`; `control` is the follower who may use the page as well."""
+
+    def __init__(self):
+        self.code, self.key = f"{secrets.randbelow(10**6):06}", secrets.token_urlsafe(24)
+        self.followers: dict[str, Follower] = {}  # by token
+        self.control = ""  # token of the follower with the controls
+        self.question: tuple[str, int, LessonQuestion] | None = None  # lesson, step and its question
+        self.log = FrameLog()
+        self._joined = self._version = 0
+        self._attempts, self._pulse, self._lock = Attempts(), Pulse(), threading.Lock()
+
+    # Joining
+
+    def join(self, code: str, name: str, address: str) -> str:
+        """The token of a new follower. Raises Refusal for a wrong code, after too many of them, and for a full class.
+        """
+        with self._lock:
+            self._attempts.check(address)
+            if not secrets.compare_digest("".join(code.split()).encode(), self.code.encode()):
+                self._attempts.add(address)
+                raise Refusal("This is not the code of the class: look at it again, it has six digits.", "code")
+            self._dismiss_absent()
+            if len(self.followers) >= FOLLOWERS:
+                raise Refusal(f"The class is full: at most {FOLLOWERS} can follow.", "code")
+            self._joined += 1
+            token = secrets.token_urlsafe(24)
+            shown = " ".join(name.split())[:NAME] or f"Follower {self._joined}"
+            self.followers[token] = Follower(self._joined, shown)
+            return token
+
+    def _dismiss_absent(self) -> None:
+        for token in [token for token, one in self.followers.items() if one.away and token != self.control]:
+            del self.followers[token]
+
+    def may_run(self, presenter: str, follower: str) -> bool:
+        """Whether the cookies of a request allow to use the page itself."""
+        return self.is_presenter(presenter) or bool(self.control) and secrets.compare_digest(
+            follower.encode(), self.control.encode()
+        )
+
+    def is_presenter(self, key: str) -> bool:
+        return secrets.compare_digest(key.encode(), self.key.encode())
+
+    # What followers see
+
+    def show(self, run: Run) -> None:
+        """Send a run to all followers from now on, in a thread of its own."""
+        log = self.log = FrameLog()
+        threading.Thread(target=self._send, args=(run, log), name="classroom", daemon=True).start()
+
+    def _send(self, run: Run, log: FrameLog) -> None:
+        for frame in run.follow():
+            if log is not self.log or not log.add(frame):
+                return
+            self._pulse.beat()
+
+    async def stream(self, token: str) -> AsyncIterator[bytes]:
+        """Server-sent events for one follower: the frames of the shown run from its beginning, and the class's state.
+        """
+        follower = self.followers[token]
+        follower.streams += 1
+        try:
+            async for part in self._parts(token):
+                yield part
+        finally:
+            follower.streams -= 1
+            follower.seen = monotonic()
+
+    async def _parts(self, token: str) -> AsyncIterator[bytes]:
+        log, sent, version = self.log, 0, -1
+        while token in self.followers:
+            news = self._pulse.listen()
+            if log is not self.log and sent == len(log.frames):
+                log, sent = self.log, 0
+            fresh, sent = log.frames[sent:], len(log.frames)
+            if version != self._version:
+                version = self._version
+                fresh.append(message("state", self._seen_by(token)))
+            if fresh:
+                yield b"".join(fresh)
+                continue
+            try:
+                await asyncio.wait_for(news.wait(), SILENCE)
+            except TimeoutError:
+                yield b": here\n\n"
+
+    def _seen_by(self, token: str) -> dict[str, Any]:
+        return {
+            "question": self._asked(),
+            "vote": self.followers[token].vote,
+            "control": token == self.control,
+            "name": self.followers[token].name,
+        }
+
+    def _asked(self) -> dict[str, Any] | None:
+        """The question without its answer."""
+        if self.question is None:
+            return None
+        lesson, step, question = self.question
+        choices = [text for text, *_ in question.choices]
+        return {"id": f"{lesson} {step}", "text": question.text, "choices": choices, "number": question.guess}
+
+    # Predictions
+
+    def ask(self, lesson: str, step: int) -> None:
+        """Ask the question of a lesson's step, if it has one. Raises Refusal for an unknown step."""
+        known = lessons().get(lesson)
+        if known is None or type(step) is not int or not 0 <= step < len(known.steps):
+            raise Refusal(f"There is no such step of a lesson {quoted(lesson)}.", "lessons")
+        question = known.steps[step].question
+        asked = (lesson, step, question) if question else None
+        with self._lock:
+            if asked == self.question:
+                return
+            self.question = asked
+            for follower in self.followers.values():
+                follower.vote = None
+        self._change()
+
+    def vote(self, token: str, asked: str, value: Any) -> None:
+        """Take or replace a follower's prediction. Raises Refusal for a question that is over, and for no answer."""
+        with self._lock:
+            now = self._asked()
+            if now is None or now["id"] != asked:
+                raise Refusal("This question is over.", "vote")
+            choices = now["choices"]
+            is_choice = type(value) is int and 0 <= value < len(choices)
+            if not (is_choice if choices else in_range(value, -1e9, 1e9)):
+                raise Refusal("This is not an answer to the question: choose one, or enter a number.", "vote")
+            self.followers[token].vote = value
+
+    def votes(self) -> list[dict[str, Any]]:
+        """The bars of the chart: a label and a count each; of many different numbers, the most frequent ones."""
+        given = Counter(one.vote for one in self.followers.values() if one.vote is not None)
+        asked = self._asked()
+        if asked is None:
+            return []
+        if asked["choices"]:
+            return [{"label": text, "count": given[i]} for i, text in enumerate(asked["choices"])]
+        return [{"label": f"{value:g}", "count": count} for value, count in sorted(given.most_common(BARS))]
+
+    # For the presenter
+
+    def hand_over(self, number: int | None) -> None:
+        """Give the controls to a follower as well, or with None take them back. Raises Refusal."""
+        with self._lock:
+            found = [token for token, one in self.followers.items() if one.number == number]
+            if number is not None and not found:
+                raise Refusal("This follower has left.", "control")
+            self.control = found[0] if found else ""
+        self._change()
+
+    def state(self) -> dict[str, Any]:
+        """What the presenter sees of the class."""
+        with self._lock:
+            present = [one for one in self.followers.values() if one.streams]
+            control = self.followers.get(self.control)
+            return {
+                "code": self.code,
+                "followers": [{"number": one.number, "name": one.name} for one in present],
+                "question": self._asked(),
+                "votes": self.votes(),
+                "control": control.number if control else None,
+            }
+
+    def _change(self) -> None:
+        self._version += 1
+        self._pulse.beat()
+
+
+def message(event: str, data: dict[str, Any]) -> bytes:
+    """One server-sent event. NaN and infinities, which JSON lacks, do not occur in a consistent trace."""
+    return f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,233 @@
+"""A class: who gets in, what followers see and may do, and what the presenter sees."""
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from counting import Counting
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+from starlette.testclient import TestClient
+
+import app
+from playground.errors import Refusal
+from playground.ui import classroom as module
+from playground.ui.classroom import Classroom, Follower, FrameLog
+from playground.ui.classroom_routes import FOLLOWER, guard_of, routes_of
+from playground.ui.lessons import lessons
+from playground.ui.settings import Rules
+from playground.ui.site import Site
+from playground.ui.worker import Worker
+
+SAMPLING = lessons()["temperature"]
+STEP = next(i for i, step in enumerate(SAMPLING.steps) if step.question and step.question.choices)
+
+
+@pytest.fixture
+def classroom() -> Classroom:
+    return Classroom()
+
+
+@pytest.fixture
+def open_site(classroom):
+    """Makes clients of a site with one page, "/", behind the guard of the class."""
+    async def page(request) -> PlainTextResponse:
+        return PlainTextResponse("the page")
+
+    site = Starlette(routes=[Route("/", page, methods=["GET", "POST"]), *routes_of(classroom)],
+                     middleware=[guard_of(classroom)])
+    return lambda: TestClient(site, follow_redirects=False)
+
+
+def joined(classroom: Classroom, name: str = "", address: str = "10.0.0.2") -> str:
+    return classroom.join(classroom.code, name, address)
+
+
+def read(part: bytes) -> list[tuple[str, dict]]:
+    """The (event, data) pairs of server-sent events."""
+    lines = [block.split("\n") for block in part.decode().split("\n\n") if block and not block.startswith(":")]
+    return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
+
+
+# --- who gets in ---
+
+def test_a_wrong_code_is_refused_and_after_five_the_right_one_too_for_a_minute(classroom, monkeypatch):
+    wrong = f"{(int(classroom.code) + 1) % 10**6:06}"
+    for _ in range(module.TRIES):
+        with pytest.raises(Refusal, match="not the code"):
+            classroom.join(wrong, "", "10.0.0.9")
+    with pytest.raises(Refusal, match="too many wrong codes"):
+        joined(classroom, address="10.0.0.9")
+    assert joined(classroom, address="10.0.0.10")
+    now = time.monotonic()
+    monkeypatch.setattr(module, "monotonic", lambda: now + module.PERIOD + 1)
+    assert joined(classroom, address="10.0.0.9")
+
+
+def test_many_addresses_together_have_a_limit_too(classroom):
+    for i in range(module.ALL_TRIES):
+        with pytest.raises(Refusal, match="not the code"):
+            classroom.join("", "", f"10.0.1.{i}")
+    with pytest.raises(Refusal, match="too many wrong codes"):
+        joined(classroom)
+
+
+def test_a_full_class_takes_nobody_until_somebody_has_left(classroom):
+    tokens = [joined(classroom) for _ in range(module.FOLLOWERS)]
+    with pytest.raises(Refusal, match="full"):
+        joined(classroom)
+    classroom.followers[tokens[0]].seen -= module.AWAY + 1
+    assert joined(classroom) and tokens[0] not in classroom.followers
+
+
+def test_a_code_may_be_written_with_a_space_and_a_name_is_shortened(classroom):
+    token = classroom.join(f" {classroom.code[:3]} {classroom.code[3:]}", "  Ada \n Lovelace " + "x" * 99, "10.0.0.2")
+    assert classroom.followers[token].name == ("Ada Lovelace " + "x" * 99)[:module.NAME]
+    assert classroom.followers[joined(classroom)].name == "Follower 2"
+
+
+def test_only_the_presenter_and_the_follower_with_the_controls_reach_the_page(open_site, classroom):
+    stranger, presenter, follower = open_site(), open_site(), open_site()
+    assert stranger.get("/").headers["location"] == "/classroom" and stranger.post("/").status_code == 403
+    assert presenter.get("/classroom/present?key=wrong").status_code == 403
+    presenter.get(f"/classroom/present?key={classroom.key}")
+    assert presenter.get("/").text == "the page"
+    refused = follower.post("/classroom/join", json={"code": "1"})
+    assert refused.status_code == 403 and "not the code" in refused.json()["detail"]
+    assert follower.post("/classroom/join", json={"code": classroom.code, "name": "Ada"}).status_code == 200
+    assert follower.get("/").status_code == 303
+    for act in ("question", "control"):
+        assert follower.post(f"/classroom/{act}", json={}).status_code == 403
+    assert presenter.post("/classroom/control", json={"follower": 1}).status_code == 200
+    assert follower.get("/").text == "the page" and follower.get("/classroom/state").json() == {"controls": True}
+    presenter.post("/classroom/control", json={"follower": None})
+    assert follower.get("/").status_code == 303 and follower.get("/classroom/state").status_code == 403
+
+
+def test_bodies_that_are_no_requests_are_refused_in_sentences(open_site, classroom):
+    client = open_site()
+    for body in (b"", b"[]", b"\xff", b"[" * 5000, b'{"code": {"a": 1}}'):
+        answer = client.post("/classroom/join", content=body)
+        assert answer.status_code in (403, 429) and answer.json()["detail"].endswith(".")
+    assert client.get("/classroom/stream").status_code == 403
+
+
+def test_a_public_page_and_one_behind_a_proxy_have_no_class(monkeypatch):
+    monkeypatch.setenv("PLAYGROUND_PROXIES", "1")
+    for site in (Site(load=None), Site(load=None, rules=Rules.for_visitors())):
+        with pytest.raises(Refusal, match="local network"):
+            app.opened_class(site)
+
+
+def test_the_invitation_has_a_link_for_the_class_and_one_for_the_presenter(classroom):
+    lines = app.invitation(classroom, "0.0.0.0", 7860).splitlines()
+    assert classroom.key in lines[0] and classroom.key not in "".join(lines[1:])
+    assert lines[1].endswith(":7860/classroom") and lines[2].split("  ")[1].replace(" ", "") == classroom.code
+    assert app.options(["--classroom"]).host == "0.0.0.0" and app.options([]).host == "127.0.0.1"
+
+
+# --- what followers see ---
+
+async def parts_until_done(classroom: Classroom, token: str) -> list[tuple[str, dict]]:
+    seen = []
+    async for part in classroom.stream(token):
+        seen += read(part)
+        if any(event == "frame" and data["state"] == "done" for event, data in seen):
+            return seen
+
+
+def test_every_follower_gets_the_same_frames_from_the_first_on_a_late_one_too(classroom):
+    """The frames of the presenter's own page are not disturbed: it gets every event as well."""
+    run = Worker().take(Counting([], length=40, forward=0.002))
+    own = [event for frame in run.frames() if frame for event in frame["events"]]
+    classroom.show(run)
+
+    async def follow() -> list:
+        return await asyncio.gather(*(parts_until_done(classroom, joined(classroom)) for _ in range(3)))
+
+    early = asyncio.run(follow())
+    late = asyncio.run(parts_until_done(classroom, joined(classroom)))
+    for seen in (*early, late):
+        frames = [data for event, data in seen if event == "frame"]
+        assert [event for frame in frames for event in frame["events"]] == own
+        assert frames[0]["headers"] == run.headers and [frame["n"] for frame in frames] == [*range(len(frames))]
+
+
+def test_a_new_run_replaces_the_old_one(classroom):
+    worker = Worker()
+    first, second = (worker.take(Counting([], length=length, forward=0.002)) for length in (10**9, 5))
+
+    async def follow() -> list:
+        token = joined(classroom)
+        stream, seen = classroom.stream(token), []
+        classroom.show(first)
+        while not any(event == "frame" for event, _ in seen):
+            seen += read(await anext(stream))
+        classroom.show(second)
+        while not any(data.get("run") == second.name and data["state"] == "done" for _, data in seen):
+            seen += read(await anext(stream))
+        await stream.aclose()
+        return [data["run"] for event, data in seen if event == "frame"]
+
+    runs = asyncio.run(follow())
+    first.stop()
+    assert runs == sorted(runs, key=[first.name, second.name].index)
+
+
+def test_a_run_that_is_too_long_to_follow_is_cut_off(monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    log = FrameLog()
+    assert log.add({"a": 1}) and not log.add({"a": "x" * 100}) and len(log.frames) == 1
+
+
+# --- predictions ---
+
+def test_votes_are_counted_once_each_may_change_and_do_not_show_the_answer(classroom):
+    tokens = [joined(classroom, address=f"10.0.0.{i}") for i in range(3)]
+    classroom.ask("temperature", STEP)
+    seen = classroom._seen_by(tokens[0])["question"]
+    question = SAMPLING.steps[STEP].question
+    assert seen["choices"] == [text for text, *_ in question.choices] and question.because not in json.dumps(seen)
+    for token, choice in zip(tokens, (0, 1, 1)):
+        classroom.vote(token, seen["id"], choice)
+    classroom.vote(tokens[0], seen["id"], 1)
+    assert [bar["count"] for bar in classroom.votes()][:2] == [0, 3]
+    classroom.ask("temperature", STEP)  # the presenter looks at the same step again
+    assert [bar["count"] for bar in classroom.votes()][:2] == [0, 3]
+    classroom.ask("entropy", 0)
+    with pytest.raises(Refusal, match="over"):
+        classroom.vote(tokens[0], seen["id"], 1)
+
+
+@pytest.mark.parametrize("value", [-1, 99, 1.0, True, "0", None, [0], float("nan")])
+def test_what_is_no_answer_is_refused(classroom, value):
+    token = joined(classroom)
+    classroom.ask("temperature", STEP)
+    with pytest.raises(Refusal, match="not an answer"):
+        classroom.vote(token, f"temperature {STEP}", value)
+
+
+@pytest.mark.parametrize("lesson, step", [("none", 0), ("temperature", 99), ("temperature", -1), ("temperature", "0")])
+def test_an_unknown_step_is_refused(classroom, lesson, step):
+    with pytest.raises(Refusal, match="no such step"):
+        classroom.ask(lesson, step)
+
+
+def test_numbers_are_grouped_and_bounded_in_their_bars(classroom):
+    question = SAMPLING.steps[STEP].question
+    classroom.question = ("temperature", 0, type(question)(question.text, [], guess="a number"))
+    for i in range(20):
+        classroom.followers[str(i)] = Follower(i, "", vote=float(max(i, 5)))
+    bars = classroom.votes()
+    assert len(bars) == module.BARS and bars[0] == {"label": "5", "count": 6}
+
+
+def test_a_vote_over_http_needs_a_follower(open_site, classroom):
+    client = open_site()
+    assert client.post("/classroom/vote", json={"id": "", "value": 0}).status_code == 403
+    client.post("/classroom/join", json={"code": classroom.code})
+    assert client.post("/classroom/vote", json={"id": "", "value": 0}).json() == {"detail": "This question is over."}
+    assert client.cookies[FOLLOWER] in classroom.followers

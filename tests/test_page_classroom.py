@@ -1,0 +1,91 @@
+"""A class in a real browser: a presenter and a follower."""
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import saved
+from app_page import PATIENCE, running, status, tokens
+from chromium import chromium, new_context
+from playwright.sync_api import expect
+
+from playground.ui.settings import Settings
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def invitation(tmp_path_factory) -> Iterator[dict[str, str]]:
+    """What `python app.py --classroom` prints: the links of the presenter and of the class, and the code."""
+    models = saved.save_models(tmp_path_factory.mktemp("models"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "app.py", "--classroom", "--host", "127.0.0.1", "--port", port]
+    app = subprocess.Popen([*command, "--model", models.target, "--draft", models.draft], cwd=ROOT, text=True,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    found: dict[str, str] = {}
+    while "Code" not in found:
+        line = app.stdout.readline()
+        assert line, "the app ended before its class was open"
+        if known := re.match(r"(Presenter|Class|Code)[^:]*: +(.*)", line):
+            found[known[1]] = known[2]
+    yield found
+    app.terminate()
+    app.wait(PATIENCE)
+
+
+def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitation):
+    """The browsers are two contexts: each has cookies of its own."""
+    with chromium() as browser:
+        presenter, follower = (new_context(browser, viewport={"width": 1280, "height": 900}).new_page()
+                               for _ in range(2))
+        wrong: list[str] = []
+        for page in (presenter, follower):
+            page.on("pageerror", lambda error: wrong.append(str(error)))
+        follower.goto(invitation["Class"].removesuffix("classroom"))  # who is not the presenter is sent to the class
+        follower.fill("[name=code]", "1")
+        follower.click("button[type=submit]")
+        expect(follower.locator(".join-trouble")).to_contain_text("not the code of the class")
+        follower.fill("[name=code]", invitation["Code"])
+        follower.fill("[name=name]", "Ada <b>")
+        follower.click("button[type=submit]")
+        expect(follower.locator(".who")).to_contain_text("Ada <b>")
+
+        presenter.goto(invitation["Presenter"])
+        expect(presenter.locator(".class-fold summary")).to_contain_text("1 following")
+        code = Settings(prompt="The green bird", length=24, lanes=[{"strategy": "greedy"}]).to_code()
+        presenter.goto(f"{invitation['Class'].removesuffix('classroom')}?s={code}")
+        expect(presenter.locator("#prompt textarea")).to_have_value("The green bird")
+        expect(presenter.locator(".lane-card")).to_have_count(1)
+        presenter.click("#run")
+        expect(status(presenter, 0)).to_have_text("reached the token limit")
+        shown = follower.locator(".lane[data-lane='0']")
+        expect(shown.locator(".status")).to_have_text("reached the token limit")
+        expect(shown.locator(".tokens > *")).to_have_count(24)
+        assert shown.locator(".tokens").text_content() == running(presenter, 0).locator(".tokens").text_content()
+        shown.locator(".tokens > *").nth(3).click()
+        expect(follower.locator(".card")).to_be_visible()
+        assert follower.locator(".card .candidate:enabled").count() == 0  # a follower runs nothing
+        expect(tokens(presenter, 0)).to_have_count(24)
+
+        presenter.click(".lessons-open")
+        presenter.locator(".lesson-list button").filter(has_text="Temperature").click()
+        expect(follower.locator(".vote p").first).to_contain_text("How many tokens of lane 2")
+        follower.locator(".vote button").nth(1).click()
+        expect(follower.locator(".vote button").nth(1)).to_have_attribute("aria-pressed", "true")
+        expect(presenter.locator(".class-fold summary")).to_contain_text("1 vote")
+        presenter.locator(".class-fold summary").click()
+        expect(presenter.locator(".class-count")).to_have_text(["0", "1", "0"])
+
+        presenter.locator(".class-followers button").click()
+        follower.locator(".controls-yours a").click()
+        expect(follower.locator("#run")).to_be_visible()
+        presenter.locator(".class-back").click()
+        expect(follower.locator(".who")).to_contain_text("Ada <b>")  # back on the class's page
+        assert not wrong
