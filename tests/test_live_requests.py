@@ -5,7 +5,7 @@ from dataclasses import asdict
 from live_page import address, browser, feed, page, send, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
-from playground.decoding.attribution import Attribution, Effect
+from playground.decoding.attribution import Attribution, WordEffect
 from playground.events import Candidate, Commit, Header, Mask, Part, Stamped, Step
 from playground.ui.frames import frame, new_name
 
@@ -44,7 +44,7 @@ def test_a_token_is_attributed_to_words_with_the_name_of_the_method(page, feed):
     page.locator(".live .card .attribute").click()
     asked = {"run": run, "lane": 0, "sequence": 0, "position": 0, "token": 7}
     assert wait_for(page, feed, "attribute") == asked
-    found = Attribution(-0.69, [Effect("one", 0, -0.5), Effect(" two", 1, 2.0)], 3)
+    found = Attribution(-0.69, [WordEffect("one", 0, -0.5), WordEffect(" two", 1, 2.0)], 3)
     send(page, feed, {"run": run, "attributed": {**asdict(found), "lane": 0, "position": 0, "piece": " fox"}})
     panel = page.locator(".panel-attribution")
     expect(panel.locator("h3")).to_contain_text("token 1")

@@ -22,7 +22,7 @@ FEWEST_GROUPS = 4
 
 
 @dataclass
-class Effect:
+class WordEffect:
     """Words that were removed together, and what that did."""
 
     text: str
@@ -35,7 +35,7 @@ class Attribution:
     """Effects in the order of the prompt. `logprob` is that of the chosen token after the whole text, in nats."""
 
     logprob: float
-    effects: list[Effect]
+    effects: list[WordEffect]
     forwards: int
 
 
@@ -54,7 +54,7 @@ def attribute(model: Model, tokens: list[int], prompt: int, chosen: int) -> Attr
         left_out = set(group)
         rest = [token for position, token in enumerate(tokens) if position not in left_out]
         effect = whole - _logprob(model, rest, chosen) if rest else 0.0
-        effects.append(Effect("".join(model.tokens.pieces([tokens[i] for i in group])), group[0], round(effect, 4)))
+        effects.append(WordEffect("".join(model.tokens.pieces([tokens[i] for i in group])), group[0], round(effect, 4)))
     return Attribution(round(whole, 4), effects, len(groups) + 1)
 
 
@@ -96,5 +96,5 @@ def _logprob(model: Model, tokens: list[int], chosen: int) -> float:
     for start in range(0, len(tokens), chunk):
         piece = tokens[start:start + chunk]
         logits, _ = model.forward([ForwardInput(store, piece, list(range(-1, len(piece) - 1)), last_only=True)])
-        store.keep(len(piece) - 1)
+        store.commit(len(piece) - 1)
     return float(logits[0][-1].float().log_softmax(-1)[chosen])

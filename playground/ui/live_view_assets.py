@@ -11,7 +11,6 @@ from typing import Any
 
 from playground import events
 from playground.asset_files import ASSETS
-from playground.contract import discover, find, make
 from playground.trace.csv_export import COLUMNS
 from playground.ui.frames import CLOCK, SLOWEST
 from playground.ui.guarantee_labels import LIMIT, PROMISES
@@ -128,6 +127,7 @@ def _constants() -> list[str]:
 
 def _samplers() -> dict[str, dict[str, str]]:
     """Title and stage of every sampler, by name; of one whose setting decides on the stage, the usual one."""
+    from playground.contract import discover, find, make  # imports torch
     names = [name for name, cls in discover().items() if cls.kind == "sampler"]
     return {name: {"title": find(name).title, "stage": make(name).stage} for name in names}
 
