@@ -2,16 +2,22 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from time import thread_time
 
 import pytest
 
+from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.bookkeeping_report import page, verdict
 from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+from playground.bench.bookkeeping.generated_model import ForwardClock, generated_pair
 from playground.bench.bookkeeping.strategy_lanes import MEASURED, lane_of, measured_names
-from playground.cli import main
+from playground.cli import bench_bookkeeping, main
 from playground.contract import find
+from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal
 
+FIGURES = Path(__file__).parent.parent / "docs" / "bookkeeping.json"
 TINY = "--vocabulary 2000 --layers 2 --context 600 --watched 300 --tokens 4".split()
 
 
@@ -52,3 +58,41 @@ def test_files_of_other_programs_are_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "other.json").write_text("[]")
     assert main(["bench", "bookkeeping", *TINY, "--only", "top_p", "--add", str(tmp_path / "other.json")]) == 2
     assert "holds no results of this benchmark" in capsys.readouterr().err
+
+
+def test_the_published_table_has_every_strategy_or_says_why_it_could_not_be_measured():
+    published = json.loads(FIGURES.read_text(encoding="utf-8"))
+    results = [Bookkeeping(**fields) for fields in published["strategies"]]
+    assert {result.strategy for result in results} == set(measured_names()) and "partial" not in published
+    assert published["settings"]["vocabulary"] >= 150_000 and published["settings"]["layers"] >= 32
+    assert all(result.rounds or result.failure.endswith(".") for result in results)
+    assert FIGURES.with_suffix(".md").read_text(encoding="utf-8") == page(
+        {name: published[name] for name in ("settings", "machine")}, results)
+
+
+def test_what_was_measured_is_on_disk_before_the_next_strategy(tmp_path, monkeypatch, capsys):
+    def measured(sizes, names):
+        yield Bookkeeping(names[0], "greedy", tokens=1, rounds=1)
+        assert [each["strategy"] for each in json.loads(out.read_text())["strategies"]] == names[:1]
+        raise KeyboardInterrupt
+
+    out = tmp_path / "figures.json"
+    monkeypatch.setattr(bench_bookkeeping, "_results", measured)
+    main(["bench", "bookkeeping", *TINY, "--out", str(out), "--only", "top_p", "top_k"])
+    assert "`top_p`" in capsys.readouterr().out
+
+
+def test_a_forward_inside_another_one_is_timed_once():
+    clock, start = ForwardClock(), thread_time()
+    with clock.running(), clock.running():
+        sum(range(100_000))
+    assert 0 < clock.spent <= thread_time() - start
+
+
+def test_all_logits_of_a_long_prompt_are_refused_and_its_last_ones_are_not():
+    model, _ = generated_pair(Sizes(vocabulary=2000, layers=1, context=600, watched=100, tokens=2, seconds=1))
+    store, chain = model.new_store(), list(range(-1, 199))
+    model.forward([ForwardInput(store, [7] * 200, chain, last_only=True)])
+    store.keep(199)
+    with pytest.raises(Refusal, match="shorten it"):
+        model.forward([ForwardInput(store, [7] * 200, chain)])

@@ -283,3 +283,54 @@ def test_a_sample_depends_on_seed_purpose_position_and_count_only():
         again.uniform("accept", 1),
         again.uniform("token", 1),
     ] == [found["token", 2, 2], found["token", 1, 0], found["accept", 1, 1], found["token", 1, 3]]
+
+
+# --- large vocabularies: found by chunks, without an order ---
+
+LONG = 9 * sampling.CHUNK + 77  # whole chunks and a rest
+
+
+def long_rows(ties: bool, rows: int = 3) -> torch.Tensor:
+    """Rows of a large vocabulary; with `ties` hundreds of tokens share each score."""
+    scores = random_rows(LONG, rows)
+    return scores.round() if ties else scores
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_largest_of_a_large_vocabulary_are_those_of_a_complete_order(count):
+    scores = long_rows(ties=False)
+    scores[0, -1] = 99.0  # after the last whole chunk
+    values, indices = sampling.largest(scores, count)
+    assert torch.equal(values, scores.topk(count).values) and torch.equal(indices, scores.topk(count).indices)
+    values, indices = sampling.ranked(scores[1], count)
+    ordered = scores[1].sort(descending=True, stable=True)
+    assert torch.equal(values, ordered.values[:count]) and torch.equal(indices, ordered.indices[:count])
+
+
+def test_of_equal_scores_the_first_token_counts_however_large_the_vocabulary():
+    scores = long_rows(ties=True)
+    scores[:, [700, 701, LONG - 1]] = 50.0
+    assert sampling.first_largest(scores).tolist() == [[700]] * 3
+    assert sampling.ranked(scores[0], 2).indices.tolist() == [700, 701]
+    assert kept(sampling.greedy(scores)) == {700} == kept(sampling.top_p(scores, 0.0))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.6, 0.95])
+def test_top_p_and_typical_of_a_large_vocabulary_are_the_librarys(p):
+    scores = long_rows(ties=False)
+    assert torch.equal(sampling.top_p(scores, p), TopPLogitsWarper(p)(None, scores))
+    typical = assemble(LaneConfig("greedy", {}, [("typical", {"mass": p})])).samplers[0]
+    assert torch.equal(typical.apply(scores, []), TypicalLogitsWarper(p)(None, scores))
+
+
+def test_an_entropy_needs_no_logarithm_of_every_token():
+    scores = random_rows(1000).double()
+    scores[0, 5:], scores[1, 1:] = -math.inf, -math.inf
+    entropies = torch.special.entr(scores.softmax(-1)).sum(-1)
+    assert torch.allclose(sampling.entropy(scores), entropies) and float(sampling.entropy(scores)[1]) == 0
+    assert torch.allclose(sampling.entropy_sum(scores.softmax(-1)), entropies)
+
+
+def test_scores_at_temperature_one_are_not_copied():
+    scores = random_rows(50)
+    assert sampling.temperature(scores, 1.0) is scores

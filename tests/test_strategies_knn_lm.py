@@ -244,3 +244,11 @@ def test_growth_is_the_least_squares_slope_without_rolled_back_tokens():
 def test_a_text_of_one_token_is_refused():
     _, events = recorded(alone("knn_lm", text="a"), SAID)
     assert "at least two tokens" in events[-1].message
+
+
+def test_neighbours_at_one_place_leave_a_distribution_where_most_stored_states_are_equal():
+    sampler = make("knn_lm", k=2)
+    keys = torch.tensor([[0.0, 0.0]] * 9 + [[3.0, 0.0]])
+    sampler.store = Datastore(keys, list(range(11)), torch.arange(10))
+    near = sampler.neighbours(torch.tensor([[1.0, 0.0]]), 11)
+    assert bool(near.p.isfinite().all()) and float(near.p.sum()) == pytest.approx(1.0)

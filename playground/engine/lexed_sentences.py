@@ -3,14 +3,16 @@
 The terminals of llguidance's lexer match greedily. In `start: W "end"` with `W: /[a-z]+/` it reads "end" as
 part of W, so a text grows up to its length limit. `unreadable` finds grammars of which no text can be read: it looks
 for a text in which every terminal stops before the one after it, that is, has a whole text after which the first byte
-of the next one leaves its automaton. Of grammars that it cannot read, such as those with llguidance's own directives,
+of the next one leaves its automaton. It also finds traps, as in `start: "x" | W "end"`: terminals that a text can reach
+and no complete one contains, where some byte begins no other terminal. Terminals that complete texts may contain are
+overestimated, so a trap may be missed. Of grammars that it cannot read, such as those with llguidance's own directives,
 it says nothing.
 """
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from time import process_time
 from typing import Any
 
@@ -59,22 +61,91 @@ class _Grammar:
         self.names = [terminal.name for terminal in terminals]
         self.shown = [_shown(terminal) for terminal in terminals]
         automata = [self._automaton(terminal) for terminal in terminals]
-        self.before = self._separable(automata, _union(1 << self.names.index(name) for name in ignored))
+        self.firsts = [_firsts(automaton) for automaton in automata]
+        self.read = _union(1 << number for number, automaton in enumerate(automata) if automaton)
+        self.ignored = _union(1 << self.names.index(name) for name in ignored)
+        self.before = self._separable(automata)
         self.empty = {name for name, automaton in zip(self.names, automata) if automaton and automaton.finals[0]}
         self.rules = [(str(rule.origin.name), [str(symbol.name) for symbol in rule.expansion]) for rule in rules]
         self.swallowed: tuple[int, int] | None = None  # a terminal, and the first one that it never stops before
+        self.known: dict[str, Pairs] = defaultdict(dict)  # of the readable texts of each symbol
 
     def reason(self) -> str | None:
-        if self._has_a_text():
+        if not self._has_a_text():
+            return self._swallowing("no text of it can be completed") or "no finite text satisfies it"
+        trap = self._trap()
+        if trap is None:
             return None
+        what = f"a text that goes on with {self.shown[trap]} can never be completed"
+        return self._swallowing(what) or what
+
+    def _swallowing(self, what: str) -> str | None:
+        """What is wrong, and the terminal that swallows another; None if none does."""
         if self.swallowed is None:
-            return "no finite text satisfies it"
+            return None
         first, second = (self.shown[number] for number in self.swallowed)
         return (
-            f"no text of it can be completed: a terminal is read as far as it goes, so {first} never stops before"
+            f"{what}: a terminal is read as far as it goes, so {first} never stops before"
             f" {second}, which has to follow it. Let {first} exclude what {second} begins with, or use gbnf or regex,"
             " which read character by character"
         )
+
+    def _trap(self) -> int | None:
+        """A terminal that a text can reach, that no complete text contains, and that some byte alone leads to."""
+        living = self._living() | self.ignored
+        covered = _union(self.firsts[terminal] for terminal in bits(living))
+        for terminal in bits(self._reached() & self.read & ~living):
+            if self.firsts[terminal] & ~covered:
+                self.swallowed = self._swallowed_after(terminal)
+                return terminal
+        return None
+
+    def _living(self) -> int:
+        """Terminals of all rules that have a readable text and are reached through such rules, as bits."""
+        rules = [(name, symbols) for name, symbols in self.rules if self._is_readable(symbols)]
+        found, grown = {"start"}, True
+        while grown:
+            more = {symbol for name, symbols in rules if name in found for symbol in symbols}
+            grown, found = not more <= found, found | more
+        return _union(1 << number for number, name in enumerate(self.names) if name in found)
+
+    def _is_readable(self, symbols: list[str]) -> bool:
+        return bool(self._texts(symbols, self.known, self.empty)) or self.empty.issuperset(symbols)
+
+    def _reached(self) -> int:
+        """Terminals that may come next after some beginning of a text, completed or not, as bits."""
+        start = 1 << len(self.names)  # stands for the terminal before the text
+        context, found, grown = defaultdict(int, {"start": start}), 0, True
+        while grown:
+            grown = False
+            for name, symbols in self.rules:
+                for symbol, before in self._contexts(symbols, context[name], start):
+                    grown |= bool(before & ~context[symbol])
+                    context[symbol] |= before
+        for number, name in enumerate(self.names):
+            found |= 1 << number if context[name] & (self.before[number] | start) else 0
+        return found
+
+    def _contexts(self, symbols: list[str], context: int, start: int) -> Iterator[tuple[str, int]]:
+        """Each symbol of a rule with the terminals that may stand before it, where the rule begins after `context`."""
+        for symbol in symbols:
+            if not context:
+                return
+            if process_time() > self.deadline:
+                raise _OutOfTime
+            yield symbol, context
+            lasts = _union(ends for first, ends in self.known[symbol].items() if context & (self.before[first] | start))
+            context = lasts | (context if symbol in self.empty else 0)
+
+    def _swallowed_after(self, terminal: int) -> tuple[int, int] | None:
+        """The terminals in a rule with this one that cannot stand behind each other."""
+        for _, symbols in self.rules:
+            if self.names[terminal] in symbols and not self._is_readable(symbols):
+                self.swallowed = None
+                self._texts(symbols, self.known, self.empty)
+                if self.swallowed:
+                    return self.swallowed
+        return None
 
     def _automaton(self, terminal: Any) -> DFA | None:
         """None if it cannot be built, so that nothing is known about the terminal."""
@@ -87,18 +158,16 @@ class _Grammar:
         except Refusal:
             return None
 
-    def _separable(self, automata: list[DFA | None], ignored: int) -> list[int]:
+    def _separable(self, automata: list[DFA | None]) -> list[int]:
         """For each terminal those that it may stand behind, with ignored ones between them."""
-        firsts = [_firsts(automaton) for automaton in automata]
         stops = [_stops(automaton) for automaton in automata]
-        before = [_union(1 << a for a, stop in enumerate(stops) if stop & first) for first in firsts]
-        for _ in range(ignored.bit_count()):
-            before = [reach | _union(before[i] for i in bits(reach & ignored)) for reach in before]
+        before = [_union(1 << a for a, stop in enumerate(stops) if stop & first) for first in self.firsts]
+        for _ in range(self.ignored.bit_count()):
+            before = [reach | _union(before[i] for i in bits(reach & self.ignored)) for reach in before]
         return before
 
     def _has_a_text(self) -> bool:
-        known: dict[str, Pairs] = defaultdict(dict)
-        empty, grown = set(self.empty), True
+        known, empty, grown = self.known, self.empty, True
         for number, name in enumerate(self.names):
             known[name] = {number: 1 << number}
         while grown:

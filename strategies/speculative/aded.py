@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log, sqrt
 
+from playground.algorithms.speculative.shared_table import SharedTable
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import TokenTree, merged
 from playground.events import Figure
@@ -17,18 +18,13 @@ class TriGrams:
     """Weights of the tokens that follow a pair of tokens. They grow with use and are not normalised."""
 
     def __init__(self):
-        self.known: dict[Pair, dict[int, float]] = {}
-
-    def __deepcopy__(self, memo):
-        copy = TriGrams()
-        copy.known = {pair: dict(row) for pair, row in self.known.items()}
-        return copy
+        self.known: SharedTable[Pair, dict[int, float]] = SharedTable()
 
     def reinforce(self, tokens, gain, cap) -> None:
         """Add `gain` to the weight of every trigram of the tokens, up to `cap`."""
         for *pair, token in zip(tokens, tokens[1:], tokens[2:]) if gain else ():
-            row = self.known.setdefault(tuple(pair), {})
-            row[token] = min(cap, row.get(token, 0.0) + gain)
+            row = self.known.get(tuple(pair), {})
+            self.known[tuple(pair)] = row | {token: min(cap, row.get(token, 0.0) + gain)}
 
     def read(self, text, most) -> None:
         """Add the relative frequencies of the `most` frequent tokens after each pair of a text; known weights stay."""

@@ -4,6 +4,7 @@ from hashlib import blake2b
 from math import prod
 
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.algorithms.speculative.shared_table import SharedTable
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
@@ -15,15 +16,10 @@ class Spellings:
     """Target tokens by the run of draft-model tokens that spells them."""
 
     def __init__(self):
-        self.known: dict[Run, int] = {}
+        self.known: SharedTable[Run, int] = SharedTable()
 
     def __len__(self) -> int:
         return len(self.known)
-
-    def __deepcopy__(self, memo):
-        copy = Spellings()
-        copy.known = dict(self.known)
-        return copy
 
     def beginnings(self, tokens, most) -> Iterator[tuple[int, int]]:
         """The target token of each known prefix of these tokens, and the length of the prefix, longest first."""

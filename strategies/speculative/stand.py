@@ -6,6 +6,7 @@ from hashlib import blake2b
 import torch
 
 from playground.algorithms.speculative.drafting import purpose
+from playground.algorithms.speculative.shared_table import SharedTable
 from playground.algorithms.speculative.tree_template import template
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
@@ -17,12 +18,7 @@ class NGramDistributions:
     """For every n-gram read: the most probable next tokens with their mean probabilities, and the number of rows."""
 
     def __init__(self):
-        self.known: dict[tuple[int, ...], tuple[dict[int, float], int]] = {}
-
-    def __deepcopy__(self, memo):
-        copy = NGramDistributions()
-        copy.known = dict(self.known)
-        return copy
+        self.known: SharedTable[tuple[int, ...], tuple[dict[int, float], int]] = SharedTable()
 
     def learn(self, context, p, orders, most) -> None:
         """Add the model's distribution p [V] after a context to the means of its last 1, 2, ... `orders` tokens."""

@@ -2,6 +2,7 @@
 from collections.abc import Iterator
 from hashlib import blake2b
 
+from playground.algorithms.speculative.shared_table import SharedTable
 from playground.algorithms.speculative.tree_template import template
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
@@ -13,17 +14,13 @@ class Successors:
     """For each token read, the most probable next tokens in its latest row, best first."""
 
     def __init__(self):
-        self.known: dict[int, tuple[int, ...]] = {}
-
-    def __deepcopy__(self, memo):
-        copy = Successors()
-        copy.known = dict(self.known)
-        return copy
+        self.known: SharedTable[int, tuple[int, ...]] = SharedTable()
 
     def learn(self, tokens, rows, k) -> None:
         """Store the top k of `rows`, logits [n, V] after n tokens. The last row of a repeated token counts."""
         top = largest(rows, min(k, rows.shape[1])).indices.tolist()
-        self.known.update(zip(tokens, map(tuple, top)))
+        for token, successors in zip(tokens, top):
+            self.known[token] = tuple(successors)
 
     def grow(self, tree, token, paths, ends) -> None:
         """Add the template's paths after a token, as far as successors are known. End tokens get no children."""

@@ -25,8 +25,13 @@ INTRODUCTION = (
     "since other work on the machine slows caches and cores down. Other threads and processes, such as the one that "
     "compiles grammars, do not count. What a cache policy computes inside an attention counts as part of the forward. "
     "Strategies that read the attention weights, the query states or the logits of the whole prompt have a shorter "
-    "one, and so have those that do not read the longer one in time or have a limit of their own. A round of several "
-    "rows scores each of them over the whole vocabulary.",
+    "one, and so have those that do not read the longer one in time or have a limit of their own.",
+    "What is necessary sets a floor. On an idle core of this kind a softmax over 150,000 float32 scores takes 0.12 ms, "
+    "in float64 0.22 ms; a cumulative sum takes 0.15 ms, a logarithm of each 0.16 ms, and a complete order 12 ms. So a "
+    "complete order is avoided wherever a few of the largest suffice. The row of `greedy` shows what choosing and "
+    "recording takes by itself. A round of several rows scores each of them, early exits and second models add rows to "
+    "every token, and a cache policy that evicts acts on every layer by itself: 32 times some 20 operations of a few "
+    "microseconds.",
     f"Written by `{COMMAND}`.",
 )
 
