@@ -11,8 +11,9 @@ class Lark(Constraint):
 
     Rules are written in the Lark dialect: `start` is the start rule, names in capitals are terminals. An Earley parser
     over the tokens' bytes computes the allowed ones. Terminals match greedily, and a grammar of which no text can be
-    completed that way is refused; \\d, \\w and \\s are those of Unicode. Some grammars are bundled: sums, days, JSON, a
-    part of Python, SELECT of SQL. Engine: llguidance; compare SynCode, Ugare et al. 2024, arXiv 2403.01632.
+    completed that way, or with a branch that no text leaves, is refused; \\d, \\w and \\s are those of Unicode.
+    Some grammars are bundled: sums, days, JSON, a part of Python, SELECT of SQL. Engine: llguidance; compare SynCode,
+    Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "lark", "Lark grammar", "2403.01632", "constrained/grammar-engines"
