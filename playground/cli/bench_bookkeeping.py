@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -57,7 +58,9 @@ def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None
     from playground.bench.bookkeeping.strategy_lanes import measured_names
     from playground.bench.speed_report import machine
     missing = len(set(measured_names()) - {result.strategy for result in results})
-    facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu"))}
+    # other work slows caches and memory down, and so the CPU time that a strategy takes
+    load = {"processes that wanted a core, on average over 15 minutes": round(os.getloadavg()[2], 1)}
+    facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu")) | load}
     facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
     write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
     write_text(options.page, page(facts, results))
