@@ -22,8 +22,9 @@ INTRODUCTION = (
     "token, as in a saved trace. The prompt and the first round after it are counted apart: there cache policies make "
     "their first selection and drafters index the prompt.",
     "CPU time is measured, not elapsed time: that of the one thread that runs the lane, in the fastest of three runs, "
-    "since other work on the machine slows caches and cores down; the last table names the load. Other threads and processes, such as the one that "
-    "compiles grammars, do not count. What a cache policy computes inside an attention counts as part of the forward. "
+    "since other work on the machine slows caches and cores down; the last table names the load. Other threads and "
+    "processes, such as the one that compiles grammars, do not count. What a cache policy computes inside an attention "
+    "counts as part of the forward. "
     "Strategies that read the attention weights, the query states or the logits of the whole prompt have a shorter "
     "one, and so have those that do not read the longer one in time or have a limit of their own.",
     "What is necessary sets a floor. On an idle core of this kind a softmax over 150,000 float32 scores takes 0.12 ms, "
