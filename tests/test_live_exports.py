@@ -72,7 +72,7 @@ def save_as(page, tmp_path, act: str) -> Path:
 
 
 def picture(page, tmp_path, panel: str, kind: str) -> Path:
-    page.wait_for_selector(f".panel-{panel} .panel-body svg, .panel-{panel} .panel-body canvas")
+    page.wait_for_selector(f".panel-{panel} .panel-body svg, .panel-{panel} .panel-body canvas:visible")
     return saved(page, tmp_path, f".panel-{panel} .as-{kind}")
 
 

@@ -2,7 +2,7 @@
 // until the first event, redrawn only if something changed and it is in sight. A view draws the chosen lane large, or the first lane that
 // has something for it, and the other lanes beside it.
 
-const REST = 16; // pause between two drawings, in multiples of the drawing time
+const REST = 16; // pause between two drawings, in multiples of the drawing time and of the lanes that are drawn
 
 class Panel {
   /** `kinds`: events that fill it; `expects`: whether a header announces them; `empty`: the placeholder until the first one. */
@@ -71,7 +71,7 @@ class Panel {
       const start = performance.now();
       this.drawSafely(card, app);
       this.markKind();
-      this.restsUntil = performance.now() + REST * (performance.now() - start);
+      this.restsUntil = performance.now() + REST * app.cards.length * (performance.now() - start);
     }
     this.pointOut(card, app);
   }
