@@ -1,10 +1,14 @@
 """What the card of a token shows of its stages, and what the model is asked about a token, in a real browser."""
 
+import json
+import re
 from dataclasses import asdict
 
 from live_page import address, browser, feed, page, send, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
+from playground.asset_files import ASSETS
+from playground.contract import discover
 from playground.decoding.attribution import Attribution, WordEffect
 from playground.events import Candidate, Commit, Header, Mask, Part, Stamped, Step
 from playground.ui.frames import frame, new_name
@@ -28,12 +32,18 @@ def shown(page, feed) -> str:
     return run["run"]
 
 
+def test_the_card_knows_which_samplers_act_before_the_mask():
+    mixing = {cls.name for cls in discover().values() if cls.kind == "sampler" and cls.stage == "mix"}
+    said = re.search(r"MIXING = new Set\((.*?)\)", (ASSETS / "live" / "stages.js").read_text(encoding="utf-8"))[1]
+    assert set(json.loads(said)) == mixing
+
+
 def test_the_card_lists_the_stages_in_the_order_in_which_they_act(page, feed):
     shown(page, feed)
     rows = page.locator(".live .card .stage-row")
     expect(rows).to_have_count(6)
     assert rows.locator(".stage-name").all_text_contents() == [
-        "Model's distribution", "Context-aware decoding", "Token mask", "Temperature", "Top-k", "After all stages"]
+        "Model's distribution", "CAD", "Token mask", "Temperature", "Top k", "After all stages"]
     assert rows.locator(".stage-effect").all_text_contents() == [
         "1.50 nats", "", "removed 15 %", "", "removed 2 of 5 shown, 15 %", "0.60 nats"]
     assert rows.locator(".stage-settings").all_text_contents()[1:5] == ["alpha 0.5", "12 allowed", "temperature 0.7", "2"]

@@ -1,5 +1,7 @@
 // The stages that the scores of one token went through, in order: masks and processors, what each was set to, and what it removed.
 
+const MIXING = new Set(["adacad", "caad", "cad", "dola", "icd", "knn_lm", "lol"]); // samplers that act before the token mask
+
 /** Rows of the stages at a token, or null where nothing changed the model's distribution. */
 function stagesPart(header, step, mask) {
   const rows = stageRows(header, step, mask);
@@ -13,10 +15,16 @@ function stagesPart(header, step, mask) {
 
 function stageRows(header, step, mask) {
   const samplers = header.parts.filter((part) => part.kind === "sampler");
-  const rows = samplers.map(({ name, knobs }) => ({ name: SAMPLERS[name]?.title || nameOf(name), settings: sayKnobs(knobs), effect: sayRemoved(step, name) }));
-  const mixing = samplers.filter(({ name }) => SAMPLERS[name]?.stage === "mix").length; // the mask comes after these
+  const rows = samplers.map(({ name, knobs }) => ({ name: samplerName(name), settings: sayKnobs(knobs), effect: sayRemoved(step, name) }));
+  const mixing = samplers.filter(({ name }) => MIXING.has(name)).length; // the mask comes after these
   if (mask) rows.splice(mixing, 0, { name: "Token mask", settings: `${mask.allowed} allowed`, effect: mask.banned ? `removed ${percent(mask.banned)}` : "" });
   return rows;
+}
+
+/** A sampler by its name: an abbreviation in capitals, words otherwise. */
+function samplerName(name) {
+  const words = nameOf(name);
+  return words.length < 4 ? words.toUpperCase() : words.charAt(0).toUpperCase() + words.slice(1);
 }
 
 function sayKnobs(knobs = {}) {

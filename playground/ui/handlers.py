@@ -366,6 +366,7 @@ class Handlers:
             else self.site.start(loading, visit.settings, visit.memory, visit.siblings, visit.server)
         )
         self.site.show_to_class(visit.run)
+        visit.siblings = None  # a whole trace, which the run has now
         yield from self._stream(visit, loading)
 
     def _queue(self, visit: Visit) -> Iterator[Changes]:

@@ -107,15 +107,14 @@ def surroundings() -> str:
 
 def _constants() -> list[str]:
     """Definitions of the shared constants: defaults of the header and every event, which the wire format omits; frame
-    intervals; titles and stages of samplers; labels of guarantees, null for those without a badge; the page skeleton;
-    and the formats of saved runs.
+    intervals; labels of guarantees, null for those without a badge; the page skeleton; and the formats of saved runs.
     """
     wire = {
         "VERSION": events.VERSION,
         "EVENTS": {kind: _defaults(cls) for kind, cls in events.EVENTS.items()},
         "HEADER": _defaults(events.Header),
     }
-    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST, "SAMPLERS": _samplers()}
+    wire |= {"CLOCK": CLOCK, "SLOWEST": SLOWEST}
     texts = {
         "PROMISES": PROMISES | dict.fromkeys(LIMIT),
         "SKELETON": _read("live/live.html"),
@@ -123,13 +122,6 @@ def _constants() -> list[str]:
         "STANDALONE": surroundings(),
     }
     return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
-
-
-def _samplers() -> dict[str, dict[str, str]]:
-    """Title and stage of every sampler, by name; of one whose setting decides on the stage, the usual one."""
-    from playground.contract import discover, find, make  # imports torch
-    names = [name for name, cls in discover().items() if cls.kind == "sampler"]
-    return {name: {"title": find(name).title, "stage": make(name).stage} for name in names}
 
 
 def _defaults(cls: type) -> dict[str, Any]:
