@@ -47,7 +47,7 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
                                for _ in range(2))
         wrong: list[str] = []
         for page in (presenter, follower):
-            page.on("pageerror", lambda error: wrong.append(str(error)))
+            page.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
         follower.goto(invitation["Class"].removesuffix("classroom"))  # who is not the presenter is sent to the class
         follower.fill("[name=code]", "1")
         follower.click("button[type=submit]")
