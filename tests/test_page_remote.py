@@ -31,7 +31,7 @@ def test_a_server_generates_a_lane_beside_the_local_one(page, address):
         expect(running(page, 1).locator(".badge")).to_have_text(["remote"])
         expect(running(page, 1).locator("[data-metric='target_forwards']")).to_be_hidden()
         running(page, 1).locator(".lane-name").click()
-        expect(page.locator("#live .absent")).to_contain_text("Not shown, since the server does not report it")
+        expect(page.locator("#live .absent")).to_contain_text("not reported by the server: draft tree")
         tokens(page, 1).nth(0).click()
         expect(page.locator("#live .card")).to_contain_text("Top tokens, as the server reports them")
         expect(page.locator("#live .card")).not_to_contain_text("Write this here")

@@ -122,7 +122,7 @@ class Panel {
 /** One line that names the views that no lane has. */
 function sayAbsent(panels, cards) {
   const names = panels.filter((panel) => panel.missed && panel.node.hidden).map(({ title }) => title.replace(/^[A-Z](?=[a-z])/, (letter) => letter.toLowerCase()));
-  const why = cards.every(({ record }) => record.header.remote) ? "Not shown, since the server does not report it" : "Not in this run";
+  const why = cards.some(({ record }) => record.header.remote) ? "Not in this run, or not reported by the server" : "Not in this run";
   return names.length ? `${why}: ${names.join(", ")}.` : "";
 }
 
