@@ -45,6 +45,8 @@ function sayRemoved(step, name) {
 
 function stageRow(number, name, settings, effect) {
   const row = el("p", "stage-row");
-  row.append(el("span", "stage-number", number), el("span", "stage-name", name), el("span", "stage-settings", settings), el("span", "stage-effect", effect));
+  const what = el("span");
+  what.append(el("span", "stage-name", name), " ", el("span", "stage-settings", settings));
+  row.append(el("span", "stage-number", number), what, el("span", "stage-effect", effect));
   return row;
 }

@@ -1,6 +1,7 @@
 // Attribution of one token to the words of the prompt, by leave-one-out. Shown on request, until another request or another run.
 
 const MOST_EFFECTS = 8; // words listed with their numbers
+const FULL_BAR = 0.5; // nats that fill a bar, at least: a bar of nothing is empty
 
 class AttributionPanel extends Panel {
   constructor() {
@@ -37,7 +38,7 @@ class AttributionPanel extends Panel {
 
   draw() {
     const { lane, position, piece, effects, logprob, forwards } = this.found;
-    const largest = Math.max(1e-9, ...effects.map(({ effect }) => Math.abs(effect)));
+    const largest = Math.max(FULL_BAR, ...effects.map(({ effect }) => Math.abs(effect)));
     setText(this.heading, `Attribution to the prompt: lane ${lane + 1}, token ${position + 1} “${pieceLabel(piece)}”`);
     setText(this.readout, `Leave-one-out: ${count(forwards, "forward")} of the model; log-probability ${fixed(logprob, 2)} nats with the whole prompt.`);
     this.text.replaceChildren(...effects.flatMap((one, at) => [at && !/^\s/.test(one.text) ? " " : "", wordOf(one, largest)]));
@@ -64,7 +65,7 @@ function effectRow({ text, effect }, largest) {
   return row;
 }
 
-const signed = (effect) => `${effect < 0 ? "−" : "+"}${fixed(Math.abs(effect), 2)}`;
+const signed = (effect) => (Math.abs(effect) < 0.005 ? "0.00" : `${effect < 0 ? "−" : "+"}${fixed(Math.abs(effect), 2)}`);
 
 function sayEffect(effect) {
   return `${signed(effect)} nats: ${effect < 0 ? "the token would be more probable without it" : "the token would be less probable without it"}`;
