@@ -79,6 +79,13 @@
     showUndo();
   };
 
+  /** What a link or the browser's storage has set is where undo ends. */
+  const beginHistory = () => {
+    Object.assign(changes, { past: [], now: null });
+    record();
+    showUndo();
+  };
+
   const remember = () => {
     clearTimeout(changes.timer);
     changes.timer = setTimeout(record, TYPING);
@@ -208,6 +215,7 @@
 
   // A link with a position shows its run there, so the run begins by itself once its settings are in place.
   window.linkOpened = () => {
+    setTimeout(beginHistory, 100);
     const params = new URLSearchParams(location.search);
     const reloads = performance.getEntriesByType("navigation")[0]?.type === "reload"; // then the tab's own runs are shown
     if (params.has("s") && params.has("at") && !reloads) setTimeout(() => press("run"), 100);

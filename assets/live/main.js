@@ -188,6 +188,7 @@ class App {
     this.lanes.style.setProperty("--count", this.cards.length);
     this.chosen = Math.max(0, Math.min(this.chosen, this.cards.length - 1));
     this.marked = { lane: -1, position: null };
+    this.selected = null;
     this.drawChooser();
     for (const part of [this.bar.node, this.key, this.views]) part.hidden = false;
     this.chooser.hidden = this.cards.length < 2;
@@ -459,6 +460,7 @@ class App {
     const token = card && card.text.shown[Number(span.dataset.i)];
     if (!token) return;
     this.mark(card.order, Number(span.dataset.i));
+    if (pinned) this.selected = { lane: card.order, position: Number(span.dataset.i) }; // for a link, also when the card is closed
     this.card.show(span, card.order, card.state, token, pinned);
     if (pinned) for (const other of this.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
   }

@@ -4,9 +4,8 @@
 function positionOf(app) {
   const card = app.cards[app.chosen];
   if (!card || app.trace.fromFile) return "";
-  const pinned = app.card.pinned && !app.card.node.hidden ? app.marked : { lane: -1, position: null };
-  const lane = pinned.position === null ? app.chosen : pinned.lane;
-  return [lane + 1, app.cards[lane].text.shown.length, ...(pinned.position === null ? [] : [pinned.position + 1])].join(".");
+  const { lane, position } = app.selected || { lane: app.chosen, position: null };
+  return [lane + 1, app.cards[lane].text.shown.length, ...(position === null ? [] : [position + 1])].join(".");
 }
 
 /** A position from a link; null for any other text. */
