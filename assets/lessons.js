@@ -463,10 +463,17 @@ function heading(text) {
 function paragraph(text) {
   const node = el("p");
   for (const part of text.split(/(\*\*[^*]+\*\*|`[^`]+`)/)) {
-    if (part.startsWith("**")) node.append(el("strong", "", part.slice(2, -2)));
+    if (part.startsWith("**")) node.append(term(part.slice(2, -2)));
     else if (part.startsWith("`")) node.append(el("code", "", part.slice(1, -1)));
     else node.append(part);
   }
+  return node;
+}
+
+/** A term in bold; the glossary explains it. */
+function term(text) {
+  const node = el("strong", "", text);
+  if (window.glossary?.explains(node)) node.dataset.term = text;
   return node;
 }
 

@@ -36,7 +36,7 @@ class Library {
 
   show() {
     for (const entry of this.entries) entry.hidden = !this.fits(entry, this.chosen);
-    for (const section of this.root.querySelectorAll("section")) section.hidden = !section.querySelector(".entry:not([hidden])");
+    for (const section of this.root.querySelectorAll("section:not(.glossary)")) section.hidden = !section.querySelector(".entry:not([hidden])");
     this.chips.forEach((chip) => this.count(chip));
     const found = this.entries.filter((entry) => !entry.hidden).length;
     this.root.querySelector(".found").textContent = `${this.counted(found)} ${this.meaning()}`;
@@ -73,6 +73,7 @@ class Library {
 
   /** Show the entry named in the address, unfolded, regardless of the filters. */
   goTo(hash) {
+    if (hash === "#glossary") this.root.querySelector(".glossary").scrollIntoView({ block: "start" });
     const entry = this.entries.find(({ id }) => id === decodeURIComponent(hash.slice(1)));
     if (!entry) return;
     if (entry.hidden) this.clear();

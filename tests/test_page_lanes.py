@@ -68,6 +68,8 @@ ORDERS = [
     ([{"strategy": "speculative", "extras": []}], ["greedy", "speculative prompt_lookup"]),
     ([GREEDY, {"strategy": "speculative", "extras": [["prompt_lookup", {}]]}], ["speculative rsd_s", "speculative lookahead"]),
     ([GREEDY, {"strategy": "sample", "extras": [["json_schema", {}]]}], ["sample", "speculative"]),
+    ([GREEDY, {"strategy": "speculative", "extras": [["lookahead", {}]]}, SAMPLE],
+     ["speculative prompt_lookup", "speculative rsd_s", "beam_search", "self_consistency"]),
 ]
 
 

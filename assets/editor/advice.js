@@ -26,7 +26,8 @@ function adviceBeside(lanes, { partOf, fills = false, drafted = true }) {
   const offers = [...baselines(lanes), ...lanes.flatMap((lane) => withoutToggles(lane, partOf))];
   const drafters = lanes.filter((lane) => lane.strategy === "speculative").flatMap((lane) => otherDrafters(lane, lanes, partOf));
   offers.push(...(speculates ? [...drafters, advice("sample", DRAWN)] : [advice("sample", DRAWN)]));
-  offers.push(...COMPARED.map(([name, why]) => advice(name, why)));
+  const used = lanes.map((lane) => lane.strategy);
+  offers.push(...COMPARED.filter(([name]) => !used.includes(name)).map(([name, why]) => advice(name, why)));
   const needsDraft = ({ lane }) => [lane.strategy, ...lane.extras.map(([name]) => name)].some((name) => partOf(name)?.needs?.includes("draft"));
   return distinct(offers).filter((one) => !isThere(one.lane, lanes) && (drafted || !needsDraft(one))).slice(0, MOST_ADVICE);
 }

@@ -363,7 +363,8 @@ def _opening(text: str) -> str:
 
 INTRODUCTION = (
     "<h2>What comes next?</h2><p>A text grows token by token. Guess the next token before it is shown; then the "
-    "model's probabilities are shown. A guess costs its surprisal in bits, and the team with the lowest cost leads.</p>"
+    "model's probabilities are shown. A guess costs its <span data-term='surprisal'>surprisal</span> in "
+    "<span data-term='bit'>bits</span>, and the team with the lowest cost leads.</p>"
 )
 
 

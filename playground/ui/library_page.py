@@ -14,6 +14,7 @@ import gradio as gr
 from playground.contract import KINDS, Strategy, discover
 from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
+from playground.ui import glossary
 from playground.ui.demo_lanes import settings_for
 from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.site import Site
@@ -71,7 +72,7 @@ def page(classes: list[Class]) -> str:
     return (f"<div class='strategies'>{_head(len(classes))}"
             f"{_chips('family', 'Family', {family: (family_name(family), '') for family in families})}"
             f"{_chips('promise', 'Guarantee', {label: (label, meaning) for label, meaning in guarantees.items()})}"
-            f"<p class='found' role='status'></p>{sections}{NOTHING}</div>")
+            f"<p class='found' role='status'></p>{sections}{NOTHING}{glossary.section()}</div>")
 
 
 NOTHING = "<div class='none' hidden><p></p><button type='button' class='clear'>Show all</button></div>"

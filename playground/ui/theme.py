@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from playground.asset_files import ASSETS
+from playground.ui import glossary
 
 SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
@@ -29,7 +30,7 @@ def theme_options() -> dict[str, Any]:
     return {
         "theme": _theme(),
         "css_paths": _styles(),
-        "head": f"<script>{read('page.js')}</script>",
+        "head": f"<script>{glossary.script()}\n{read('page.js')}</script>",
         "footer_links": ["api", "settings"],
     }
 
