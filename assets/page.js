@@ -57,14 +57,15 @@
 
   const MOST_UNDONE = 50;
   const TYPING = 700; // ms without a change after which the next one can be undone by itself
-  const changes = { past: [], now: null, timer: 0 };
+  const RESTORING = 3000; // ms until a restoration counts as done, whatever the server has answered
+  const changes = { past: [], now: null, timer: 0, restoring: 0, waiting: 0 };
 
   const laneKey = ({ strategy, knobs = {}, extras = [], forced = [], seed, forked_at: at }) => [strategy, knobs, extras, forced, seed ?? null, at ?? null];
   const keyOf = (settings) => JSON.stringify({ ...settings, lanes: (settings.lanes || []).map(laneKey) });
 
   const showUndo = () => {
     const button = document.querySelector(".undo");
-    if (button) button.disabled = !changes.past.length && !isChanged();
+    if (button) button.disabled = !changes.past.length && (changes.restoring > 0 || !isChanged());
   };
 
   const isChanged = () => changes.now !== null && changes.now.key !== keyOf(chosen.settings);
@@ -72,6 +73,7 @@
   /** Take down the settings as they are now, once all of them are known. */
   const record = () => {
     clearTimeout(changes.timer);
+    if (changes.restoring) return;
     if (!("prompt" in chosen.settings) || !chosen.settings.lanes) return;
     if (changes.now && !isChanged()) return;
     if (changes.now) changes.past = [...changes.past, changes.now].slice(-MOST_UNDONE);
@@ -86,18 +88,33 @@
     showUndo();
   };
 
+  /** The controls have their former values again; what was asked for meanwhile is undone next. */
+  const restored = () => {
+    clearTimeout(changes.restoring);
+    changes.restoring = 0;
+    if (changes.waiting) {
+      changes.waiting -= 1;
+      setTimeout(window.undo);
+    }
+  };
+
   const remember = () => {
     clearTimeout(changes.timer);
+    if (changes.restoring && !isChanged()) restored();
     changes.timer = setTimeout(record, TYPING);
     showUndo();
   };
 
   window.undo = () => {
+    if (changes.restoring) {
+      changes.waiting += 1;
+      return;
+    }
     record();
     const before = changes.past.pop();
     if (!before) return;
     changes.now = before;
-    chosen.settings = { ...chosen.settings, ...before.settings };
+    if (isChanged()) changes.restoring = setTimeout(restored, RESTORING);
     window.restoreSettings?.(before.settings);
     if (before.run) document.dispatchEvent(new CustomEvent("show-run", { detail: before.run }));
     showUndo();
