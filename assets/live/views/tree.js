@@ -1,7 +1,7 @@
 // The draft tree of one round: the draft tokens, the verdict on each, and the accepted path. It is the round at the player's position, or
 // that of the selected token. The trees of other lanes are drawn small.
 
-const TREE = { node: [74, 104], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
+const TREE = { node: [112, 118], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
 const STATE_WORDS = { kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested", pending: "not verified yet" };
 
 class TreePanel extends Panel {
