@@ -15,7 +15,7 @@ import yaml
 import playground
 from playground.cli import main
 from playground.cli.options import parser
-from playground.contract import base
+from playground.contract import base, discover
 from playground.trace import Trace
 from support.folders import links_of
 
@@ -138,7 +138,7 @@ def test_commands_excluded_for_their_run_time_are_still_documented():
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
 def test_the_python_examples_of_a_page_run_as_written(page, place, monkeypatch, capsys):
-    monkeypatch.setattr(base, "REGISTERED", dict(base.REGISTERED))  # an example defines a strategy
+    monkeypatch.setattr(base, "REGISTERED", dict(discover()))  # an example defines a strategy
     for example in blocks(page, "python"):
         run_as_written(example, page)
     assert capsys.readouterr().out
