@@ -96,6 +96,6 @@ def test_all_logits_of_a_long_prompt_are_refused_and_its_last_ones_are_not():
     model, _ = generated_pair(Sizes(vocabulary=2000, layers=1, context=600, watched=100, tokens=2, seconds=1))
     store, chain = model.new_store(), list(range(-1, 199))
     model.forward([ForwardInput(store, [7] * 200, chain, last_only=True)])
-    store.keep(199)
+    store.commit(199)
     with pytest.raises(Refusal, match="shorten it"):
         model.forward([ForwardInput(store, [7] * 200, chain)])

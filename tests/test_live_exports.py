@@ -382,7 +382,7 @@ def test_a_fork_hangs_below_its_run_and_the_run_can_be_brought_back(fresh, feed)
     expect(fresh.locator(".lane")).to_have_count(1)
     assert token_texts(fresh, 0) == [" w1", " w2", " w3"]
     fresh.locator(".lane[data-lane='0'] .tokens > .t").nth(1).click()
-    assert "only the newest" in fresh.locator(".live .card .candidate[data-id='4']").get_attribute("title")
+    assert "Run again from here" in fresh.locator(".live .card .candidate[data-id='4']").get_attribute("title")
     fresh.keyboard.press("Escape")  # the card may cover the runs
     fresh.locator(".live .visit-run").nth(1).click()
     fresh.wait_for_selector(f".live[data-run='{second}']")

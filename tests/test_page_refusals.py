@@ -11,10 +11,10 @@ from app_page import address, browser, expect, open_settings, page, tokens, visi
 
 from playground.contract import discover
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.lane_checks import NewestChecks, Surroundings, check_ready
 from playground.engine.grammar_client import Check, Superseded, check_constraint
 from playground.errors import Refusal
 from playground.ui.gallery import example_passage
-from playground.ui.lane_checks import NewestChecks, Surroundings, check_ready
 from playground.ui.lane_editor import check, judged
 from playground.ui.model_loader import ModelRequest
 from playground.ui.settings import Settings

@@ -16,6 +16,7 @@ from typing import Any
 import gradio as gr
 
 from playground.decoding.forked_session import Siblings
+from playground.decoding.lane_checks import Surroundings, check_ready
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.remote.remote_server import RemoteServer
@@ -26,7 +27,6 @@ from playground.ui.admission_queue import PAGE, Ticket
 from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import example_passage, models_from_examples, picked
-from playground.ui.lane_checks import Surroundings, check_ready
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread

@@ -15,11 +15,11 @@ from typing import Any
 from playground.asset_files import ASSETS
 from playground.contract import Knob, Strategy, discover, make
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
+from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
 from playground.request_limits import LOCAL, check_lanes
 from playground.ui.event_fields import MAX_INDEX
 from playground.ui.guarantee_labels import PROMISES
-from playground.ui.lane_checks import Surroundings, judge
 from playground.ui.scripted_component import Fetched
 from playground.ui.settings import LANES, WIDEST, Settings
 
