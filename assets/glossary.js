@@ -2,7 +2,7 @@
 // tap. The tab key reaches the first element of every term. Escape closes the note.
 (() => {
   const TERMS = new Map(__TERMS__.flatMap(({ term, also, text }) => [term, ...also].map((form) => [form.toLowerCase(), { term, text }])));
-  const LABELS = ".live .panel h3, .live .strip dt, .live .headlines dt, .live .badge, .live .chart-key .key-node, .live .key-row .origin, .editor .promise, "
+  const LABELS = ".live .panel h3, .live .strip dt, .live .headlines dt, .live .badge, .live .chart-key .key-node, .live .origins .t, .editor .promise, "
     + ".lesson-panel strong, .strategies .terms dt, .strategies .marks li, .strategies .kind";
   const PRESSED = "button, a, summary, label, input, select, [role=tab], [role=option]"; // these have a click of their own
   const WAIT = 180; // ms before a note is shown or hidden on hover
