@@ -6,7 +6,7 @@ Python code around them, and replays them.
 from __future__ import annotations
 
 import random
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from inspect import signature
 from math import log2
 from unittest.mock import Mock
@@ -286,32 +286,54 @@ def test_a_fused_implementation_with_other_rows_is_not_used(monkeypatch, caplog)
     assert "runs without the fused implementation, whose error is" in caplog.text
 
 
-def test_a_graph_is_recorded_after_an_eager_run_and_replayed_at_once(monkeypatch):
-    """With a test double for a GPU that has torch's calls and records their order."""
-    told, known = [], signature(torch.cuda.graph)
+@pytest.fixture
+def cuda_calls(monkeypatch) -> list[str]:
+    """The order of calls to a test double for a GPU that has torch's functions, those that wait for it included."""
+    calls, known = [], signature(torch.cuda.CUDAGraph.capture_begin)
 
-    @contextmanager
-    def graph(*args, **kwargs):
-        known.bind(*args, **kwargs)
-        told.append("begin")
-        yield
-        told.append("end")
+    class Graph:
+        def capture_begin(self, *args, **kwargs):
+            known.bind(self, *args, **kwargs)
+            calls.append("begin")
+
+        def capture_end(self):
+            calls.append("end")
+            if "failed" in calls:
+                raise RuntimeError("operation failed due to a previous error during capture")
+
+        def replay(self):
+            calls.append("replay")
 
     cuda = {
-        "graph": graph,
-        "CUDAGraph": lambda: Mock(replay=lambda: told.append("replay")),
+        "CUDAGraph": Graph,
         "Stream": Mock(),
         "current_stream": Mock(),
         "stream": Mock(side_effect=nullcontext),
         "device": Mock(side_effect=nullcontext),
         "graph_pool_handle": Mock(),
+        "synchronize": lambda *args: calls.append("synchronize"),
     }
     for name, stand_in in cuda.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    again = CudaGraphRecorder(torch.device("cuda:0"))(lambda: told.append("run"))
-    assert told == ["run", "begin", "run", "end", "replay"]
+    return calls
+
+
+def test_a_graph_is_recorded_after_an_eager_run_and_replayed_at_once(cuda_calls):
+    again = CudaGraphRecorder(torch.device("cuda:0"))(lambda: cuda_calls.append("run"))
+    assert cuda_calls == ["run", "begin", "run", "end", "replay"], "and nothing waits for the whole device"
     again()
-    assert told[5:] == ["replay"]
+    assert cuda_calls[5:] == ["replay"]
+
+
+def test_a_failed_recording_ends_and_reports_its_own_error(cuda_calls):
+    def run():
+        if "begin" in cuda_calls:
+            cuda_calls.append("failed")
+            raise torch.OutOfMemoryError("no memory for a graph")
+
+    with pytest.raises(torch.OutOfMemoryError, match="no memory for a graph"):
+        CudaGraphRecorder(torch.device("cuda:0"))(run)
+    assert cuda_calls == ["begin", "failed", "end"]
 
 
 # --- memory ---

@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -287,8 +288,18 @@ class CudaGraphRecorder:
             # around both, so that a failed capture leaves the current stream as it was
             with torch.cuda.stream(self._stream):
                 run()  # warm-up: libraries allocate workspaces and kernels are loaded at the first call
-                with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-                    run()
+                self._capture(graph, run)
             torch.cuda.current_stream().wait_stream(self._stream)
             graph.replay()  # capture does not execute
         return graph.replay
+
+    def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
+        """As `torch.cuda.graph`, which would wait for all streams of the device, those of other threads too."""
+        graph.capture_begin(self._pool, capture_error_mode="thread_local")
+        try:
+            run()
+        except BaseException:
+            with suppress(RuntimeError):  # ending a failed capture fails too, and says less
+                graph.capture_end()
+            raise
+        graph.capture_end()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
-from threading import Lock
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from transformers.utils import ModelOutput
 from playground.engine.attention_mask import Reach, Segment
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
 from playground.engine.forward_input import ForwardInput
+from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan, install_plans, running, use_own_attention
@@ -62,7 +62,7 @@ class Model:
         self.dtype: torch.dtype = network.dtype
         self.parameters = network.num_parameters()  # counts the weights of quantised tensors correctly
         self.tokens = Tokens(tokenizer, self.vocabulary)
-        self.lock = Lock()  # held during a forward, by the session or by the worker thread
+        self.lock = lock_for(self.device)  # held by every forward, since several threads use one model
         self.fused = self.replay = self.library = None
         self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
@@ -127,12 +127,13 @@ class Model:
                 "choose another strategy or another model.",
                 "model",
             )
-        try:
-            return self._forward(works, [work.segment() for work in works], plan)
-        except BaseException:
-            for work, count in zip(works, before):
-                work.store.crop_scratch(count)
-            raise
+        with self.lock:
+            try:
+                return self._forward(works, [work.segment() for work in works], plan)
+            except BaseException:
+                for work, count in zip(works, before):
+                    work.store.crop_scratch(count)
+                raise
 
     def _forward(
         self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan
@@ -173,7 +174,8 @@ class Model:
         if norm:
             logits = self._after_layers(self.network, hidden).logits[0]
         else:
-            logits = self.network.get_output_embeddings()(hidden)
+            with self.lock:
+                logits = self.network.get_output_embeddings()(hidden)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     @torch.inference_mode()
@@ -184,7 +186,7 @@ class Model:
     def _after_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
         """The forward of a network, or of its base model, resumed after the last layer."""
         call = Call([], LayerPlan(resume=(self.depth, hidden)))
-        with running(call), self._recurring(call):
+        with self.lock, running(call), self._recurring(call):
             if self.library:
                 return part(inputs_embeds=hidden[None], use_cache=False)
             positions = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
@@ -221,9 +223,12 @@ class Model:
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
     def _synchronize(self) -> None:
-        """Wait for the device, because forwards are timed and GPU kernels run asynchronously."""
+        """Wait for the forward, because forwards are timed and GPU kernels run asynchronously.
+
+        Only for this thread's stream: waiting for a whole device ends a recording in progress.
+        """
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
         elif self.device.type == "mps":
             torch.mps.synchronize()
 
@@ -262,7 +267,8 @@ class Model:
     def _library_runs(self) -> Iterator[None]:
         """Raises Refusal if the library's forward fails, which it may in any way."""
         try:
-            yield
+            with self.lock:
+                yield
         except Exception as reason:
             log.info("the library cannot run %s: %s", self.name, reason)
             raise self._refusal("the transformers library cannot run them on text alone") from None
