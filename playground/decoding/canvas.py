@@ -61,7 +61,8 @@ class Canvas:
         limits: Limits,
         recorder: Recorder,
     ):
-        self.model, self.recorder = models["target"], recorder
+        self.model = self.target_model = models["target"]
+        self.recorder = recorder
         self.length = self.model.answer_length(prompt)  # positions to fill
         _check(limits, self.length)
         self.ids: list[int | None] = [None] * self.length  # None is masked

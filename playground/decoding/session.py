@@ -1,9 +1,10 @@
-"""The scheduler: runs lanes side by side, one forward at a time, always serving the lane with the smallest clock.
+"""The scheduler: runs lanes side by side, one forward at a time, always serving the lane that has done the least work.
 
-Lanes with similar clocks that wait for the same model share a forward, each with its own rows and KV cache. Four lanes
-therefore take less time than four runs. A lane's clock is the sum of its shares, so that no lane gets ahead. A common
-prompt is read once (`shared_prefix`). A session is a synchronous object without threads; it pauses while its caller
-does not call `advance`.
+Lanes with a similar amount of work that wait for the same model share a forward, each with its own rows and KV cache.
+Four lanes therefore take less time than four runs. Work is computed from the shapes of forwards and not measured: in
+half precision a row rounds differently in a shared forward, so measured times would decide what a seed generates. A
+lane's clock is the measured sum of its shares. A common prompt is read once (`shared_prefix`). A session is a
+synchronous object without threads; it pauses while its caller does not call `advance`.
 
     session = prepare(models, [LaneConfig("greedy"), LaneConfig("speculative")], Prompt("Once"), Limits())
     for stamped in session: ...
@@ -40,7 +41,9 @@ from playground.trace import Trace
 from playground.trace.result import Result
 
 MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
-CLOCK_TOLERANCE = 0.03  # seconds that a lane's clock may be ahead of the smallest one for the two to share a forward
+ROWS_AT_ONCE = 16  # rows of a forward that take about as long to compute as the weights take to read
+LEAD = 4.0  # forwards of one row that a lane may be ahead of the one with the least work for the two to share a forward
+POLLING = 8.0  # forwards of one row that others may run each time a lane only waits for another process
 SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
 log = logging.getLogger(__name__)
 Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
@@ -159,6 +162,9 @@ class Runner:
 
     def __init__(self, lane: Lane, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
+        self.work = 0.0  # in forwards of one row, computed from shapes
+        target = lane.target_model
+        self._one_row = target.flops(1, 0, target.depth)
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
         self._started = self._answered = self.finished = False
@@ -183,7 +189,16 @@ class Runner:
             self.fail(error)
         finally:
             self.clock += perf_counter() - start
-        return self._drain()
+        events = self._drain()
+        self.work += self._work_of([event for event in events if isinstance(event, Forward)])
+        return events
+
+    def _work_of(self, forwards: list[Forward]) -> float:
+        """The weights are read once for all rows of a forward, and each row is computed."""
+        if not (forwards or self.feeds or self.finished):
+            return POLLING
+        flops = sum(forward.flops * (1 / forward.tokens + 1 / ROWS_AT_ONCE) for forward in forwards)
+        return flops / self._one_row
 
     def _go_on(self) -> None:
         if not self._started:
@@ -345,7 +360,7 @@ def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request
 class Refused:
     """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
 
-    clock, feeds, remote = 0.0, (), False
+    clock, work, feeds, remote = 0.0, 0.0, (), False
 
     def __init__(self, message: str):
         self._message, self.finished = message, False
@@ -390,7 +405,7 @@ class Session:
             yield from self.advance()
 
     def advance(self) -> list[Stamped]:
-        """Run the live lane with the smallest clock, and those that share its forward, up to their next forwards.
+        """Run the live lane with the least work, and those that share its forward, up to their next forwards.
 
         Returns their events; empty when all lanes are finished.
         """
@@ -410,10 +425,10 @@ class Session:
         return stamped
 
     def _schedule(self, lanes: list[int]) -> list[Stamped]:
-        """Run some of the lanes whose clocks are similar to the smallest one.
+        """Run some of the lanes that have done hardly more work than the one with the least.
 
         This is one that needs no forward, if any, and otherwise all that can share a batch with the lane with the
-        smallest clock. Remote lanes, whose servers compute meanwhile, go first if they have news.
+        least work. Remote lanes, whose servers compute meanwhile, go first if they have news.
         """
         runners, local = self._runners, self._local(lanes)
         patience = 0.0 if local else SERVER_PATIENCE
@@ -421,8 +436,8 @@ class Session:
         if arrived or not local:
             return self._serve(arrived)
         lanes = local
-        slowest = min(lanes, key=lambda lane: runners[lane].clock)
-        similar = [lane for lane in lanes if runners[lane].clock <= runners[slowest].clock + CLOCK_TOLERANCE]
+        slowest = min(lanes, key=lambda lane: runners[lane].work)
+        similar = [lane for lane in lanes if runners[lane].work <= runners[slowest].work + LEAD]
         ready = [lane for lane in similar if not runners[lane].feeds]
         return self._serve(
             ready[:1] or [lane for lane in similar if lane == slowest or _batchable(runners[lane], runners[slowest])]
