@@ -281,6 +281,13 @@ def test_the_fastest_available_device_is_chosen(monkeypatch, cuda, mps, device):
     assert pick_device("cpu") == "cpu"
 
 
+def test_the_first_gpu_is_one_device_however_it_is_written(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    first, named, second = (Loading(device, "float32").resolve() for device in ("cuda", "cuda:0", "cuda:1"))
+    assert first == named != second
+
+
 def test_a_missing_device_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Refusal, match="There is no cuda:1 device"):

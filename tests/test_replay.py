@@ -37,6 +37,7 @@ from playground.engine.cuda_graphs import (
 )
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
+from playground.engine.kv_buffer import KVBuffer
 from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Commit, Done
@@ -419,6 +420,66 @@ def test_unused_buffers_are_kept_up_to_their_share_of_memory(small_rooms):
         store.commit(0)
     *free, own = model.replay.buffers
     assert own.holds(store) and sum(room.bytes for room in free) <= model.replay._free_bytes
+
+
+# --- no memory left ---
+
+def no_memory(*_):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_text_whose_recording_finds_no_memory_goes_on_eagerly(small_rooms, caplog):
+    tries, pair = [], (recorded("llama", lambda run: no_memory(tries.append(run))), plain_llama())
+    both = wander(Both(pair), seed=0)
+    assert both.worst < EXACT and len(tries) == 1, "one attempt for each text"
+    assert "no memory for a replayed forward" in caplog.text
+    another = Both(pair)
+    another.feed([3], [-1])
+    assert len(tries) == 2 and another.worst < EXACT
+
+
+def test_a_text_whose_next_buffer_finds_no_memory_goes_on_eagerly_and_unused_ones_are_freed(small_rooms, monkeypatch):
+    pair = recorded("llama", run_eagerly), plain_llama()
+    finished, both = Both(pair).read(30), Both(pair).read(1)
+    finished.stores[0].done = True
+    monkeypatch.setattr(engine, "GraphBuffers", no_memory)
+    for token in range(20):
+        both.feed([token], [-1])
+        both.each("commit", 0)
+    assert both.worst < EXACT and both.stores[0].eager
+    assert not any(memory.holds(finished.stores[0]) for memory in pair[0].replay.buffers)
+
+
+def test_a_cache_that_was_moved_in_part_keeps_its_contents(small_rooms, monkeypatch):
+    pair, moved, move = (recorded("llama", run_eagerly), plain_llama()), [], KVBuffer.move
+    Both(pair).read(3).stores[0].done = True  # its buffer is taken by the next text
+    other = Both(pair)
+    own = [*other.stores[0].keys, *other.stores[0].values]
+
+    def fails_at_the_third(buffer, into, used):
+        moved.extend([buffer] if buffer in own else [])
+        return no_memory() if len(moved) == 3 else move(buffer, into, used)
+
+    monkeypatch.setattr(KVBuffer, "move", fails_at_the_third)
+    other.feed([5, 6], [-1, 0])
+    other.each("commit", 1)
+    Both(pair).read(4, seed=2)  # a third text, which needs a buffer too
+    other.feed([7], [-1])
+    assert len(moved) == 3 and other.worst < EXACT
+
+
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, AttributeError])
+def test_an_error_while_graphs_are_set_up_does_not_stop_loading(monkeypatch, caplog, error):
+    def fails(network):
+        raise error("the driver is too old")
+    monkeypatch.setattr("playground.engine.model.build_graph_replay", fails)
+    model = plain_llama()
+    assert model.replay is None and model.fused is not None
+    assert "runs without the replay implementation: the driver is too old" in caplog.text
+
+
+def plain_llama() -> Model:
+    return Model(tiny("llama"), byte_tokenizer(), "llama")
 
 
 # --- strategies are unaffected ---

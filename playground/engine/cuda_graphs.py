@@ -7,11 +7,12 @@ all of these slots under a mask. The last slot is spare: padding rows write to i
 sees it.
 
 The network is that of `fused_llama.py`, with the same hooks. Only whole forwards of one short block over one cache with
-no evicted or quantised slots are replayed; all others run as usual. Without a GPU the same code runs, but nothing is
-recorded.
+no evicted or quantised slots are replayed; all others run as usual, and so do those of a cache for which there is no
+memory. Without a GPU the same code runs, but nothing is recorded.
 """
 from __future__ import annotations
 
+import logging
 import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from playground.engine.device_memory import HEADROOM
 from playground.engine.fused_llama import FusedLlama
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import KVBuffer
@@ -31,9 +33,10 @@ if TYPE_CHECKING:
     from playground.engine.forward_input import ForwardInput
     from playground.engine.kv_cache import KVCache
 
+log = logging.getLogger(__name__)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows; longer blocks keep a GPU busy without graphs
 MIN_CAPACITY = 256  # slots
-FREE_SHARE = 8  # free buffers are kept while they take at most this fraction (1/8) of the weights' memory
+FREE_SHARE = (HEADROOM - 1) / 2  # of the weights' memory, which free buffers may take; the rest is for caches in use
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]
@@ -144,9 +147,9 @@ class GraphBuffers:
     def take(self, store: KVCache, used: int) -> None:
         """Move a cache here; its first `used` slots are in use."""
         self._clear()
+        self._holder = weakref.ref(store)  # first: if a move fails, the buffers moved before it stay here
         for buffer, memory in zip(_kv_buffers(store), self._memory):
             buffer.move(memory, used)
-        self._holder = weakref.ref(store)
 
     def _clear(self) -> None:
         """Move the previous cache out and zero the memory: masked slots must be finite, because 0 times NaN is NaN."""
@@ -204,11 +207,28 @@ class GraphReplay:
     def fits(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> bool:
         """Whether this is one short block over one plain cache, through all layers."""
         work, *others = works
-        alone = not (others or work.again or work.blends) and plan == LayerPlan()
+        alone = not (others or work.again or work.blends or work.store.eager) and plan == LayerPlan()
         return alone and len(work.tokens) <= BLOCK_SIZES[-1] and segments[0].is_plain(self._window)
 
-    def __call__(self, tokens: list[int], segment: Segment) -> Tensor:
-        """Logits [rows, V] in float32 or float64, in a new tensor."""
+    def __call__(self, tokens: list[int], segment: Segment) -> Tensor | None:
+        """Logits [rows, V] in float32 or float64, in a new tensor.
+
+        None if there is no memory for a buffer or a recording: the forwards of this cache then run eagerly.
+        """
+        try:
+            return self._replayed(tokens, segment)
+        except torch.OutOfMemoryError as reason:
+            log.warning("no memory for a replayed forward, so this text goes on without: %s", reason)
+            segment.store.eager = True
+        self._free_unused()  # only now: the error refers to what was allocated
+        return None
+
+    def _free_unused(self) -> None:
+        self.buffers = [memory for memory in self.buffers if not memory.is_free()]
+        if self.network.embeddings.is_cuda:
+            torch.cuda.empty_cache()
+
+    def _replayed(self, tokens: list[int], segment: Segment) -> Tensor:
         memory = self._buffers_for(segment)
         size = Bucket(block_size(segment.rows), memory.slots)
         inputs = self._inputs_of(size)
@@ -254,11 +274,11 @@ class GraphReplay:
     def _inputs_of(self, size: Bucket) -> GraphInputs:
         if size not in self._inputs:
             like = self.network.embeddings
-            self._inputs[size] = GraphInputs(size, like.device)
             exact = torch.promote_types(like.dtype, torch.float32)
             self._logits.setdefault(
                 size.rows, torch.empty(size.rows, self.network.head.weight.shape[0], dtype=exact, device=like.device)
             )
+            self._inputs[size] = GraphInputs(size, like.device)
         return self._inputs[size]
 
 
@@ -266,7 +286,7 @@ def build_graph_replay(network: FusedLlama | None) -> GraphReplay | None:
     """Graph replay for a network; None if it has no fused implementation or is not on a CUDA device."""
     if network is None or not network.embeddings.is_cuda:
         return None
-    return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), network.bytes // FREE_SHARE)
+    return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), int(network.bytes * FREE_SHARE))
 
 
 def run_eagerly(run: Run) -> Run:

@@ -10,6 +10,7 @@ import psutil
 import torch
 from huggingface_hub.utils import TensorInfo
 
+HEADROOM = 1.1  # what a run needs, relative to the weights: beside them activations, caches and replayed forwards
 # a weight; in 4 bits with one float32 scale for 64 of them
 QUANTIZED_BYTES = {"int8": 1.0, "nf4": 0.5625, "fp4": 0.5625}
 UNQUANTIZED = ("embed", "wte", "wpe", "lm_head")  # parts of names of tensors that bitsandbytes leaves as they are

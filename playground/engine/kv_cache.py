@@ -89,6 +89,7 @@ class KVCache:
     on_queries: OnQueries | None = None  # receives the query states of rows as they are fed
     on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
     done: bool = False  # nothing more will be fed, so its memory may be reused
+    eager: bool = False  # there was no memory to replay its forwards
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
     recurrent: RecurrentMemory | None = None  # states of the layers without keys and values, if there are any
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice

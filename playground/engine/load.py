@@ -28,6 +28,7 @@ from transformers import (
 
 from playground.engine.config_limits import check_against_weights
 from playground.engine.device_memory import (
+    HEADROOM,
     container_limit,
     free_bytes,
     give_back,
@@ -52,7 +53,6 @@ from playground.errors import Refusal
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
-HEADROOM = 1.1  # what a run needs beside the weights: activations and caches
 GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 FAILURES = (
     OSError,
@@ -129,14 +129,17 @@ class Facts:
 
 
 def pick_device(wanted: str = "auto") -> str:
-    """The device to use, "cuda", "cuda:1", "mps" or "cpu"; raises Refusal where the wanted one is not there."""
+    """The device to use, "cuda", "cuda:1", "mps" or "cpu"; raises Refusal where the wanted one is not there.
+
+    "cuda:0" is "cuda", so that no model is loaded on one device twice.
+    """
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if wanted == "auto":
         return next(device for device, is_there in there.items() if is_there)
     kind, _, index = wanted.partition(":")
     if not there[kind] or int(index or 0) >= max(torch.cuda.device_count(), 1):
         raise Refusal(f"There is no {wanted} device on this machine: choose auto or cpu.", "device")
-    return wanted
+    return "cuda" if wanted == "cuda:0" else wanted
 
 
 def estimate(name: str, loading: Loading) -> Estimate:

@@ -138,8 +138,8 @@ class Model:
     def _forward(
         self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
-        if self.replay and self.replay.fits(works, segments, plan):
-            logits = self.replay(works[0].tokens, segments[0])
+        logits = self._replayed(works, segments, plan)
+        if logits is not None:
             self._synchronize()
             return [logits[-1:] if works[0].last_only else logits], {}
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
@@ -151,6 +151,11 @@ class Model:
         self._synchronize()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
+
+    def _replayed(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> Tensor | None:
+        """Logits [rows, V] of a recorded forward; None if this one has to run eagerly."""
+        fits = self.replay and self.replay.fits(works, segments, plan)
+        return self.replay(works[0].tokens, segments[0]) if fits else None
 
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""
@@ -288,8 +293,8 @@ class Model:
         """Raises Refusal if the logits differ from the reference, and whatever the architecture raises."""
         self.reaches = layer_reaches(self.network)
         use_own_attention(self.network)
-        self.fused = self._checked("fused", build_fused_llama(self.network, self.context), reference)
-        self.replay = self._checked("replay", build_graph_replay(self.fused), reference)
+        self.fused = self._checked("fused", lambda: build_fused_llama(self.network, self.context), reference)
+        self.replay = self._checked("replay", lambda: build_graph_replay(self.fused), reference)
         if not self.fused:
             self._check(reference)
 
@@ -319,14 +324,15 @@ class Model:
         kind = self.network.config.model_type
         return Refusal(f"{kind} models cannot be run here, because {why}: choose another model.", "model")
 
-    def _checked(self, name: str, implementation: Implementation, reference: Reference) -> Implementation:
+    def _checked(self, name: str, build: Callable[[], Implementation], reference: Reference) -> Implementation:
         """A faster implementation if it reproduces the library's logits. Otherwise it is dropped with a warning."""
-        if implementation is None:
-            return None
-        setattr(self, name, implementation)
         try:
+            implementation = build()
+            if implementation is None:
+                return None
+            setattr(self, name, implementation)
             error = largest_error(self.forward, self.new_store, reference)
-        except RuntimeError as reason:
+        except Exception as reason:  # drivers and libraries may fail in any way, and the model runs without
             log.warning("%s runs without the %s implementation: %s", self.name, name, reason)
             return None
         if not error < self._tolerance:
