@@ -469,7 +469,7 @@ def with_drafted(recipe, beside):
 def test_tested_draft_tokens_are_reported_with_prediction_and_outcome(alone):
     keep(streams(pair()), random_head(pair().draft.width))
     events = recorded(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
-    shown = figures(events, "predicted, and what came")
+    shown = figures(events, "predicted and actual acceptance")
     verdicts, drafts = of(Verdict, events), of(Draft, events)
     came = [
         [float(test.kept) for test in verdict.tests if test.node < len(draft.tokens) - 1]

@@ -283,8 +283,8 @@ def test_draft_tokens_that_spell_a_target_token_are_learned_and_merged_from_then
     )
     assert firsts[0] == [[0], 1] and firsts[1] == [[0], 2], "the first round knows no spelling, the second does"
     assert [len(verdict.kept) for verdict in verdicts[:3]] == [0, 2, 2]
-    assert figures(recorded, "spellings that are known")[-1]["series"] == {"spellings": 1}
-    assert figures(recorded, "runs that became one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
+    assert figures(recorded, "known spellings")[-1]["series"] == {"spellings": 1}
+    assert figures(recorded, "runs merged into one token")[0]["spans"] == [[1, 2, "a + b", 2], [2, 3, "a + b", 2]]
 
 
 def test_without_merging_only_common_tokens_are_drafted():

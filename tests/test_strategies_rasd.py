@@ -193,7 +193,7 @@ def test_fusing_a_known_tree_changes_nothing_and_a_disjoint_one_adds_its_nodes()
 
 
 def test_a_shortest_suffix_above_the_longest_is_refused():
-    with pytest.raises(Refusal, match="take a smaller one"):
+    with pytest.raises(Refusal, match="choose a smaller value"):
         make("rasd", shortest=5, longest=3)
 
 
@@ -320,4 +320,4 @@ def test_accepted_tokens_are_reported_by_their_source():
     series = figures(recorded, "draft tokens accepted so far")[-1]["series"]
     stood = sum(len(event.kept) for event in [e for e in recorded if isinstance(e, Verdict)][:-1])
     assert set(series) == {"drafted", "retrieved", "both"} and 0 < sum(series.values()) <= stood + 1
-    assert figures(recorded, "first retrieved tokens, by the draft") and figures(recorded, "endings that were found")
+    assert figures(recorded, "first retrieved tokens, by the draft") and figures(recorded, "matched suffixes")

@@ -23,28 +23,29 @@ class TriGrams:
     def reinforce(self, tokens, gain, cap) -> None:
         """Add `gain` to the weight of every trigram of the tokens, up to `cap`."""
         for *pair, token in zip(tokens, tokens[1:], tokens[2:]) if gain else ():
-            row = self.known.get(tuple(pair), {})
-            self.known[tuple(pair)] = row | {token: min(cap, row.get(token, 0.0) + gain)}
+            followers = self.known.get(tuple(pair), {})
+            self.known[tuple(pair)] = followers | {token: min(cap, followers.get(token, 0.0) + gain)}
 
     def read(self, text, most) -> None:
-        """Add the relative frequencies of the `most` frequent tokens after each pair of a text; known weights stay."""
+        """Add the relative frequencies of the `most` frequent tokens after each pair of a text; known weights are
+        unchanged.
+        """
         counts = defaultdict(Counter)
         for *pair, token in zip(text, text[1:], text[2:]):
             counts[tuple(pair)][token] += 1
-        for pair, row in counts.items():
-            shares = {token: count / row.total() for token, count in row.most_common(most)}
+        for pair, followers in counts.items():
+            shares = {token: count / followers.total() for token, count in followers.most_common(most)}
             self.known[pair] = shares | self.known.get(pair, {})
 
     def best(self, pair) -> list[int]:
         """The token with the largest weight after a pair, as a list; empty if none is known."""
-        row = self.known.get(pair)
-        return [max(row, key=row.get)] if row else []
+        followers = self.known.get(pair)
+        return [max(followers, key=followers.get)] if followers else []
 
     def digest(self) -> str:
         """Hash of the table."""
-        return blake2b(
-            repr(sorted((pair, sorted(row.items())) for pair, row in self.known.items())).encode(), digest_size=8
-        ).hexdigest()
+        known = sorted((pair, sorted(followers.items())) for pair, followers in self.known.items())
+        return blake2b(repr(known).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(slots=True)
@@ -65,7 +66,7 @@ class ADED(Drafter):
     The `paths` most visited paths are drafted, each extended by the most probable next token. Committed text reinforces
     the last `window` tokens' trigrams, so the table adapts, and it persists for the next prompt. It starts with the
     prompt's trigrams; the released code reads a corpus. The score of a search is 1 plus the weights on its path, as in
-    the paper, or always 1, as in effect in the released code. Rollouts are not sampled but replaced by their
+    the paper, or always 1, which is what the released code amounts to. Rollouts are not sampled but replaced by their
     expectation. Without a table (no prompt, no gain), and with nodes = 0, this is plain decoding. Liu et al. 2024,
     arXiv 2407.12021.
     """
@@ -76,7 +77,7 @@ class ADED(Drafter):
     iterations: int = knob(150, 10, 500, step=10, help="searches per round")
     paths: int = knob(24, 4, 64, step=1, help="most visited paths that are drafted")
     length: int = knob(
-        4, 2, 8, step=1, help="tokens of a search path, with the last of the text; one more is drafted"
+        4, 2, 8, step=1, help="tokens in a search path, including the last of the text; one more is drafted"
     )
     nodes: int = knob(64, 0, 64, step=1, help="maximum draft tokens in the tree; 0 is plain decoding")
     c1: float = knob(32.0, 1.0, 64.0, step=1.0, help="PUCT: how far weights (priors) outweigh scores")
@@ -155,15 +156,15 @@ class ADED(Drafter):
 
     def _expected_weight(self, pair, steps, averages) -> float:
         """Expected sum of weights of a rollout that samples each token in proportion to its weight."""
-        row = self._table.known.get(pair) if steps else None
-        if not row:
+        followers = self._table.known.get(pair) if steps else None
+        if not followers:
             return 0.0
         if (pair, steps) not in averages:
             rest = [
                 weight * (weight + self._expected_weight((pair[1], token), steps - 1, averages))
-                for token, weight in row.items()
+                for token, weight in followers.items()
             ]
-            averages[pair, steps] = sum(rest) / sum(row.values())
+            averages[pair, steps] = sum(rest) / sum(followers.values())
         return averages[pair, steps]
 
     # --- the draft ---
@@ -193,8 +194,8 @@ class ADED(Drafter):
     def _figures(self, lm, root) -> Iterator:
         yield Figure("scalar", "pairs in the table", {"x": lm.generated, "series": {"pairs": len(self._table.known)}})
         if root.children:
-            row = sorted(root.children, key=lambda child: -child.prior)[:SHOWN]
-            labels, weights = [lm.piece(child.pair[1]) for child in row], [child.prior for child in row]
+            followers = sorted(root.children, key=lambda child: -child.prior)[:SHOWN]
+            labels, weights = [lm.piece(child.pair[1]) for child in followers], [child.prior for child in followers]
             yield Figure("bars", "weights after the last two tokens", {"labels": labels, "values": weights})
             nodes, parents = self._outline(root)
             labels, visits = [lm.piece(node.pair[1]) for node in nodes], [node.visits for node in nodes]

@@ -55,7 +55,7 @@ class Aggressive(Drafter):
         place = len(self._source) if self._place is None else self._place
         yield Figure(
             "scalar",
-            "place in the input",
+            "position in the input",
             {
                 "x": lm.generated,
                 "series": {"next token to copy": self._place or 0},

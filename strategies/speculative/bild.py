@@ -1,4 +1,4 @@
-"""BiLD: a small model generates, and falls back to a large one when it is unsure."""
+"""BiLD: a small model generates, and falls back to a large one when it is uncertain."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,17 +12,17 @@ from playground.events import Event, Figure, Switch, Test
 
 
 class BiLD(Decoder):
-    """A small model generates while it is confident. Otherwise the large model reads its tokens, rolls back those it
+    """A small model generates while it is confident. Otherwise the large model checks its tokens, rolls back those it
     disagrees with, and generates one token.
 
     Fallback: the small model hands over before a token whose top probability is below `fallback`, and after at most
     `most` tokens. Rollback: the first of its tokens with -log p above `rollback` nats under the large model, unless it
     is the large model's top token, is replaced by the large model's token and all later ones are discarded. The large
     model runs rarely and generates the hard tokens. Unlike in speculative decoding, the text may differ from the large
-    model's. rollback = 0 yields the large model's greedy text, rollback = 20 rolls back hardly anything, most = 0
-    disables the small model. As in the authors' code the large model generates the first token, the default maximum is
-    ten tokens, and probabilities are those after all samplers. In that code an end token of the small model ends the
-    text unread; here it is read like any other. Kim et al. 2023, arXiv 2302.07863.
+    model's. rollback = 0 yields the large model's greedy text, rollback = 20 almost never rolls back, most = 0 disables
+    the small model. As in the authors' code the large model generates the first token, the default maximum is ten
+    tokens, and probabilities are those after all samplers. There, an end token from the small model ends the text
+    unchecked; here the large model checks it like any other token. Kim et al. 2023, arXiv 2302.07863.
     """
 
     name, title, paper, sheet = "bild", "Big Little Decoder (BiLD)", "2302.07863", "speculative/bild"
@@ -36,7 +36,7 @@ class BiLD(Decoder):
         0.0,
         20.0,
         step=0.5,
-        help="surprisal in nats above which the large model rolls a token back; 20: hardly ever",
+        help="surprisal in nats above which the large model rolls a token back; 20: almost never",
     )
     most: int = knob(10, 0, 32, step=1, help="maximum consecutive tokens of the small model; 0 disables it")
 
@@ -54,7 +54,7 @@ class BiLD(Decoder):
             yield lm.keep(verdict)
 
     def _draft(self, lm) -> Iterator:
-        """Tokens of the small model until it is unsure, as a chain."""
+        """Tokens of the small model until it is uncertain, as a chain."""
         tree = new_tree(lm, self)
 
         def level(rows, leaves, number):
@@ -85,7 +85,7 @@ class BiLD(Decoder):
             why = (
                 f"tokens rolled back: {rolled_back}"
                 if rolled_back
-                else "the small model was unsure, or reached its maximum"
+                else "the small model was uncertain, or reached its maximum"
             )
             yield Switch(lm.generated + accepted, "large", why)
         labels, values = (

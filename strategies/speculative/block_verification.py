@@ -1,4 +1,4 @@
-"""Block verification: a whole chain of draft tokens is tested at once."""
+"""Block verification: a whole chain of draft tokens is verified jointly."""
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -12,7 +12,9 @@ from playground.events import Test, Verdict
 
 @dataclass
 class DraftBlock:
-    """A chain of draft tokens: nodes of the tree, their tokens, and target and drafter in the place of each, [V]."""
+    """A chain of draft tokens: nodes of the tree, their tokens, and the target's (p) and the drafter's (q) distribution
+    at each, [V].
+    """
 
     nodes: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -24,13 +26,13 @@ class DraftBlock:
 
 
 class BlockVerification(Verifier):
-    """Decide about a whole chain of draft tokens together: how far it is accepted depends on the product of the ratios.
+    """Verify a whole chain of draft tokens jointly: how far it is accepted depends on the product of the ratios p / q.
 
-    w_i = min(1, w_(i-1) p / q) is what the first i tokens are worth together. A token that the target likes less than
-    the drafter may be made up for by those after it, where rejection sampling would stop. On average more tokens are
-    accepted per forward, never fewer, and the output distribution is exactly the target's. It helps wherever chains are
-    drafted and tokens are sampled. Of a tree only the first branch is verified, so drafters of trees without
-    replacement are refused. Sun et al. 2024, arXiv 2403.10444.
+    w_i = min(1, w_(i-1) p / q) is the joint weight of the first i tokens. Later tokens can compensate for one with p <
+    q, where rejection sampling may stop. On average more tokens are accepted per forward, never fewer, and the output
+    distribution is exactly the target's. It helps wherever chains are drafted and tokens are sampled. Of a tree only
+    the first branch is verified, so drafters of trees without replacement are refused. Sun et al. 2024, arXiv
+    2403.10444.
     """
 
     name, title, paper, sheet = "block_verification", "Block verification", "2403.10444", "speculative/block"
@@ -45,7 +47,7 @@ class BlockVerification(Verifier):
         verdict = Verdict(kept=block.nodes[:accepted], tests=[
             Test(node, float(p[token]), float(q[token]), u, i < accepted)
             for i, (node, token, p, q, u) in enumerate(cases)
-            if i <= accepted  # what follows a rejected token was not up for acceptance
+            if i <= accepted  # tokens after a rejected one are not tested
         ])
         last = block.nodes[accepted - 1] if accepted else ROOT
         if accepted < len(block):
@@ -56,8 +58,8 @@ class BlockVerification(Verifier):
         return verdict
 
     def _accepted(self, lm, rows, tree, block, worth) -> tuple[int, list[float | None]]:
-        """How many tokens are accepted, and the uniform number of each test. The last success counts, so tests are made
-        from the end of the block.
+        """How many tokens are accepted, and the uniform number of each test. The last success counts, so tests start at
+        the end of the block.
         """
         numbers: list[float | None] = [None] * len(block)
         for i in range(len(block), 0, -1):
@@ -68,7 +70,7 @@ class BlockVerification(Verifier):
         return 0, numbers
 
     def worth(self, block: DraftBlock) -> list[float]:
-        """w_0 to w_n."""
+        """The joint weights w_0 to w_n."""
         found = [1.0]
         for token, p, q in zip(block.tokens, block.p, block.q):
             found.append(min(1.0, found[-1] * float(p[token]) / float(q[token])))

@@ -1,4 +1,4 @@
-"""A draft model that stops where it is unsure, and learns how long to draft."""
+"""A draft model that stops when it is uncertain, with an adaptive draft length."""
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import draft_distribution, grow, independent, new_tree
@@ -7,14 +7,14 @@ from playground.events import Figure
 
 
 class ConfidenceStop(Drafter):
-    """Draft with a smaller model until it is unsure, up to a length that adapts to what was accepted.
+    """Draft with a smaller model until it is uncertain, up to a length that adapts to the number of accepted tokens.
 
     Two rules are common. In the transformers library the draft ends after a token with a probability below the
     threshold, which is still sent to the target. In llama.cpp (`p_min`) it ends before a position whose most probable
     token is below it. Neither drops a token because of its value, so the output distribution is the target's. The
-    heuristic schedule allows two more draft tokens after a round without a rejection and one fewer after any other. It
-    helps where predictable and unpredictable stretches alternate, and a fixed length is too short for the one and too
-    long for the other. A threshold of 0 with the constant schedule is a plain draft chain. Gante 2023 (assisted
+    heuristic schedule allows two more draft tokens after a round without a rejection and one fewer after any other.
+    Useful where predictable and unpredictable passages alternate: a fixed length is too short for the former and too
+    long for the latter. A threshold of 0 with the constant schedule is a plain draft chain. Gante 2023 (assisted
     generation); llama.cpp 2024.
     """
 
@@ -48,7 +48,7 @@ class ConfidenceStop(Drafter):
         return tree
 
     def _level(self, lm, tree, rows, leaf) -> list[int]:
-        """Add the next draft token, unless the row is too uncertain; empty to end the draft."""
+        """Add the next draft token, unless the draft model is too uncertain; returns an empty list to end the draft."""
         q = draft_distribution(lm, tree, rows, leaf)
         if q is None or self.rule == "llama.cpp" and float(q.max()) < self.threshold:
             return []
@@ -62,5 +62,5 @@ class ConfidenceStop(Drafter):
 
 
 def next_length(length: int, all_accepted: bool) -> int:
-    """The library's heuristic for the next round."""
+    """Draft length of the next round, by the heuristic of the transformers library."""
     return length + 2 if all_accepted else max(1, length - 1)

@@ -16,9 +16,10 @@ class DySpec(Drafter):
     draft's probabilities estimate both. So the tree grows deep where the draft is confident and wide where it is not.
     Siblings are sampled without replacement, and whether one is sampled depends only on earlier samples, so the output
     distribution is exact. Under greedy decoding the most probable remaining token is taken. Mode `nodes` adds one draft
-    token at a time, with a draft forward whenever a row is missing; `threshold` adds, level by level, every token whose
-    probability of being tested reaches the threshold. nodes = 0 is plain decoding. The paper drafts at temperature 0.6
-    for targets at 0 and 0.6; here the lane's own samplers apply first. Xiong et al. 2024, arXiv 2410.11744.
+    token at a time, with a draft forward whenever the logits after its parent are missing; `threshold` adds, level by
+    level, every token whose probability of being tested reaches the threshold. nodes = 0 is plain decoding. The paper
+    drafts at temperature 0.6 for targets at 0 and 0.6; here the lane's own samplers apply first. Xiong et al. 2024,
+    arXiv 2410.11744.
     """
 
     name, title, paper, sheet = "dyspec", "DySpec: dynamic trees", "2410.11744", "speculative/dyspec"

@@ -5,7 +5,7 @@ from playground.engine.sampling import one_hot
 
 
 class GreedyMatch(Verifier):
-    """Accept a draft token if it is the target's most probable token, which replaces the first one that is not.
+    """Accept a draft token if it is the target's most probable token; the first one that is not is replaced by it.
 
     Exact for greedy decoding with any drafter. Lanes that sample are refused. Stern et al. 2018, arXiv 1811.03115.
     """

@@ -11,7 +11,7 @@ from playground.events import Figure
 class Hierarchical(Drafter):
     """The draft model is sped up by prompt lookup: it verifies looked-up tokens, and the target verifies the result.
 
-    With quantised weights, a forward with many rows takes clearly longer than one with a single row, so the target
+    With quantised weights, a forward over many tokens takes clearly longer than one over a single token, so the target
     should verify few but good draft tokens. The inner draft consists of tokens that followed the last n-gram earlier in
     the text. The draft model reads it in one forward, takes a token from each row, and follows the inner draft as long
     as they agree, until it has at least `least` tokens. The result is exactly the draft model's own chain, in fewer

@@ -17,8 +17,8 @@ class Jacobi(Drafter):
     tokens before them may still be wrong, and new positions are initialised without a forward. Under greedy decoding
     this is the fixed-point iteration of Santilli et al. 2023, arXiv 2305.10427: a draft token is the argmax of its row.
     Otherwise it is sampled from its row, which becomes its q, so that rejection is exact: speculative Jacobi decoding.
-    The speed-up is small without a model trained for it. If a constraint masks a whole row, after a draft token it
-    forbids, the unmasked argmax is taken. window = 0 is plain decoding. Teng et al. 2024, arXiv 2410.01699.
+    The speed-up is small without a model trained for it. If a constraint masks a whole row, because it forbids an
+    earlier draft token, the unmasked argmax is taken. window = 0 is plain decoding. Teng et al. 2024, arXiv 2410.01699.
     """
 
     name, title, paper, sheet = "jacobi", "Jacobi decoding", "2410.01699", "speculative/jacobi"

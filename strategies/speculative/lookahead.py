@@ -48,14 +48,15 @@ class Lookahead(Drafter):
     and the rows move up by one. N-grams are stored by their first token; those after the text's last token are drafted.
     Window and drafts form one tree and share a forward. The window starts with random prompt tokens in one row, loses a
     column for each row it gains, is updated by argmax even if the lane samples, and is left out if it would exceed the
-    length limit. The first column continues the text, which may advance ahead of the window, so its n-gram counts only
-    if the model agrees with its second token. guesses = window = 0 is plain decoding. Fu et al. 2024, arXiv 2402.02057.
+    length limit. The first column continues the text, which may advance ahead of the window, so its n-gram is stored
+    only if the model agrees with its second token. guesses = window = 0 is plain decoding. Fu et al. 2024, arXiv
+    2402.02057.
     """
 
     name, title, paper, sheet = "lookahead", "Lookahead decoding", "2402.02057", "speculative/jacobi"
     guarantee = ("collapses",)
 
-    n: int = knob(5, 3, 8, step=1, help="tokens in an n-gram, including the one it is stored by")
+    n: int = knob(5, 3, 8, step=1, help="tokens in an n-gram, including the first, by which it is stored")
     window: int = knob(7, 0, 30, step=1, help="columns of the window; 0 disables it")
     guesses: int = knob(7, 0, 30, step=1, help="n-grams verified per round")
     prompt: bool = knob(True, help="initialise the pool with the n-grams of the prompt")

@@ -45,7 +45,7 @@ class NgramCounts:
 
 
 class Runs:
-    """The counts of earlier runs, and those of this one, which join them when the next begins."""
+    """The counts of earlier runs and those of the current one, which are merged into them when the next run begins."""
 
     def __init__(self):
         self.earlier, self.current = NgramCounts(), NgramCounts()
@@ -60,21 +60,22 @@ class Runs:
 
 
 class NgramCache(Drafter):
-    """Count which token follows which n-gram, and draft the clear favourites. No draft model.
+    """Count which token follows which n-gram, and draft the clearly most frequent followers. No draft model.
 
-    Three caches are asked in turn, each with n-grams of four tokens down to one: that of the text so far, with lax
-    thresholds for how often an n-gram must have occurred and how dominant its most frequent follower must be; that of
-    earlier runs (dynamic), with strict ones; and pairs of tokens in a bundled or given text (static), which also weighs
-    the followers that the other two count. It helps where wording recurs within a text or from run to run, at no cost
-    in memory on the accelerator. length = 0 is plain decoding. Gäßler 2024, llama.cpp pull request 5479.
+    Three caches are queried in turn. The context cache counts the text so far and the dynamic cache earlier runs, both
+    for n-grams of four tokens down to one; thresholds for the number of occurrences and for the share of the most
+    frequent follower are lax for the former and strict for the latter. The static cache counts followers of token pairs
+    in a bundled or given text, and also weights the followers in the other two. Useful where wording recurs within a
+    text or between runs; it needs no accelerator memory. length = 0 is plain decoding. Gäßler 2024, llama.cpp pull
+    request 5479.
     """
 
     name, title, paper, sheet = "ngram_cache", "N-gram caches (llama.cpp)", "Gäßler 2024", "speculative/prompt-lookup"
     guarantee, remembers = ("collapses",), True
 
     length: int = knob(5, 0, 32, step=1, help="draft tokens per round; 0 is plain decoding")
-    static: bool = knob(True, help="use the static cache, of the text below")
-    dynamic: bool = knob(True, help="use the dynamic cache, of earlier runs")
+    static: bool = knob(True, help="use the static cache, built from the text below")
+    dynamic: bool = knob(True, help="use the dynamic cache, built from earlier runs")
     corpus: str = knob("", multiline=True, file=True, help="text of the static cache; empty for the bundled tales")
 
     _runs = _static = None
@@ -124,10 +125,10 @@ class NgramCache(Drafter):
 
 
 def favourite(counts: Counter, occurrences: int, percent: int, static: Counter | None = None) -> int | None:
-    """The token that follows most often, if there are enough occurrences and it has enough of them.
+    """The most frequent follower, if there are at least `occurrences` and it has at least `percent` of them.
 
-    With static counts, a follower that they know weighs a hundred times its count there. Of equal ones the first
-    counts.
+    The count of a follower that the static cache contains is multiplied by 100 times its count there. Ties go to the
+    first.
     """
     total = sum(counts.values())
     if total < max(1, occurrences):

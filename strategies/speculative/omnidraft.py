@@ -106,8 +106,8 @@ class OmniDraft(Drafter):
         """The tree of all segmentations of a chain: each token itself, and the target token of every known run there.
 
         Every segmentation continues to the end of the chain, because dropping a sampled token due to its value would
-        bias the output. Preferring a longer run over a shorter one would too: whether the shorter one's node exists
-        would depend on tokens sampled after it.
+        bias the output. Preferring a longer run over a shorter one would do so too: whether the shorter one's node
+        exists would depend on tokens sampled after it.
         """
         tree, self._runs, waiting = TokenTree(run.source, run.drawn), [], [(0, ROOT)]
         for at, parent in waiting:
@@ -132,9 +132,10 @@ class OmniDraft(Drafter):
         return tree
 
     def _merges(self, tokens) -> list[tuple[int, int]]:
-        """The target token of each known run at the beginning, and its length; of runs with one token the shortest.
+        """The target token of each known run at the beginning, and its length; of several runs with the same token, the
+        shortest.
 
-        A node of the shorter run that exists only where the longer one does not would depend on later tokens.
+        Preferring the longer run would let the shorter run's node depend on later tokens.
         """
         lengths = dict(self._spellings.beginnings(tokens, self.longest))  # the last of each token, so the shortest
         lengths.pop(tokens[0], None)
@@ -148,12 +149,12 @@ class OmniDraft(Drafter):
         if self._merged:
             yield Figure(
                 "spans",
-                "runs that became one token",
+                "runs merged into one token",
                 {"spans": [[at, at + 1, self._joined(lm, run), len(run)] for at, run in self._merged]},
             )
         if len(self._spellings):
             yield Figure(
-                "scalar", "spellings that are known", {"x": lm.generated, "series": {"spellings": len(self._spellings)}}
+                "scalar", "known spellings", {"x": lm.generated, "series": {"spellings": len(self._spellings)}}
             )
         if self._drafted:
             yield Figure(

@@ -57,7 +57,7 @@ class PromptLookup(Drafter):
         return find(text[-n:], len(text) - n - excluded)
 
     def _indexed(self, text, n) -> NGramIndex:
-        """The index of the n-grams of a text, kept from round to round."""
+        """The index of the n-grams of a text, which persists between rounds."""
         if self._indexes is None:
             self._indexes = {}
         index = self._indexes.setdefault(n, NGramIndex(n))

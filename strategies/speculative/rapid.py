@@ -22,13 +22,13 @@ class RAPID(Decoder):
     """The model drafts with only the parts of a long passage that match the question, and verifies with the whole
     passage.
 
-    A draft token from the retrieved context, with distribution q, is verified against p shifted towards q: the scores
-    gain eta times q - p, tokens below a share `tail` of the largest probability keep their p, and the result is
+    A draft token from the retrieved context, with distribution q, is verified against p shifted towards q: eta times (q
+    - p) is added to the scores, tokens below a share `tail` of the largest probability keep their p, and the result is
     renormalised, which is our addition. After a rejection the token is sampled from max(p - min(shifted p, q), 0); the
     bonus token follows p. Contrary to the paper's claim the output does not follow p: a token is too frequent if both q
     and the shifted p exceed p. This is how the retrieved parts influence the text. eta = 0 is exact speculative
     sampling, gamma = 0 is plain decoding. Under greedy decoding, a draft token is accepted if it is the argmax of the
-    shifted p, which is our choice. Parts are retrieved by shared words, not by embeddings, with sizes for short
+    shifted p, which is our choice. Parts are retrieved by shared words, not by embeddings, with default sizes for short
     passages; drafting with a larger model is left out. Chen et al. 2025, arXiv 2502.20330.
     """
 
@@ -151,7 +151,7 @@ class RAPID(Decoder):
             f"The draft reads {count} of {len(self._parts)} parts of the passage: "
             f"{len(lm.prompts['retrieved'])} prompt tokens instead of {len(lm.prompts['target'])}."
             if count
-            else "No part of the passage is similar to the question, so the draft reads the question alone."
+            else "No part of the passage is similar to the question, so the draft reads only the question."
         )
 
 

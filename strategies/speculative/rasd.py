@@ -28,12 +28,12 @@ class RASD(Drafter):
     together with the draft's own tree.
 
     The draft grows a tree: the `width` most probable tokens after each of its `width` most probable paths, of which the
-    `nodes` most probable remain. The longest suffix of the text that occurs elsewhere in the text or in a given corpus
-    yields continuations. Those whose first token is among the draft's `prune` most probable remain, and of their tokens
-    the most frequent. They are merged into the draft's tree along common prefixes, so one forward verifies both. Draft
-    tokens are deterministic, so the output is exact whatever is retrieved. nodes = retrieved = 0 is plain decoding,
-    retrieved = 0 the draft's tree alone, nodes = prune = 0 retrieval alone. The paper uses EAGLE-2's tree, and its
-    settings differ from these. Quan et al. 2025, arXiv 2503.03434.
+    `nodes` most probable remain. Continuations are looked up for the longest suffix of the text that occurs elsewhere
+    in it or in a given corpus. Only those that start with one of the draft's `prune` most probable tokens are used, and
+    of these the `retrieved` most frequent prefixes. They are merged into the draft's tree along common prefixes, so one
+    forward verifies both. Draft tokens are deterministic, so the output is exact regardless of what is retrieved. nodes
+    = retrieved = 0 is plain decoding, retrieved = 0 the draft's tree alone, nodes = prune = 0 retrieval alone. The
+    paper uses EAGLE-2's tree, and its settings differ from these. Quan et al. 2025, arXiv 2503.03434.
     """
 
     name, title, paper, sheet = "rasd", "RASD: retrieved and drafted", "2503.03434", "speculative/rasd"
@@ -57,7 +57,7 @@ class RASD(Drafter):
     def check(self):
         if self.shortest > self.longest:
             raise Refusal(
-                "shortest must not exceed longest, which is the longest suffix that is looked up: take a smaller one.",
+                "shortest must not exceed longest, the longest suffix to look up: choose a smaller value.",
                 "shortest",
             )
 
@@ -117,7 +117,7 @@ class RASD(Drafter):
     # --- retrieval ---
 
     def find(self, tokens, budget, ends=lambda token: False) -> Continuations:
-        """Continuations of the longest suffix of a text that occurs in a store and has any."""
+        """Continuations of the longest suffix of a text that occurs in an index and has any."""
         context, suffixes = tokens[-self.longest:], {}
         for store in self._stores:
             for length, places in store.occurrences(context):
@@ -177,7 +177,7 @@ class RASD(Drafter):
                 f"found {len(found.texts)} times",
                 len(found.texts),
             ]
-            yield Figure("spans", "endings that were found", {"spans": [span]})
+            yield Figure("spans", "matched suffixes", {"spans": [span]})
         if len(tree):
             labels = [
                 "text so far",

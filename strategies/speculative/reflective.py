@@ -37,7 +37,7 @@ class Reflective(Preset):
     alpha: float = knob(0.3, 0.0, 1.0, step=0.05, help="weight of the second reading; 0 is plain speculative decoding")
     ask: str = knob("Check the last words and write them again, corrected:", help="instruction between the two copies")
     ending: int = knob(8, 0, 32, step=1, help="last tokens of the text repeated before the second copy")
-    mix: str = knob("logits", choices=("logits", "probabilities"), help="what is mixed")
+    mix: str = knob("logits", choices=("logits", "probabilities"), help="mix logits or probabilities")
 
     def check(self):
         check_chain(self.name, self.drafter)

@@ -12,15 +12,14 @@ from playground.events import Figure
 
 @dataclass
 class Retrieved:
-    """How the datastore continues after the text's last `length` tokens: one token list per occurrence."""
+    """Continuations of the text's last `length` tokens in the datastore: one token list per occurrence."""
 
     length: int = 0
     texts: list[list[int]] = field(default_factory=list)
 
 
 class REST(Drafter):
-    """Look up in a datastore how texts continue after the last tokens, and draft the most frequent continuations as a
-    tree. No draft model.
+    """Look up the last tokens in a datastore, and draft the most frequent continuations as a tree. No draft model.
 
     Suffixes of the text are looked up from `longest` tokens down to `shortest`; the first that occurs in the datastore
     selects the continuations, `length` tokens after each of its occurrences. They form a trie, whose `nodes` most
@@ -43,7 +42,7 @@ class REST(Drafter):
     def check(self):
         if self.shortest > self.longest:
             raise Refusal(
-                "shortest must not exceed longest, which is the longest suffix that is looked up: take a smaller one.",
+                "shortest must not exceed longest, the longest suffix to look up: choose a smaller value.",
                 "shortest",
             )
 
@@ -80,4 +79,4 @@ class REST(Drafter):
         if found.length and lm.generated:
             span = [max(0, lm.generated - found.length), lm.generated, f"found {len(found.texts)} times",
                     len(found.texts)]
-            yield Figure("spans", "endings that were found", {"spans": [span]})
+            yield Figure("spans", "matched suffixes", {"spans": [span]})

@@ -14,7 +14,7 @@ class Server:
     """A simulated server with a batch of `load` sequences. Times are in units of reading the target's weights once."""
 
     load: int
-    row: float  # cost of one row
+    row: float  # cost of one input token
     kv: float  # cost of one context token
     draft: float  # cost of a draft forward relative to a target forward
 
@@ -23,7 +23,7 @@ class Server:
         return length * self.draft * self._forward(1, context) + self._forward(length + 1, context)
 
     def _forward(self, rows: int, context: int) -> float:
-        """Time of one forward with `rows` rows per sequence."""
+        """Time of one forward with `rows` input tokens per sequence."""
         return 1 + self.load * (self.row * rows + self.kv * context)
 
     def goodput(self, length: int, alpha: float, context: int) -> float:
@@ -35,8 +35,8 @@ class PacedDrafter:
     """Wraps a drafter: chooses the draft length before each round and estimates the acceptance rate after it.
 
     The length depends on earlier rounds only, never on the round's own draft tokens, so the output is exact. Tested and
-    accepted counts decay alike; the mean of per-round rates would be biased low, because a round ends at its first
-    rejection.
+    accepted counts decay at the same rate; the mean of per-round rates would be biased low, because a round ends at its
+    first rejection.
     """
 
     def __init__(self, drafter: Drafter, server: Server, knobs: "SmartSpec"):
@@ -93,12 +93,12 @@ class SmartSpec(Preset):
     """Before every round, choose the draft length with the highest goodput, the expected tokens per unit of time at the
     server's current load.
 
-    Expected tokens follow from the recent acceptance rate, the time from a cost model in which every row of every
-    sequence counts. A busy server drafts less and eventually not at all. The load is simulated here as `load` copies of
-    the one sequence, and so are all costs, which the knobs give relative to reading the target's weights once; only
-    acceptance and text are real. The drafter's depth is the maximum length considered; depth 0 is plain decoding.
-    Chains only: a draft model, or prompt lookup, whose draft tokens are free. The paper's per-sequence length is left
-    out. Liu et al. 2024, arXiv 2406.14066.
+    Expected tokens follow from the recent acceptance rate, the time from a cost model in which every input token of
+    every sequence has a cost. A server under high load drafts less and eventually not at all. The load is simulated
+    here as `load` copies of the one sequence, and so are all costs, which the knobs give relative to reading the
+    target's weights once; only acceptance and text are real. The drafter's depth is the maximum length considered;
+    depth 0 is plain decoding. Chains only: a draft model, or prompt lookup, whose draft tokens are free. The paper's
+    per-sequence length is left out. Liu et al. 2024, arXiv 2406.14066.
     """
 
     name, title, paper, sheet = (
@@ -112,7 +112,7 @@ class SmartSpec(Preset):
     drafter: Drafter = slot("draft_model")
     verifier: Verifier = slot("rejection")
     load: int = knob(8, 1, 64, step=1, help="sequences in the simulated server's batch")
-    row: float = knob(0.02, 0.0, 0.5, step=0.005, help="simulated cost of one row in a forward")
+    row: float = knob(0.02, 0.0, 0.5, step=0.005, help="simulated cost of one input token in a forward")
     kv: float = knob(0.0001, 0.0, 0.01, step=0.0001, help="simulated cost of one context token in a forward")
     draft: float = knob(
         0.2, 0.0, 2.0, step=0.05, help="simulated cost of a draft forward, relative to a target forward"

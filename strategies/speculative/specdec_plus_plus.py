@@ -1,4 +1,4 @@
-"""SpecDec++: draft on while all draft tokens will probably be accepted."""
+"""SpecDec++: keep drafting while all draft tokens will probably be accepted."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class SpecDecPlusPlus(Drafter):
     specdec_plus_plus` trains it for pairs other than the bundled one). The head sees a token only once the draft has
     read it, so the last one is sent without a prediction. `proxy` needs no training: it takes the draft's probability
     of the token, optionally calibrated by the acceptance rate of such tokens so far. `automatic` uses the head if one
-    was trained for the models at hand, else the proxy.
+    was trained for the loaded models, else the proxy.
 
     h = 1 drafts chains of fixed length, most = 0 is plain decoding. Every token that influenced the stop is sent to the
     target, so the output distribution is the target's own. Sampling and greedy lanes use separate heads, because
@@ -49,15 +49,15 @@ class SpecDecPlusPlus(Drafter):
     predictor: str = knob(
         "automatic",
         choices=("automatic", "proxy", "head"),
-        help="what predicts acceptance: the draft's own probability, or a head trained for both models; automatic: the "
-        "head if there is one",
+        help="what predicts acceptance: the draft's own probability, or a head trained for this pair of models; "
+        "automatic: the head if there is one",
     )
     estimate: str = knob(
         "corrected",
         choices=("corrected", "draft"),
-        help="proxy: the draft's probability, or that calibrated by acceptance so far",
+        help="proxy: the draft's probability, or that probability calibrated by acceptance so far",
     )
-    late: bool = knob(True, help="proxy: use a token's prediction only once the next is drafted, as the head must")
+    late: bool = knob(True, help="proxy: use the prediction of a token once the next is drafted, as with the head")
 
     def __post_init__(self):
         self._head, self._chain = None, None
@@ -146,7 +146,9 @@ class SpecDecPlusPlus(Drafter):
         return [self._calibration.chance(q) if self.estimate == "corrected" else q for q in tree.confidence]
 
     def survival(self, chances: list[float]) -> list[float]:
-        """Probability, after each draft token, that all so far are accepted; the last counts as 1 if judged late."""
+        """Probability, after each draft token, that all so far are accepted; the last counts as 1 if its prediction
+        comes too late.
+        """
         known = [*chances[:-1], 1.0] if self.late or self.uses_head else chances
         return list(accumulate(known, mul))
 
@@ -186,6 +188,6 @@ class SpecDecPlusPlus(Drafter):
             values = [[chances[node] for node in tested], [float(self._accepted[node]) for node in tested]]
             yield Figure(
                 "matrix",
-                "the last chain: predicted, and what came",
+                "the last chain: predicted and actual acceptance",
                 {"rows": ["predicted", "accepted"], "columns": columns, "values": values},
             )

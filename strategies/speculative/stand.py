@@ -58,12 +58,12 @@ class NGramDistributions:
 class Stand(Drafter):
     """Store the model's next-token distributions after every n-gram, and sample draft tokens from them.
 
-    Reasoning repeats itself within an answer and across answers. For every n-gram of up to `orders` tokens, the mean of
-    the model's largest probabilities is stored. Draft tokens are sampled from the entry of the longest known suffix,
-    siblings without replacement, along a static tree, and verified against the probabilities they were sampled with.
-    The paper takes the top values after adding Gumbel noise, which has the same distribution. Entries persist for
-    further answers to the same prompt under the same toggles. The paper fits its tree to samples; here it is that of
-    token recycling. nodes = 0 is plain decoding. Song et al. 2025, arXiv 2506.04708.
+    Reasoning texts repeat themselves, within an answer and across answers. For every n-gram of up to `orders` tokens,
+    the mean of the model's largest probabilities is stored. Draft tokens are sampled from the entry of the longest
+    known suffix, siblings without replacement, along a static tree, and verified against the probabilities they were
+    sampled with. The paper takes the top values after adding Gumbel noise, which has the same distribution. Entries
+    persist for further answers to the same prompt under the same toggles. The paper fits its tree to samples; here it
+    is that of token recycling. nodes = 0 is plain decoding. Song et al. 2025, arXiv 2506.04708.
     """
 
     name, title, paper, sheet = "stand", "STAND: remembered probabilities", "2506.04708", "speculative/stand"

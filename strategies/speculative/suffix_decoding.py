@@ -21,10 +21,10 @@ class ScoredDraft:
 
 
 class SuffixDecoding(Drafter):
-    """Look up how this text and earlier answers continued after the same suffix, and draft further the more consistent
-    the continuations are.
+    """Look up continuations of the same suffix in this text and in earlier answers, and draft more tokens the more
+    consistent they are.
 
-    Every suffix of the text that occurred before is tried. A suffix of m tokens may draft up to alpha m + offset
+    Every suffix of the text that occurred before is looked up. A suffix of m tokens may draft up to alpha m + offset
     tokens, each the most frequent continuation, while the product of relative frequencies is at least min_prob. No path
     is longer than depth - m; a tree may have more nodes than that. The draft with the largest sum of these products is
     used, from this prompt and answer or from earlier answers to the same visitor, of which the oldest are evicted
@@ -55,7 +55,7 @@ class SuffixDecoding(Drafter):
         yield from self._figures(lm, local, past)
         if chosen.match and lm.generated:
             span = [max(0, lm.generated - chosen.match), lm.generated, f"found in {where}", chosen.score]
-            yield Figure("spans", "endings that were found", {"spans": [span]})
+            yield Figure("spans", "matched suffixes", {"spans": [span]})
         return chosen.tree
 
     def observe(self, tree, rows, verdict) -> None:
@@ -77,7 +77,7 @@ class SuffixDecoding(Drafter):
             self._past.add(new)
 
     def best_draft(self, store, context, budget, ends=lambda token: False) -> ScoredDraft:
-        """The draft with the highest score that a store has for a context, at most `budget` deep."""
+        """The draft with the highest score that an index gives for a context, at most `budget` deep."""
         best = ScoredDraft()
         for match, places in self._suffixes(store, context):
             nodes, path = self._limits(match)
@@ -92,7 +92,7 @@ class SuffixDecoding(Drafter):
             yield from self._undominated(list(same))
 
     def _undominated(self, suffixes) -> list[tuple[int, list[int]]]:
-        """Of suffixes with the same occurrences, shortest first, those with limits that none of the others reaches."""
+        """Of suffixes with the same occurrences, shortest first, those whose limits no other reaches in both."""
         left = []
         for suffix in reversed(suffixes):
             nodes, path = self._limits(suffix[0])

@@ -14,19 +14,19 @@ from playground.events import Test
 class TypicalAcceptance(Verifier):
     """Accept every draft token that is probable enough for the target, and follow the longest accepted path.
 
-    The threshold is min(epsilon, delta * exp(-H)), so it is low where the target is uncertain; how probable the token
-    is for the drafter does not matter. It helps where a plausible text is enough: at higher temperatures far more draft
-    tokens are accepted than by rejection sampling. The text does not follow the target's distribution: it leans towards
-    what the drafter proposes. Under greedy decoding it is exact. epsilon = 1 and a large delta accept almost nothing.
-    Cai et al. 2024, arXiv 2401.10774, with a sampled token after the accepted ones.
+    The threshold is min(epsilon, delta * exp(-H)), so it is low where the target is uncertain; the drafter's
+    probabilities are not used. Useful where a plausible text suffices: at higher temperatures far more draft tokens are
+    accepted than by rejection sampling. The text does not follow the target's distribution but is biased towards the
+    drafter's proposals. Under greedy decoding it is exact. A large epsilon and a large delta accept almost nothing. Cai
+    et al. 2024, arXiv 2401.10774, with a sampled token after the accepted ones.
     """
 
     name, title, paper, sheet = "typical_acceptance", "Typical acceptance", "2401.10774", "speculative/medusa"
     guarantee = ("greedy_identical",)
     exact_for = ("independent", "without_replacement", "deterministic")
 
-    epsilon: float = knob(0.09, 0.01, 0.99, step=0.01, help="probability from which any draft token is accepted")
-    delta: float = knob(0.3, 0.0, 0.99, step=0.01, help="factor of the threshold exp(-entropy); 0 accepts everything")
+    epsilon: float = knob(0.09, 0.01, 0.99, step=0.01, help="probability above which any draft token is accepted")
+    delta: float = knob(0.3, 0.0, 0.99, step=0.01, help="factor of exp(-entropy) in the threshold; 0 accepts all")
 
     def judge(self, lm, tree, rows):
         accepted: dict[int, bool] = {}
