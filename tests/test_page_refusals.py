@@ -35,7 +35,7 @@ def verdict(lane: dict, **around) -> tuple[str, str]:
 @pytest.mark.parametrize("lane, around, says, about", [
     ({"strategy": "greedy", "extras": [["cad", {}]]}, {}, "Context-aware decoding needs a context", "context"),
     ({"strategy": "speculative"}, {"drafted": False}, "needs a draft model", "draft"),
-    ({"strategy": "pg_td", "knobs": {"tests": ""}}, {}, "The tests have to call one function", "tests"),
+    ({"strategy": "pg_td", "knobs": {"tests": ""}}, {}, "The tests must all call the same function", "tests"),
     ({"strategy": "asap"}, {}, "ASAp: grammar-aligned sampling needs a constraint", "constraint"),
 ])
 def test_a_lane_without_what_it_needs_says_what_to_add(lane, around, says, about):

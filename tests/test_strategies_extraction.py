@@ -139,11 +139,11 @@ def test_a_span_that_occurs_twice_is_one_span_with_two_positions():
     recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([0.0, 2.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
-    assert recorded.texts()[0] == (1, 3) and "the passage says it 1 time." in recorded.of(Note)[-1].text
+    assert recorded.texts()[0] == (1, 3) and "it occurs 1 time in the passage." in recorded.of(Note)[-1].text
     recorded = extracted(
         TableModel("abcd", "d", rule=lambda context: torch.tensor([2.0, 0.0, -9.0, 0.0])), "acbac", [0], longest=1
     )
-    assert recorded.texts()[0] == (0, 3) and "the passage says it 2 times." in recorded.of(Note)[-1].text
+    assert recorded.texts()[0] == (0, 3) and "it occurs 2 times in the passage." in recorded.of(Note)[-1].text
 
 
 def test_probabilities_of_all_spans_sum_to_no_more_than_one():
@@ -216,7 +216,7 @@ def test_each_mode_chooses_the_label_of_lowest_perplexity(prompt, end):
             best = LABELS[values.index(min(values))]
             assert recorded.lane.text == best
             winners[seed].add(best)
-        table = recorded.figure("labels in three readings")
+        table = recorded.figure("labels by three scores")
         for name, row in zip(table["rows"], table["values"]):
             mean, total, whole = (costs[reading][LABELS.index(name)] for reading in ("mean", "sum", "whole"))
             assert row == pytest.approx([math.exp(mean), math.exp(-total), math.exp(whole)])

@@ -13,11 +13,11 @@ class BeamSample(Decoder):
     """A beam search that samples its candidates instead of taking the best.
 
     At every step twice as many continuations as beams are drawn without replacement, in proportion to the probability
-    of the whole text so far, and the most probable of these survive. So the beams follow probable texts and yet differ
-    from run to run. It helps where beam search writes dull text and plain sampling loses the thread. Samplers and
+    of the whole text so far, and the most probable of these survive. So the beams follow probable texts but differ
+    between runs. Useful where beam search gives repetitive text and plain sampling incoherent text. Samplers and
     penalties apply before the draw; probabilities are normalised after them, while the transformers library, which this
-    otherwise follows, adds them up as they are. Finished texts are ranked by sum / length ** length_exponent. Wolf et
-    al. 2020, arXiv 1910.03771.
+    otherwise follows, sums the processed scores unnormalised. Finished texts are ranked by sum / length **
+    length_exponent. Wolf et al. 2020, arXiv 1910.03771.
     """
 
     name, title, paper, sheet = "beam_sample", "Beam sampling", "1910.03771", "search/diverse-beam-search"

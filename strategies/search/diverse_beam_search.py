@@ -12,9 +12,9 @@ class DiverseBeamSearch(Decoder):
     """Beam search in groups, each penalised for tokens that earlier groups chose in the same step.
 
     The beams are split into groups of equal size that choose one after another. A token costs `strength` nats for each
-    beam of an earlier group that took it in this step; penalties stay in the sum that ranks texts within a group. The
-    result is the group winner with the highest log-probability under the model. Vijayakumar et al. 2016, arXiv
-    1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper returns all texts.
+    beam of an earlier group that took it in this step; penalties remain part of the sum that ranks texts within a
+    group. The result is the group winner with the highest log-probability under the model. Vijayakumar et al. 2016,
+    arXiv 1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper returns all texts.
     """
 
     name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
@@ -58,7 +58,7 @@ class DiverseBeamSearch(Decoder):
         yield lm.keep(winner.finished[0].leaf)
 
     def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
-        """Let the groups choose one after another. Returns the choice of each beam, and a figure of the penalties."""
+        """Choose the continuations group by group. Returns the choice of each beam, and a figure of the penalties."""
         taken, choices, labels, values = Counter(), [], [], []
         for number, group in groups.items():
             own, rows = rows[:len(group.live)], rows[len(group.live):]

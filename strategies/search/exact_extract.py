@@ -10,8 +10,8 @@ from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 SHOWN = 10  # spans in the bar chart
-MAX_SPANS = 8192  # read in a run: each keeps its keys and values until the end
-MAX_PASSAGE = 1024  # tokens: spans of one length are read in one forward
+MAX_SPANS = 8192  # per run: the KV cache of each is held until the end
+MAX_PASSAGE = 1024  # tokens: all spans of one length are read in one forward
 OUTLINED = 40  # start positions in the matrix
 
 
@@ -19,8 +19,8 @@ OUTLINED = 40  # start positions in the matrix
 class SpanSearch:
     """Tree of the spans of a passage that grows by one token per step, with the cost of each span in nats.
 
-    A node is a span; equal spans share it. `spent` is -log p of its tokens, `ending` -log p that the text ends there.
-    A token costs at least 0, so a span that has spent as much as the best complete answer costs can no longer win.
+    A node is a span; equal spans share it. `spent` is -log p of its tokens, `ending` -log p that the text ends there. A
+    token costs at least 0, so a span that already costs as much as the best complete answer can no longer win.
     """
 
     ends: list[int]
@@ -30,7 +30,7 @@ class SpanSearch:
     starts: list[list[int]] = field(default_factory=list)  # suffixes that begin with the span, by node
     spent: list[float] = field(default_factory=list)
     ending: list[float] = field(default_factory=list)
-    rows: dict[int, object] = field(default_factory=dict)  # that predict the token after a node, by node
+    rows: dict[int, object] = field(default_factory=dict)  # rows that predict the token after a node, by node
     best: int | None = None
 
     def grow(self, suffixes: list[list[int]], nodes: list[int], length: int) -> list[int]:
@@ -67,7 +67,7 @@ class SpanSearch:
         return self.total(node) / (len(self.tree.path(node)) + bool(self.ends)) if mean else self.total(node)
 
     def living(self, nodes: list[int], bound: float) -> list[int]:
-        """Those nodes that a longer span below could still cost less than `bound`."""
+        """Those nodes of which a longer span could still cost less than `bound`."""
         return [node for node in nodes if self.spent[node] / self.per < bound]
 
 
@@ -75,10 +75,10 @@ class ExactExtract(Decoder):
     """Answer with the span of the passage that is most probable as a complete answer, found by exact search.
 
     Spans that start at the same position are prefixes of one suffix. One forward per length reads one more token of
-    every span that can still win, and gives p(next token) and p(end) after each. A span whose probability has fallen to
-    that of the best complete answer is pruned with all its extensions, which keeps the search exact. The passage is the
-    context, or else the prompt; a span may also begin with a space that the passage does not have there. Castel et al.
-    2021, arXiv 2108.05857; the pruning and the form for autoregressive models are ours.
+    every span that can still win, and yields p(next token) and p(end) after each. A span that is no more probable than
+    the best complete answer is pruned with all its extensions, which keeps the search exact. The passage is the
+    context, or the prompt if there is none; a span may also begin with a space that is not in the passage. Castel et
+    al. 2021, arXiv 2108.05857; the pruning and the form for autoregressive models are ours.
     """
 
     name, title, paper, sheet = "exact_extract", "Exact extraction", "2108.05857", "search/exact-extract"
@@ -88,49 +88,52 @@ class ExactExtract(Decoder):
     score: str = knob(
         "sum",
         choices=("sum", "mean"),
-        help="log-probability of the complete answer (the method), or its mean per token",
+        help="log-probability of the complete answer, as in the paper, or its mean per token",
     )
     newline: bool = knob(False, help="a line break also ends the answer, for models without chat training")
     prune: bool = knob(True, help="drop spans that can no longer win; off reads all spans")
     passage: str = knob(
-        "", multiline=True, file=True, help="text the answer is taken from; empty: the context, or else the prompt"
+        "",
+        multiline=True,
+        file=True,
+        help="text the answer is extracted from; empty: the context, or the prompt if there is none",
     )
 
     def decode(self, lm) -> Iterator:
         rows, suffixes, longest = (yield lm.prefill()), self._suffixes(lm), min(self.longest, lm.remaining)
-        race = SpanSearch(self._ends(lm), longest + 1 if self.score == "mean" else 1, rows={ROOT: rows})
+        search = SpanSearch(self._ends(lm), longest + 1 if self.score == "mean" else 1, rows={ROOT: rows})
         nodes = [ROOT]
         for length in range(1, longest + 1):
-            new = race.grow(suffixes, nodes, length)
+            new = search.grow(suffixes, nodes, length)
             if not new:
                 break
-            if len(race.tree) > MAX_SPANS:
+            if len(search.tree) > MAX_SPANS:
                 raise Refusal(
                     f"More than {MAX_SPANS:,} spans would be read: shorten the passage or the longest span, or prune.",
                     "passage",
                 )
-            rows = yield lm.extend(race.tree)
-            race.close(rows, new, self.score == "mean")
-            nodes = race.living(new, race.cost(race.best, self.score == "mean")) if self.prune else new
-            yield self._standing(race, length, len(new), len(nodes))
-        yield from self._tell(lm, race, suffixes)
-        yield from adopt(lm, self._answer(race))
+            rows = yield lm.extend(search.tree)
+            search.close(rows, new, self.score == "mean")
+            nodes = search.living(new, search.cost(search.best, self.score == "mean")) if self.prune else new
+            yield self._progress_figure(search, length, len(new), len(nodes))
+        yield from self._summary_events(lm, search, suffixes)
+        yield from adopt(lm, self._answer(search))
 
     def _suffixes(self, lm) -> list[list[int]]:
         """Suffixes of the passage as token ids, one for each position where an answer could begin."""
         text = (self.passage or lm.passage or "".join(map(lm.piece, lm.tokens[:lm.prompt_length]))).strip()
         tokens = lm.spell(f" {text}") or lm.spell(text)
         if not tokens:
-            raise Refusal("There is no passage to take an answer from: give one as context.", "passage")
+            raise Refusal("There is no passage to extract an answer from: give one as context.", "passage")
         if len(tokens) > MAX_PASSAGE:
             raise Refusal(
-                f"The passage has {len(tokens):,} tokens, and {MAX_PASSAGE:,} are the most: shorten it.", "passage"
+                f"The passage has {len(tokens):,} tokens, and the maximum is {MAX_PASSAGE:,}: shorten it.", "passage"
             )
         suffixes = [tokens[i:i + self.longest] for i in range(len(tokens))]
         return suffixes + self._respelt(lm, tokens)
 
     def _respelt(self, lm, tokens: list[int]) -> list[list[int]]:
-        """Suffixes whose first word follows a quote or a bracket, with the leading space that an answer begins with."""
+        """Suffixes whose first word follows a quote or a bracket, with the leading space that answers begin with."""
         pieces, found = [lm.piece(token) for token in tokens], []
         for i in range(1, len(tokens)):
             if pieces[i][:1].isalnum() and pieces[i - 1] and not pieces[i - 1][-1].isalnum():
@@ -141,49 +144,51 @@ class ExactExtract(Decoder):
         breaks = {lm.spell(text)[-1] for text in ("\n", "\n\n") if lm.spell(text)} if self.newline else set()
         return sorted({*lm.end_ids, *breaks})
 
-    def _answer(self, race: SpanSearch) -> list[FoundToken]:
+    def _answer(self, search: SpanSearch) -> list[FoundToken]:
         """The best span, followed by the most probable of the end tokens if there are any."""
-        path = [ROOT, *race.tree.path(race.best)]
-        found = [FoundToken(race.tree.tokens[node], race.rows[before], before) for before, node in zip(path, path[1:])]
-        rows = race.rows[race.best]
-        last = [max(race.ends, key=lambda token: float(rows.logp[rows.row(race.best), token]))] if race.ends else []
-        return found + [FoundToken(token, rows, race.best) for token in last]
+        path = [ROOT, *search.tree.path(search.best)]
+        tokens, rows = search.tree.tokens, search.rows
+        found = [FoundToken(tokens[node], rows[before], before) for before, node in zip(path, path[1:])]
+        after = rows[search.best]
+        logp = after.logp[after.row(search.best)]
+        last = [max(search.ends, key=lambda token: float(logp[token]))] if search.ends else []
+        return found + [FoundToken(token, after, search.best) for token in last]
 
-    def _standing(self, race: SpanSearch, length: int, read: int, left: int) -> Figure:
+    def _progress_figure(self, search: SpanSearch, length: int, read: int, left: int) -> Figure:
         data = {
             "x": length,
-            "axis": "length of the span",
+            "axis": "span length",
             "series": {"spans read": read, "spans that can still win": left},
         }
         return Figure("scalar", "spans", data)
 
-    def _tell(self, lm, race: SpanSearch, suffixes: list[list[int]]) -> Iterator[Event]:
+    def _summary_events(self, lm, search: SpanSearch, suffixes: list[list[int]]) -> Iterator[Event]:
         mean = self.score == "mean"
-        ranked = sorted(range(len(race.tree)), key=lambda node: race.cost(node, mean))
-        names = ["".join(map(lm.piece, race.tree.prefix(node))) for node in ranked[:SHOWN]]
+        ranked = sorted(range(len(search.tree)), key=lambda node: search.cost(node, mean))
+        names = ["".join(map(lm.piece, search.tree.prefix(node))) for node in ranked[:SHOWN]]
         yield Figure(
             "bars",
             "probability of a span as the whole answer",
-            {"labels": names, "values": [math.exp(-race.total(node)) for node in ranked[:SHOWN]]},
+            {"labels": names, "values": [math.exp(-search.total(node)) for node in ranked[:SHOWN]]},
         )
-        yield self._map(lm, race, suffixes)
+        yield self._map(lm, search, suffixes)
         every = len(
             {tuple(suffix[:length]) for suffix in suffixes for length in range(1, min(len(suffix), lm.remaining) + 1)}
         )
-        places = len(race.starts[race.best])
+        places = len(search.starts[search.best])
         yield Note(
-            f"{names[0]!r} is the whole answer with probability {math.exp(-race.total(race.best)):.3g}; the passage "
-            f"says it {places} time{'s' * (places > 1)}. {len(ranked)} of {every} spans were read."
+            f"{names[0]!r} is the whole answer with probability {math.exp(-search.total(search.best)):.3g}; it occurs "
+            f"{places} time{'s' * (places > 1)} in the passage. {len(ranked)} of {every} spans were read."
         )
 
-    def _map(self, lm, race: SpanSearch, suffixes: list[list[int]]) -> Figure:
+    def _map(self, lm, search: SpanSearch, suffixes: list[list[int]]) -> Figure:
         """-log p of each span as the complete answer, by start and length; None for pruned spans."""
-        columns = list(range(1, race.tree.depth() + 1))
+        columns = list(range(1, search.tree.depth() + 1))
         cells = [[None] * len(columns) for _ in suffixes[:OUTLINED]]
-        for node in range(len(race.tree)):
-            for start in race.starts[node]:
+        for node in range(len(search.tree)):
+            for start in search.starts[node]:
                 if start < len(cells):
-                    cells[start][len(race.tree.path(node)) - 1] = race.total(node)
+                    cells[start][len(search.tree.path(node)) - 1] = search.total(node)
         rows = [f"{start + 1} {lm.piece(suffix[0])}" for start, suffix in enumerate(suffixes[:OUTLINED])]
         return Figure(
             "matrix",

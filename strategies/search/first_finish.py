@@ -12,12 +12,12 @@ from playground.events import Branches, Figure, Note
 class FirstFinish(Decoder):
     """Sample several texts in parallel and return the one that ends first; the others are abandoned.
 
-    Correct reasoning tends to be shorter than incorrect reasoning. This is best of N with shortness as the score,
-    except that the losers are never completed. Only the distribution of the length changes: given its length, the text
-    follows the sampler's distribution. Of texts that end at the same step the first is taken. A text truncated by the
-    length limit has not ended; if none ends, the one with the highest log-probability per token is taken. With `wait`
-    above 1, the first `wait` texts to end vote on the answer; ties go to the answer that came first. Agarwal et al.
-    2025, arXiv 2505.18149.
+    Correct reasoning tends to be shorter than incorrect reasoning. This is best of N with brevity as the score, except
+    that the other texts are never completed. Only the distribution of the length changes: given its length, the text
+    follows the sampler's distribution. If several texts end at the same step, the first is returned. A text truncated
+    by the length limit has not ended; if none ends, the one with the highest log-probability per token is returned.
+    With `wait` above 1, the first `wait` texts to end vote on the answer; ties go to the answer that came first.
+    Agarwal et al. 2025, arXiv 2505.18149.
     """
 
     name, title, paper, sheet = "first_finish", "First finish search", "2505.18149", "search/first-finish-search"
@@ -35,7 +35,7 @@ class FirstFinish(Decoder):
     answer: str = knob(
         "number",
         choices=("number", "text"),
-        help="answer of a text: the one it states, else its last number; or all of it",
+        help="answer of a text: the one it states, or its last number if it states none; or the whole text",
     )
     temperature: float = knob(
         0.8, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
@@ -77,14 +77,14 @@ class FirstFinish(Decoder):
     def _outcome(self, samples, ended, winner) -> str:
         if not ended:
             return (
-                f"None of {len(samples)} texts ended within the length limit: {winner.label}, the most probable per "
-                "token, is taken."
+                f"None of {len(samples)} texts ended within the length limit: {winner.label}, the most "
+                "probable per token, is returned."
             )
         sampled, length = sum(sample.leaf.generated for sample in samples), winner.leaf.generated
         abandoned = sum(not sample.leaf.reason for sample in samples)
         tie = " Several ended at the same step: the first of them counts." if len(ended) > self.wait else ""
         return (
-            f"{winner.label} with {length} tokens is taken; {abandoned} texts were abandoned, {sampled} tokens were "
+            f"{winner.label} with {length} tokens is returned; {abandoned} texts were abandoned, {sampled} tokens were "
             f"sampled in total.{tie}"
         )
 

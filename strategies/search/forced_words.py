@@ -14,11 +14,11 @@ from playground.events import Branches, Figure, Note
 class ForcedWords(Decoder):
     """Search for the most probable text that contains all of the given words or phrases, in any order.
 
-    Besides the best continuations of all beams, those count that begin or continue a missing phrase. Beams are grouped
-    by how many tokens of the phrases they have, and the places are given to the groups in turn, so that a beam with an
-    improbable word is not dropped before the words around it make up for it. A text may end once nothing is missing. It
-    helps to write about given keywords or to keep to a terminology. No words are plain beam search. Hokamp and Liu
-    2017, arXiv 1704.07138, with the beams shared out as in Post and Vilar 2018, arXiv 1804.06609.
+    The candidates are the best continuations of all beams and those that begin or continue a missing phrase. Beams are
+    grouped by the number of phrase tokens they contain, and beams are allocated to the groups in turn, so that a beam
+    with an improbable word is not dropped before the words around it compensate for it. A text may end once no phrase
+    is missing. Useful to write about given keywords or to enforce a terminology. Without words this is plain beam
+    search. Hokamp and Liu 2017, arXiv 1704.07138, with the beam allocation of Post and Vilar 2018, arXiv 1804.06609.
     """
 
     name, title, paper, sheet = "forced_words", "Forced words", "1804.06609", "search/forced-words"
@@ -55,7 +55,7 @@ class ForcedWords(Decoder):
 
 
 class Missing:
-    """What texts lack of some phrases, each given by its spellings."""
+    """The phrases that texts still have to contain, each given by its spellings."""
 
     def __init__(self, phrases: list[list[Phrase]]):
         self.phrases = phrases
@@ -65,12 +65,12 @@ class Missing:
         return sum(any(contains(text, spelling) for spelling in phrase) for phrase in self.phrases)
 
     def tokens(self, text: Sequence[int]) -> int:
-        """Number of tokens of the phrases that a text has: those of contained phrases and of begun ones at its end."""
+        """Number of phrase tokens in a text: those of contained phrases, and of phrases begun at its end."""
         return sum(max(len(spelling) if contains(text, spelling) else begun(text, spelling) for spelling in phrase)
                    for phrase in self.phrases)
 
     def following(self, text: Sequence[int]) -> set[int]:
-        """Tokens that would begin or continue a phrase that a text lacks."""
+        """Tokens that would begin or continue a phrase missing from a text."""
         lacking = [phrase for phrase in self.phrases if not any(contains(text, spelling) for spelling in phrase)]
         return {spelling[n] for phrase in lacking for spelling in phrase for n in {0, begun(text, spelling)}}
 
@@ -86,7 +86,7 @@ def begun(text: Sequence[int], phrase: Phrase) -> int:
 
 
 class ForcedBeams(Beams):
-    """Beams in groups by the tokens they have of the phrases. A text that lacks a phrase ranks below all others."""
+    """Beams grouped by the number of phrase tokens they contain. A text without all phrases ranks below all others."""
 
     def __init__(self, leaf, width: int, exponent: float, missing: Missing):
         super().__init__(leaf, width, exponent)
@@ -97,7 +97,7 @@ class ForcedBeams(Beams):
         return super().choose(gains, ends)
 
     def _open(self, row: torch.Tensor, beam: Beam, ends: Ends) -> torch.Tensor:
-        """The gains [V] of a beam without the end tokens, while it lacks a phrase and can go on."""
+        """The gains [V] of a beam, without end tokens while a phrase is missing and the text can continue."""
         if not self.lacks(beam):
             return row
         ending = [token for token in (row > REMOVED).nonzero()[:, 0].tolist() if ends(token)]

@@ -1,4 +1,4 @@
-"""FoReaL decoding: a large model begins each sentence, a small one finishes it."""
+"""FoReaL decoding: a large model begins each sentence, a small one completes it."""
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ WORD = re.compile(r"\w")
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text contains a word and ends like a sentence: in a line break or full stop, then closing quotes.
+    """Whether a text contains a word and ends with a line break, or with a full stop and optional closing quotes.
 
-    "3." may continue as "3.14", so a point after a digit counts only once a word follows it.
+    "3." may continue as "3.14", so a full stop after a digit counts only once a word follows it.
     """
     return bool(WORD.search(text)) and any(ending.search(text) for ending in (STOP, LINE, AFTER_A_NUMBER))
 
@@ -43,7 +43,7 @@ class Foreal(Decoder):
 
     The two models diverge mostly at the start of a sentence and agree afterwards. Each sentence is led by the large
     model with probability `p`; it then writes `n` tokens, or fewer if the sentence ends. On a switch, the other model
-    first reads the missing tokens in one forward. With p = 1 and n beyond the length of any sentence only the large
+    first reads the missing tokens in one forward. With p = 1 and n above the length of any sentence only the large
     model writes, with p = 0 or n = 0 only the small one. Li et al. 2025, arXiv 2506.06998, from the abstract and
     reviews: the sentence boundaries, the longest run of the small model, and that either model may end the text are our
     interpretation.
@@ -58,15 +58,15 @@ class Foreal(Decoder):
     )
     p: float = knob(1.0, 0.0, 1.0, step=0.05, help="probability that the large model leads a sentence")
     cap: int = knob(
-        128, 1, 512, step=1, help="most tokens of the small model before a new sentence is assumed to begin"
+        128, 1, 512, step=1, help="maximum tokens of the small model before a new sentence is assumed to begin"
     )
 
     def decode(self, lm) -> Iterator:
         models, sentence, writer, led = {"leader": lm.target, "draft": lm.stream("draft")}, None, None, 0
         while True:
             if sentence is None or self._is_over(lm, sentence):
-                yield from self._closing(sentence)
-                sentence = self._begun(lm)
+                yield from self._sentence_figure(sentence)
+                sentence = self._new_sentence(lm)
                 writes = "large model leads" if sentence.led else "small model writes all of it"
                 yield Note(f"A sentence begins at token {lm.generated}: the {writes}.")
             wanted = self._next(sentence)
@@ -84,7 +84,7 @@ class Foreal(Decoder):
             )
             yield lm.keep(lm.pick(rows))
 
-    def _begun(self, lm) -> Sentence:
+    def _new_sentence(self, lm) -> Sentence:
         return Sentence(lm.generated, len(lm.text), lm.flip(self.p, len(lm.tokens), "lead")[0])
 
     def _is_over(self, lm, sentence: Sentence) -> bool:
@@ -93,6 +93,6 @@ class Foreal(Decoder):
     def _next(self, sentence: Sentence) -> str:
         return "leader" if sentence.led and sentence.leader < self.n else "draft"
 
-    def _closing(self, sentence: Sentence | None) -> Iterator[Event]:
+    def _sentence_figure(self, sentence: Sentence | None) -> Iterator[Event]:
         if sentence:
             yield Figure("spans", "sentences, and the share of the large model", {"spans": [sentence.span()]})

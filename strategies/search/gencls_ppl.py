@@ -11,14 +11,14 @@ from playground.contract.token_tree import merged
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
-# of all labels, shared beginnings counted once: each takes a row over the whole vocabulary, all in one forward
+# of all labels, common prefixes counted once: each has a row of logits [V], all from one forward
 MAX_LABEL_TOKENS = 512
 READINGS = {"mean": "perplexity of the label", "sum": "probability", "whole": "perplexity of prompt and label"}
 
 
 @dataclass
 class Label:
-    """A label's tokens and the cost of each in nats. The end is one more token if it counts."""
+    """A label's tokens and the cost of each in nats. The end token is included if it counts."""
 
     text: str
     found: list[FoundToken]
@@ -35,7 +35,8 @@ class Label:
 
 
 class LabelsByPerplexity(Decoder):
-    """Classify by scoring a fixed set of labels after the prompt, all in one forward, and answer with the best one.
+    """Classify by scoring a fixed set of labels after the prompt, all in one forward, and answer with the one that
+    scores best.
 
     Three scores are shown, which differ if labels differ in length: the perplexity of the label (`mean`), its
     probability (`sum`), and the perplexity of prompt and label together (`whole`), for which the prompt is read again.
@@ -55,7 +56,7 @@ class LabelsByPerplexity(Decoder):
         help="score that decides: perplexity of the label, its probability, or perplexity of prompt and label",
     )
     end: bool = knob(True, help="count the end token after a label as one of its tokens")
-    space: bool = knob(True, help="put a space before each label, as answers usually begin with one")
+    space: bool = knob(True, help="add a space before each label, as answers usually begin with one")
 
     def check(self) -> None:
         if len(self._texts()) < 2:
@@ -68,13 +69,13 @@ class LabelsByPerplexity(Decoder):
         tree, paths = merged(spelt if self._closed(lm) else [tokens[:-1] for tokens in spelt], self.name)
         if len(tree) > MAX_LABEL_TOKENS:
             raise Refusal(
-                f"The labels have {len(tree):,} tokens, and {MAX_LABEL_TOKENS} are the most: give fewer or shorter"
+                f"The labels have {len(tree):,} tokens, and the maximum is {MAX_LABEL_TOKENS}: give fewer or shorter"
                 " ones.",
                 "labels",
             )
         rows = yield lm.extend(tree)
         labels = [self._label(lm, text, tokens, path, rows) for text, tokens, path in zip(self._texts(), spelt, paths)]
-        yield from self._told(lm, labels, before)
+        yield from self._events(lm, labels, before)
         best = min(labels, key=lambda label: label.reads(self.reading, before))
         yield from adopt(lm, best.found)
 
@@ -116,7 +117,7 @@ class LabelsByPerplexity(Decoder):
             count += len(piece.tokens)
         return cost, count
 
-    def _told(self, lm, labels: list[Label], before: tuple[float, int]) -> Iterator[Event]:
+    def _events(self, lm, labels: list[Label], before: tuple[float, int]) -> Iterator[Event]:
         names = [label.text for label in labels]
         table = [
             [
@@ -127,7 +128,7 @@ class LabelsByPerplexity(Decoder):
             for label in labels
         ]
         yield Figure(
-            "matrix", "labels in three readings", {"rows": names, "columns": list(READINGS.values()), "values": table}
+            "matrix", "labels by three scores", {"rows": names, "columns": list(READINGS.values()), "values": table}
         )
         total = torch.tensor([-label.reads("sum", before) for label in labels], dtype=torch.float64).softmax(0)
         yield Figure("bars", "probability among the labels", {"labels": names, "values": total.tolist()})
@@ -142,7 +143,7 @@ class LabelsByPerplexity(Decoder):
             {"labels": [name for name, _ in steps], "values": [cost for _, cost in steps]},
         )
         winners = {reading: min(labels, key=lambda label: label.reads(reading, before)).text for reading in READINGS}
-        agree = "All three readings agree" if len(set(winners.values())) == 1 else "The readings differ"
+        agree = "All three scores agree" if len(set(winners.values())) == 1 else "The scores differ"
         yield Note(
             f"{agree}: " + ", ".join(f"{winners[reading]!r} by {READINGS[reading]}" for reading in READINGS) + "."
         )

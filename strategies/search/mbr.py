@@ -11,10 +11,10 @@ class MinimumBayesRisk(Decoder):
     """Sample several texts and keep the one with the highest mean similarity to all of them.
 
     The samples are both candidates and references: the text with the largest mean similarity to all, itself included,
-    has the highest expected utility. With `text` as the measure this is the text sampled most often, with `number` the
-    vote of self-consistency. The references are unbiased only at temperature 1 and without a truncating sampler. Ties
-    go to the first text; one truncated by the length limit counts only if all are. Kumar and Byrne 2004; sampling
-    references: Eikema and Aziz 2020, arXiv 2005.10283.
+    has the highest estimated expected utility. With `text` as the measure this is the text sampled most often, with
+    `number` the majority answer of self-consistency. The references are unbiased only at temperature 1 and without a
+    truncating sampler. Ties go to the first text; one truncated by the length limit counts only if all are. Kumar and
+    Byrne 2004; sampling references: Eikema and Aziz 2020, arXiv 2005.10283.
     """
 
     name, title, paper, sheet = "mbr", "Minimum Bayes risk", "2005.10283", "search/self-consistency-bestofn"

@@ -33,7 +33,9 @@ class Tests:
         """Parse lines such as `work([1, 2]) == 3`, all of one function with one argument. Raises Refusal."""
         found = [_test(line) for line in text.splitlines() if line.strip()]
         if len({name for name, _, _ in found}) != 1:
-            raise Refusal('The tests have to call one function, one call per line, such as work([1, 2]) == 3.', "tests")
+            raise Refusal(
+                "The tests must all call the same function, one call per line, such as work([1, 2]) == 3.", "tests"
+            )
         names, arguments, results = zip(*found)
         return cls(names[0], list(arguments), list(results))
 
@@ -117,10 +119,10 @@ class PlanningGuided(Decoder):
     The search tree over prefixes grows by one state per rollout. Selection follows the token with the highest value +
     beta P sqrt(ln N) / (1 + n) from the root: the value is the best share of tests passed by any program through it, P
     the model's probability among the `width` best tokens, N and n the visits of state and token. Every prefix is read
-    once and stays in the KV cache, so prefixes of earlier completions cost no further forward. The result is the first
+    once and stays in the KV cache, so prefixes of earlier completions need no further forward. The result is the first
     of the best programs; the first one tried is the greedy one, so the result is never worse on these tests. One
-    rollout, or width 1, is greedy decoding. Each program runs in a confined process, all together for at most 20
-    seconds. Zhang et al. 2023, arXiv 2303.05510.
+    rollout, or width 1, is greedy decoding. Each program runs in a confined process, for at most 20 seconds in total.
+    Zhang et al. 2023, arXiv 2303.05510.
     """
 
     name, title, paper, sheet = "pg_td", "Planning-guided decoding", "2303.05510", "search/pg-td"
@@ -134,8 +136,8 @@ class PlanningGuided(Decoder):
     )
     rollouts: int = knob(8, 1, 256, step=1, help="maximum number of programs to try; 1 is greedy")
     width: int = knob(3, 1, 8, step=1, help="tokens considered after each prefix; 1 is greedy")
-    c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration; 0 follows the best so far")
-    c_base: float = knob(10.0, 1.0, 100.0, step=1.0, help="visits after which exploration grows")
+    c: float = knob(4.0, 0.0, 16.0, step=0.5, help="exploration weight; 0 only follows the best value so far")
+    c_base: float = knob(10.0, 1.0, 100.0, step=1.0, help="number of visits from which the exploration weight grows")
 
     def check(self) -> None:
         Tests.read(self.tests)
@@ -162,12 +164,12 @@ class PlanningGuided(Decoder):
                 programs[program] = tests.passed(lm.text_of(list(program)))
                 spent += time.perf_counter() - begun
             self._back_up(path, programs[program])
-            yield from self._told(lm, root, rollout, programs, program, new)
+            yield from self._events(lm, root, rollout, programs, program, new)
             if programs[program] == 1:
                 break
             if spent > PROGRAM_SECONDS:
                 yield Note(
-                    f"The search ends here: its programs ran longer than {PROGRAM_SECONDS:.0f} seconds together."
+                    f"The search ends here: its programs took more than {PROGRAM_SECONDS:.0f} seconds in total."
                 )
                 break
         best = list(max(programs, key=programs.get))
@@ -175,7 +177,7 @@ class PlanningGuided(Decoder):
         yield from adopt(lm, [FoundToken(token, rows, node) for node, token in enumerate(best, ROOT)])
 
     def _selected(self, root: SearchState) -> list[tuple[SearchState, int]]:
-        """Path of states and tokens from the root to the first token that leaves the search tree."""
+        """Path of states and tokens from the root to the first token outside the search tree."""
         path, state = [], root
         while state is not None:
             a = state.select(self.c, self.c_base)
@@ -208,7 +210,9 @@ class PlanningGuided(Decoder):
             state.returns[a].append(reward)
             state.visits += 1
 
-    def _told(self, lm, root: SearchState, rollout: int, programs: dict, program: tuple, new: bool) -> Iterator[Event]:
+    def _events(
+        self, lm, root: SearchState, rollout: int, programs: dict, program: tuple, new: bool
+    ) -> Iterator[Event]:
         best, reward = max(programs.values()), programs[program]
         series = {"best so far": best, "this program": reward}
         yield Figure("scalar", "share of tests passed", {"x": rollout - 1, "axis": "rollout", "series": series})
@@ -236,6 +240,6 @@ def outline(lm, root: SearchState) -> Figure:
                 waiting += [(len(labels) - 1, state.below[a])] if a in state.below else []
     return Figure(
         "tree",
-        "beginnings, and the best share of tests that came of them",
+        "prefixes, and the best share of tests passed from each",
         {"labels": labels, "parents": parents, "values": values},
     )

@@ -15,7 +15,7 @@ class SelfConsistency(Decoder):
     Ties go to the answer whose texts have the larger summed log-probability, then to the first. The result is the most
     probable text with the winning answer. A text without an answer does not vote, nor does one truncated by the length
     limit unless all are, which is our rule. Votes may be weighted by the probability per token of the text, so that one
-    confident text can outvote two doubtful ones. Wang et al. 2022, arXiv 2203.11171.
+    confident text can outvote two uncertain ones. Wang et al. 2022, arXiv 2203.11171.
     """
 
     name, title, paper, sheet = "self_consistency", "Self-consistency", "2203.11171", "search/self-consistency-bestofn"
@@ -26,7 +26,7 @@ class SelfConsistency(Decoder):
     answer: str = knob(
         "number",
         choices=("number", "words", "text"),
-        help="the answer of a text: the one it states, else its last number; its last words; or the whole text",
+        help="the answer of a text: the one it states, or its last number; its last words; or the whole text",
     )
     words: int = knob(2, 1, 20, step=1, help="number of last words that make up the answer")
     temperature: float = knob(
@@ -70,7 +70,7 @@ class SelfConsistency(Decoder):
 
     def _outcome(self, samples, votes) -> str:
         if not votes:
-            return "No text has an answer: the most probable text is taken."
+            return "No text has an answer: the most probable text is returned."
         winner, voters = self._winner(votes), sum(map(len, votes.values()))
         weights = "" if self.vote == "majority" else ", weighted by probability"
         return (

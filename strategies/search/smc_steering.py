@@ -11,7 +11,7 @@ from playground.contract import knob
 from playground.events import Figure, Note
 
 ROUNDING = 1e-12
-SURE = 1 - 1e-9  # survival probability from which a particle survives deterministically
+SURE = 1 - 1e-9  # survival probability above which a particle survives deterministically
 SHOWN = 24  # particles
 
 
@@ -19,8 +19,8 @@ class SMCSteering(Particles):
     """Sample several continuations of every particle under a grammar, and resample to the original number without
     replacement.
 
-    Every unfinished particle takes the next step `n_beam` times; weights are those of `smc`, the probability mass that
-    the grammar allowed. A continuation survives with probability min(1, c w), where c makes the expected number of
+    Every unfinished particle is continued `n_beam` times; weights are those of `smc`, the probability mass that the
+    grammar allowed. A continuation survives with probability min(1, c w), where c makes the expected number of
     survivors the number of particles. Those with c w >= 1 survive for certain and keep their weight, like the best
     beams; the others are chosen by systematic resampling, and each survivor gets weight 1 / c. The weights therefore
     stay unbiased; two continuations with the same token count as two. With n_beam 1 no particle is ever dropped, which
@@ -105,7 +105,7 @@ class SMCSteering(Particles):
 def survival_probabilities(shares: Tensor, count: int) -> Tensor:
     """Survival probabilities min(1, c w), [n], of particles with normalised weights w [n].
 
-    They add up to `count`. If at most `count` particles have nonzero weight, all of those survive.
+    They sum to `count`. If at most `count` particles have nonzero weight, all of those survive.
     """
     if int((shares > 0).sum()) <= count:
         return (shares > 0).double()
@@ -118,8 +118,8 @@ def survival_probabilities(shares: Tensor, count: int) -> Tensor:
 def systematic_outcomes(stay: list[float]) -> list[tuple[float, list[int]]]:
     """All outcomes of one systematic resampling step, [(probability, surviving indices)].
 
-    `stay` are survival probabilities below 1 that add up to an integer. They are laid end to end on a line, and marks
-    at unit distance from a random start pick the survivors, so none is picked twice.
+    `stay` are survival probabilities below 1 that sum to an integer. They form consecutive intervals, and points at
+    unit distance from a random start select the survivors, so none is selected twice.
     """
     ends = torch.tensor([0.0, *stay], dtype=torch.float64).cumsum(0)
     marks = torch.arange(round(float(ends[-1])), dtype=torch.float64)

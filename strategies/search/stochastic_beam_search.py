@@ -12,12 +12,12 @@ from playground.events import Branches
 class StochasticBeamSearch(Decoder):
     """Sample several different texts at once: a beam search over log-probabilities with Gumbel noise.
 
-    The texts are drawn without replacement, as if one text after the other were sampled and repeats thrown away, but
-    none is generated twice. Each beam carries the largest perturbed log-probability of its continuations. Its first
-    child inherits it, every further one gets a smaller value, conditioned on that; the `beams` largest survive. The
-    text with the largest value is an ordinary sample, and is the one that is written; the others are shown beside it.
-    It helps to get varied texts where plain samples would mostly repeat the likeliest one. beams = 1 is plain sampling.
-    Kool et al. 2019, arXiv 1903.06059.
+    The texts are drawn without replacement, as if texts were sampled one after another and repeats discarded, but none
+    is generated twice. Each beam carries the largest perturbed log-probability of its continuations. Its first child
+    inherits it, every further one gets a smaller value, conditioned on that; the `beams` largest survive. The text with
+    the largest value is distributed like an ordinary sample, and is returned; the others are shown beside it. Useful to
+    get varied texts where plain samples would mostly repeat the most probable one. beams = 1 is plain sampling. Kool et
+    al. 2019, arXiv 1903.06059.
     """
 
     name, title, paper, sheet = (

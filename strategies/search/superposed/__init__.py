@@ -16,13 +16,14 @@ WEIGHTS = (0.01, 0.04, 0.15, 0.18, 0.12)  # of the n-gram frequencies after 1, 2
 
 
 class Superposed(Decoder):
-    """Write several drafts at one forward per step: the model reads the weighted mean of their last tokens' embeddings.
+    """Generate several drafts with one forward per step: the model reads the weighted mean of their last tokens'
+    embeddings.
 
     The single row of logits is shared by all drafts, so the n-gram frequencies of a corpus, which depend on each
-    draft's own last tokens, tell them apart: a draft gains (1 - alpha) log q + alpha log n-gram for each of the `kept`
-    best tokens, and the best continuations over all drafts survive. Scores are not log-probabilities; the true ones are
-    shown at the end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few tales, the run ends once `drafts`
-    texts are finished, and an end token counts only among the `drafts` best continuations.
+    draft's own last tokens, differentiate them: a draft gains (1 - alpha) log q + alpha log n-gram for each of the
+    `kept` best tokens, and the best continuations over all drafts survive. Scores are not log-probabilities; the true
+    ones are shown at the end. Shen et al. 2024, arXiv 2405.18400. Ours: a corpus of a few fairy tales, the run ends
+    once `drafts` texts are finished, and an end token counts only among the `drafts` best continuations.
     """
 
     name, title, paper, sheet = "superposed", "Superposed decoding", "2405.18400", "search/superposed"
@@ -35,7 +36,11 @@ class Superposed(Decoder):
     )
     alpha: float = knob(0.54, 0.0, 1.0, step=0.02, help="weight of the n-grams; 0: the model only, 1: n-grams only")
     penalty: float = knob(
-        200.0, 0.0, 500.0, step=10, help="subtracted from a draft's score if the n-grams know none of the kept tokens"
+        200.0,
+        0.0,
+        500.0,
+        step=10,
+        help="subtracted from a draft's score if none of the kept tokens occurs in the n-grams",
     )
     corpus: str = knob(
         "",
@@ -85,7 +90,7 @@ class Superposed(Decoder):
             yield Figure("bars", "mixture weights", {"labels": labels, "values": shares(drafts.live)})
 
     def _gains(self, raw, followers) -> torch.Tensor:
-        """Score that each token adds to each draft, [drafts, V].
+        """Score that each token adds to a draft, [drafts, V].
 
         `raw` are the model's logits [V], `followers` the tokens after each draft's suffixes in the corpus.
         """
