@@ -242,7 +242,7 @@ def test_uncertain_parts_become_holes():
 def test_a_text_that_is_no_program_is_one_hole_and_another_model_is_named():
     study = make("pac_sets", calibration=calibration([GRID[40]] * 30, "other"))
     [*_, note] = study.draw([lane(CODE), lane("def def")])
-    assert "all of it is one hole" in note.text and "of another model, other" in note.text
+    assert "all of it is one hole" in note.text and "with another model, other" in note.text
     with pytest.raises(Refusal, match="None of these texts"):
         study.draw([lane("def def")])
 

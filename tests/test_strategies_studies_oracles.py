@@ -179,9 +179,9 @@ def by_definition(accepted: list[int], draft_seconds: float) -> dict[str, float]
         "tokens per round, measured": sum(count + 1 for count in accepted) / len(accepted),
         "predicted from α": sum(alpha**i for i in range(GAMMA + 1)),
         "draft cost": cost,
-        "cost of a further row": row,
+        "cost of a further token": row,
         "best draft length": best,
-        "speed-up there, predicted": speed_up(best),
+        "speed-up at that length, predicted": speed_up(best),
     }
 
 

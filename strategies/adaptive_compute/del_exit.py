@@ -13,7 +13,9 @@ from playground.events import Event, Figure
 
 @dataclass
 class ExitStatistics:
-    """Decayed counts of how often a layer's top token is the full model's, and its confidence on hits and misses."""
+    """Decayed counts of how often a layer's top token is the full model's, and sums of its confidence on hits and on
+    misses.
+    """
 
     hits: float = 0.0
     misses: float = 0.0
@@ -70,7 +72,7 @@ class DelExit(Drafter):
         1, 1, 8, step=1, help="layers between exit candidates; each candidate costs one lm_head product per row"
     )
     dynamic: bool = knob(
-        True, help="stop drafting when the exit layer is unsure; otherwise use the length that was best so far"
+        True, help="stop drafting when the exit layer is uncertain; otherwise use the best length so far"
     )
 
     def inner(self, depth, tied):
@@ -85,7 +87,7 @@ class DelExit(Drafter):
 
     def propose(self, lm, budget) -> Iterator:
         tree = new_tree(lm, self)
-        # if the next row is known already, as after prefill, its token needs no forward
+        # the next row is already known, as after prefill: its token needs no forward
         if not (self.most and self.exits and lm.target.behind()):
             return tree
         layer, length = self.plan()

@@ -9,8 +9,8 @@ from playground.errors import Refusal
 class LayerSkip(Preset):
     """Self-speculative decoding: the model's first layers draft, its remaining layers verify all draft tokens at once.
 
-    Positions that were drafted have passed through the first layers already, so verifying them only runs the remaining
-    layers. The output distribution is the model's own. Elhoushi et al. 2024, arXiv 2404.16710.
+    Drafted positions have already passed through the first layers, so verifying them only runs the remaining layers.
+    The output distribution is the model's own. Elhoushi et al. 2024, arXiv 2404.16710.
     """
 
     name, title, paper, sheet = "layer_skip", "LayerSkip", "2404.16710", "adaptive-compute/layer-skip-draft"

@@ -31,7 +31,7 @@ class LayerSkipDraft(Drafter):
         def level(rows, leaves, number):
             return independent(lm, tree, rows, leaves[0], 1)
 
-        if not lm.target.behind():  # the next row is known already, as after prefill: its token needs no forward
+        if not lm.target.behind():  # the next row is already known, as after prefill: its token needs no forward
             return tree
         early = lm.exit(max(1, round(self.exit * lm.depth)))
         return (yield from grow(lm, early, tree, min(self.depth, budget), level))

@@ -36,7 +36,7 @@ class MaskedDiffusion(CanvasDecoder):
     rule: str = knob(
         "steps",
         choices=("steps", "threshold"),
-        help="how many positions a forward unmasks: an equal share, or all above the threshold",
+        help="positions unmasked per forward: an equal share, or all above the threshold",
     )
     steps: int = knob(
         0, 0, 128, step=1, help="rule steps: forwards for the whole answer; 0 takes one per position"
@@ -59,7 +59,7 @@ class MaskedDiffusion(CanvasDecoder):
             rows = yield from self._fill(lm, block)
             ends = [lm.ids[position] for position in block if lm.ends(lm.ids[position])]
             if ends:
-                yield Note("This block holds an end token: all later positions are filled with it, without a forward.")
+                yield Note("This block contains an end token: it fills all later positions, without a forward.")
                 yield _filling(lm, rows, dict.fromkeys(lm.masked, ends[0]))
             yield Note(f"Positions {start + 1} to {block.stop} are filled, and the next block begins.")
 

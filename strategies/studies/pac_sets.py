@@ -24,11 +24,11 @@ class PACSets(Study):
     the true program for all but a share `eps` of programs.
 
     Subtrees of the syntax tree are removed until the rest costs at most -log tau nats: as few parts as possible, in at
-    most `holes` holes, and parts removed at one tau stay removed at every larger one. tau is the smallest threshold at
-    which few enough true programs of a calibration set are missed, with confidence 1 - delta. The guarantee holds on
-    average over prompts like those of the calibration, for the same model and greedy decoding, not for a single prompt,
-    and it concerns the text of a program, not its behaviour. Khakhar, Mell and Bastani 2023, arXiv 2302.08703; the
-    exact solver is ours, and a text that is not a program is one hole.
+    most `holes` holes, and a part removed at one tau is also removed at every larger one. tau is the smallest threshold
+    at which the true programs missed in a calibration set are few enough for confidence 1 - delta. The guarantee holds
+    on average over prompts like those of the calibration, for the same model and greedy decoding, not for a single
+    prompt, and it concerns the text of a program, not its behaviour. Khakhar, Mell and Bastani 2023, arXiv 2302.08703;
+    the exact solver is ours, and a text that is not a program is one hole.
     """
 
     name, title, paper, sheet = "pac_sets", "PAC prediction sets for code", "2302.08703", "search/pac-prediction-sets"
@@ -38,7 +38,7 @@ class PACSets(Study):
     delta: float = knob(0.1, 0.01, 0.2, step=0.01, help="probability that the guarantee fails")
     holes: int = knob(3, 1, 4, step=1, help="maximum number of holes")
     tau: float = knob(
-        0.0, 0.0, 1.0, step=0.01, help="threshold to try out; 0: the calibrated one, the only one with a guarantee"
+        0.0, 0.0, 1.0, step=0.01, help="threshold set by hand; 0: the calibrated one, the only one with a guarantee"
     )
     calibration: str = knob(
         "",
@@ -104,7 +104,9 @@ class PACSets(Study):
         header, program = trace.headers[0], written(trace)
         other = (header.model, header.revision) != (calibration.model, calibration.revision)
         warning = (
-            f" The calibration is of another model, {calibration.model}, and does not apply here." if other else ""
+            f" The calibration was made with another model, {calibration.model}, and does not apply here."
+            if other
+            else ""
         )
         if program is None:
             return [Note(f"{label}: this text is not a Python program, so all of it is one hole.{warning}")]

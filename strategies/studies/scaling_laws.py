@@ -16,13 +16,13 @@ COLUMNS = (
     "predicted from α",
     "predicted from α by depth",
     "draft cost",
-    "cost of a further row",
-    "speed-up now, predicted",
+    "cost of a further token",
+    "speed-up as recorded, predicted",
     "best draft length",
-    "speed-up there, predicted",
+    "speed-up at that length, predicted",
     "operations per token",
 )
-DRAFTS = 3  # sizes needed for a fit: two points always lie on a line
+DRAFTS = 3  # sizes needed for a fit: two points determine a line exactly
 
 
 class ScalingLaws(Study):
@@ -30,9 +30,9 @@ class ScalingLaws(Study):
 
     From the counts and timings of recorded speculative lanes: the acceptance rate alpha, overall and by depth; tokens
     per round compared with the prediction for a constant alpha; the predicted speed-up for every draft length, with the
-    measured cost of a draft forward and of further rows of the target; over three or more draft models, tau = a log10 N
-    + b. Formulas: Leviathan et al. 2023; the law: Yan et al. 2025, arXiv 2505.07858, which fits many trained drafts of
-    a kind. A tree counts by its levels, and a deeper one is predicted with the same number of nodes per level. A
+    measured cost of a draft forward and of further input tokens of the target; over three or more draft models, tau = a
+    log10 N + b. Formulas: Leviathan et al. 2023; the law: Yan et al. 2025, arXiv 2505.07858, which fits many drafts
+    trained alike. A tree counts by its levels, and a deeper one is predicted with the same number of nodes per level. A
     draft's N is computed from the operations in the trace.
     """
 
@@ -191,7 +191,7 @@ def _caveats(lanes) -> list[Note]:
     if any(lane.costs and not lane.costs.measured for lane in lanes):
         notes.append(
             Note(
-                "All forwards of the target had the same size, so further rows are counted as free: add a plain lane "
+                "All forwards of the target had the same size, so further tokens count as free: add a plain lane "
                 "of the model, recorded alone."
             )
         )

@@ -16,13 +16,13 @@ LEARNT = 0.1  # training loss below which a model counts as hyperfitted
 
 
 class Hyperfitting(Variant):
-    """Train a model on a few texts until it has memorised them; its greedy text then hardly repeats itself.
+    """Train a model on a few texts until it has memorised them; its greedy text then rarely repeats itself.
 
     All weights are trained on next-token cross-entropy with Adam, at a constant learning rate, without dropout and
     weight decay, for some epochs or until the training loss is near zero. The loss on held-out text rises, which is
     intended: entropy falls and greedy text becomes more diverse. Carlsson et al. 2025, arXiv 2412.04318. Theirs: 2000
-    sequences of 256 tokens at 1e-6, and models from 1 B parameters. The small schedule, the stop at a loss and the
-    held-out windows, the last ones of the texts, are ours.
+    sequences of 256 tokens at 1e-6, and models from 1 B parameters. The short schedule, stopping at a training loss,
+    and holding out the last windows of the texts are ours.
     """
 
     name, title, paper, sheet = "hyperfitting", "Hyperfitting", "2412.04318", "sampling/hyperfitting"
@@ -57,7 +57,7 @@ class Hyperfitting(Variant):
         rest = len(windows) - self.held_out
         if rest < 1:
             raise Refusal(
-                f"The texts have {len(windows)} windows of {self.length} tokens, and {self.held_out} are to be held "
+                f"The texts have {len(windows)} windows of {self.length} tokens, and {self.held_out} have to be held "
                 "out: add text, or lower length or held_out.",
                 "texts",
             )
@@ -78,7 +78,8 @@ class Hyperfitting(Variant):
 
 
 def measures(network, windows, batch) -> dict[str, float]:
-    """Loss and entropy in nats on held-out windows [n, length], and type-token ratio of greedy text after them."""
+    """Loss and entropy in nats on held-out windows [n, length], and type-token ratio (TTR) of greedy text after them.
+    """
     with torch.inference_mode():
         sums = torch.stack([_sums(network, part) for part in windows.split(batch)]).sum(0) / windows[:, 1:].numel()
         written = [
@@ -129,7 +130,7 @@ def _generator(seed) -> torch.Generator:
 
 def _judgement(loss, before, after) -> str:
     old, new = before["held-out loss"], after["held-out loss"]
-    facts = f"the training loss is {loss:.3f}, and the loss on other text went from {old:.2f} to {new:.2f}"
+    facts = f"the training loss is {loss:.3f}, and the held-out loss went from {old:.2f} to {new:.2f}"
     return (
         f"Hyperfitted: {facts}."
         if loss < LEARNT and new > old
