@@ -1,4 +1,4 @@
-"""Prompt compression with a budget that heads share."""
+"""Prompt compression with a budget shared by the heads of a layer."""
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import top_slots
@@ -8,12 +8,12 @@ from playground.events import Figure
 
 
 class AdaKV(PromptCompression):
-    """Compress the prompt once, and let the heads of a layer compete for the tokens that stay.
+    """Compress the prompt once, with one budget per layer for which its heads compete.
 
     Each head keeps a share alpha of an even budget by its own scores, those of SnapKV. The rest goes to the best tokens
-    of all heads together, so that heads with scattered attention keep more than those that look at a few tokens. The
-    layer's total is that of SnapKV. It helps where heads differ much: an even budget starves some and is wasted on
-    others. alpha = 1 is SnapKV. Generated tokens stay. Feng et al. 2024, arXiv 2407.11550.
+    of all heads together, so that heads with scattered attention keep more than those that attend to a few tokens. The
+    layer's total is that of SnapKV. Useful where heads differ: an even budget is too small for some and larger than
+    needed for others. alpha = 1 is SnapKV. Generated tokens are not evicted. Feng et al. 2024, arXiv 2407.11550.
     """
 
     name, title, paper, sheet = "ada_kv", "Budgets by head (AdaKV)", "2407.11550", "kv-cache/ada-kv"

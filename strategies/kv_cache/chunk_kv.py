@@ -11,16 +11,16 @@ class ChunkKV(PromptCompression):
     """Compress the prompt once, keeping or evicting chunks of neighbouring tokens as a whole.
 
     The score of a chunk is the mean attention that the last `window` prompt tokens pay to its tokens; each layer and KV
-    head keeps the best chunks that fit into `capacity`, and the window. It helps where a fact is spread over several
-    tokens, of which single-token rules keep only some. chunk = 1 is SnapKV. Generated tokens stay. Not implemented:
-    sharing the selection between layers. Liu et al. 2025, arXiv 2502.00299.
+    head keeps the best chunks that fit into `capacity`, and the window. Useful where a fact is spread over several
+    tokens, of which single-token rules keep only some. chunk = 1 is SnapKV. Generated tokens are not evicted. Not
+    implemented: sharing the selection between layers. Liu et al. 2025, arXiv 2502.00299.
     """
 
     name, title, paper, sheet = "chunk_kv", "Chunks of the prompt (ChunkKV)", "2502.00299", "kv-cache/chunk-kv"
     guarantee = ("budget_respected", "collapses")
 
-    chunk: int = knob(8, 1, 64, step=1, help="tokens of a chunk; 1 is SnapKV")
-    kernel: int = knob(1, 1, 15, step=2, help="neighbouring tokens whose scores are pooled before, an odd number")
+    chunk: int = knob(8, 1, 64, step=1, help="tokens per chunk; 1 is SnapKV")
+    kernel: int = knob(1, 1, 15, step=2, help="neighbouring tokens over which scores are pooled first, an odd number")
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):

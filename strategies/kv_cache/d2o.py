@@ -1,4 +1,4 @@
-"""D2O: evicted tokens are merged into the most similar ones that stay."""
+"""D2O: evicted tokens are merged into the most similar remaining ones."""
 import math
 from statistics import fmean
 
@@ -10,7 +10,7 @@ from playground.contract import CachePolicy, Merge, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 
-LARGEST = torch.finfo(torch.float32).max  # score of tokens that rank first in any case
+LARGEST = torch.finfo(torch.float32).max  # score of tokens that always rank first
 LEAST, MOST = 0.01, 1.0  # bounds of a layer's budget, as a share of the prompt
 
 
@@ -28,8 +28,8 @@ class D2O(CachePolicy):
     largest cosine of keys reaches a moving average of such cosines are merged, keys and values alike, per head. Weights
     are exponentials of the cosine, as in the paper, or those of the released code, which shrink the merged states. The
     released code repeats keys for the heads of a group and makes one decision for all heads; here a group has one cache
-    and every KV head decides. Without merging and at equal budgets this is H2O with sinks; with all layers whole it is
-    the full cache. Wan et al. 2024, arXiv 2406.13035.
+    and every KV head decides. Without merging and at equal budgets this is H2O with sinks; without eviction in any
+    layer it is the full cache. Wan et al. 2024, arXiv 2406.13035.
     """
 
     name, title, paper, sheet = "d2o", "Evict and merge (D2O)", "2406.13035", "kv-cache/d2o"
@@ -43,9 +43,13 @@ class D2O(CachePolicy):
         step=0.01,
         help="tokens that stay by attention received, as a share of the prompt, averaged over layers",
     )
-    recent: float = knob(0.1, 0.02, 0.5, step=0.01, help="most recent tokens that stay, likewise; at least one")
+    recent: float = knob(
+        0.1, 0.02, 0.5, step=0.01, help="most recent tokens that stay, as a share of the prompt; at least one"
+    )
     sinks: int = knob(4, 0, 8, step=1, help="tokens at the start that always rank first by attention")
-    memory: float = knob(0.5, 0.0, 1.0, step=0.05, help="weight of the old threshold in the average; 1 keeps the first")
+    memory: float = knob(
+        0.5, 0.0, 1.0, step=0.05, help="weight of the old threshold in the average; 1 keeps the initial one"
+    )
     weights: str = knob(
         "paper",
         choices=("paper", "released", "none"),
@@ -92,7 +96,7 @@ class D2O(CachePolicy):
         return late | top_slots(received, heavy, held.live & ~late)
 
     def _layer_budgets(self, held):
-        """Heavy and recent tokens of each layer, as if no layer were left whole."""
+        """Heavy and recent tokens of each layer, as if every layer evicted."""
         nothing = torch.zeros(1, held.prompt, device=held.positions.device)  # a table model has no attention
         variance = torch.stack([variance_of(self._received.pop(layer, nothing)) for layer in range(held.layers)])
         length, whole = held.prompt + 1, self.heavy + self.recent
@@ -152,13 +156,13 @@ class D2O(CachePolicy):
         for position, statistics in self._statistics.items():
             cosine, threshold, merged = (sum(column) / len(column) for column in zip(*statistics))
             series = {"cosine": cosine, "threshold": threshold}
-            yield Figure("scalar", "cosine of evicted tokens to the nearest kept", {"x": position, "series": series})
+            yield Figure("scalar", "cosine of evicted tokens to the nearest other", {"x": position, "series": series})
             yield Figure("scalar", "share of evicted tokens merged", {"x": position, "series": {"merged": merged}})
         self._statistics = {}
 
 
 def finite_by_head(cosine):
-    """The cosines [kv_heads, m] that are not padding, as lists by head: for a few tokens faster than tensor means."""
+    """The cosines [kv_heads, m] that are not padding, as lists by head: faster than tensor means for a few tokens."""
     return [[value for value in head if value > REMOVED] for head in cosine.tolist()]
 
 

@@ -8,11 +8,12 @@ class DapQ(CachePolicy):
     """Evict prompt tokens once, keeping those that pseudo queries at the positions of the answer attend to.
 
     A few pseudo tokens are read after the prompt, at the positions of the answer, and discarded. What a query attends
-    to depends on its position more than on its token, so they approximate the attention of the answer. Scores are their
+    to depends more on its position than on its token, so they approximate the attention of the answer. Scores are their
     attention, summed over them and over the query heads of a group, without their attention to each other. The prompt's
-    own rows do not change, and the answer starts at its usual position. Generated tokens stay. A reconstruction: the
-    sources that could be read leave open which end of the prompt supplies more pseudo tokens, and whether the last
-    prompt tokens are protected; here its end does, and the last `recent` are. Tian et al. 2026, arXiv 2603.11564.
+    own logits do not change, and the answer starts at its usual position. Generated tokens are not evicted. A
+    reconstruction: the accessible sources do not specify which end of the prompt supplies more pseudo tokens, and
+    whether the last prompt tokens are protected; here the end supplies more, and the last `recent` tokens are
+    protected. Tian et al. 2026, arXiv 2603.11564.
     """
 
     name, title, paper, sheet = "dapq", "Pseudo queries (DapQ)", "2603.11564", "kv-cache/dapq"
@@ -28,7 +29,7 @@ class DapQ(CachePolicy):
     content: str = knob(
         "ends",
         choices=("ends", "repeated"),
-        help="what the pseudo tokens are: both ends of the prompt, or its last token repeated",
+        help="source of the pseudo tokens: both ends of the prompt, or its last token repeated",
     )
     recent: int = knob(0, 0, 128, step=1, help="last tokens of the prompt that always stay")
 
@@ -55,7 +56,7 @@ class DapQ(CachePolicy):
         return text[:first] + text[max(first, len(text) - self.pretending + first):]
 
     def wants_attention(self, position, prompt):
-        return False  # only pseudo tokens select
+        return False  # only the attention of pseudo tokens counts
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
         self.attention.add(layer, weights, key_positions)

@@ -11,16 +11,16 @@ from playground.events import Figure
 
 
 class EMS(CachePolicy):
-    """Evict the least important tokens, and merge those of medium importance into the most similar token that stays.
+    """Evict the least important tokens, and merge those of medium importance into the most similar remaining token.
 
-    Importance is the larger of two shares: of the attention received from all rows that could see the token, and of
-    that from the last rows. The first alone favours old tokens, the second recent ones. In each head the most important
-    tokens before the window become centres, the next ones are candidates, and all others are evicted. A candidate is
-    merged into the centre with the largest cosine of keys, and evicted if that cosine is below `likeness`; so heads
-    with different numbers of merges run in one step. A centre becomes the mean of its tokens, weighted by importance,
-    and takes over their importance. No candidates, or a likeness above 1, is plain eviction. A reconstruction: only a
-    description of the method could be read, so the larger of two shares, the weights and all defaults are choices. Li
-    et al. 2024, arXiv 2412.08521.
+    Importance is the larger of two shares: of the attention received from all positions that could attend to the token,
+    and of that from the last positions. The former alone favours old tokens, the latter recent ones. In each head the
+    most important tokens before the window become centres, the next ones are candidates, and all others are evicted. A
+    candidate is merged into the centre with the largest cosine of keys, and evicted if that cosine is below `likeness`;
+    so heads with different numbers of merges are processed in one step. A centre becomes the mean of its tokens,
+    weighted by importance, and inherits their importance. No candidates, or a likeness above 1, is plain eviction. A
+    reconstruction: only a description of the method was accessible, so the larger of two shares, the weights and all
+    defaults are our choices. Li et al. 2024, arXiv 2412.08521.
     """
 
     name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"
@@ -30,14 +30,14 @@ class EMS(CachePolicy):
 
     size: int = knob(64, 2, 2048, step=1, help="tokens that stay in each head, the window included")
     window: int = knob(
-        16, 1, 128, step=1, help="most recent tokens, which stay unmerged and whose attention counts separately"
+        16, 1, 128, step=1, help="most recent tokens, which are never merged and whose attention counts separately"
     )
     kernel: int = knob(
         5,
         1,
         15,
         step=2,
-        help="neighbouring tokens whose recent attention is averaged, an odd number; 1 averages nothing",
+        help="neighbouring tokens whose recent attention is averaged, an odd number; 1 disables averaging",
     )
     candidates: float = knob(
         1.0, 0.0, 4.0, step=0.1, help="candidates for merging per token that stays before the window"
@@ -68,12 +68,14 @@ class EMS(CachePolicy):
         return self._retain([held])[0]
 
     def retain_all(self, held):
-        """All layers at once if they hold equally many slots: layer by layer takes some fifty torch calls per token."""
+        """All layers at once if they have equal numbers of slots: layer by layer takes some fifty torch calls per
+        token.
+        """
         same_shape = len({layer.positions.shape for layer in held}) == 1
         return self._retain(held) if same_shape else super().retain_all(held)
 
     def _retain(self, held):
-        """Which slots stay, for layers that hold equally many."""
+        """Which slots stay, for layers with equal numbers of slots."""
         if held[0].next < held[0].prompt:
             return [layer.live for layer in held]
         heads = len(held[0].read("keys"))
@@ -99,7 +101,7 @@ class EMS(CachePolicy):
     def importance(self, held, positions, others):
         """Importance of the slots at `positions`, zero for the `others`, all [heads of all layers, slots].
 
-        The larger of the shares of overall attention per row and of recent attention.
+        The larger of the shares of overall attention per query position and of recent attention.
         """
         heads = len(positions) // len(held)
         overall, recent = (

@@ -8,19 +8,21 @@ from playground.engine.sampling import REMOVED
 
 
 class ExpectedAttention(TopKEviction):
-    """Keep the tokens that future queries will attend to, if they are distributed like the last queries of the prompt.
+    """Keep the tokens that future queries are expected to attend to, assuming that they are distributed like the last
+    queries of the prompt.
 
     If queries are Gaussian with mean m and covariance S, the expected unnormalised weight of a key k is exp(m k / sqrt
     d + k S k / 2d). A softmax over the tokens, averaged over the query heads of a group and multiplied by the norm of
-    the value, is the score. It helps where the question that decides what matters is not in the prompt yet. The authors
-    estimate m and S before the rotary embedding and rotate them by the mean over coming positions; here they are those
-    of the last `window` queries of the prompt, after it. Devoto et al. 2025, arXiv 2510.00636.
+    the value, is the score. Useful if the question that determines the relevant tokens is not in the prompt yet. The
+    authors estimate m and S before the rotary embedding and rotate them by the mean over coming positions; here they
+    are those of the last `window` queries of the prompt, after the rotary embedding. Devoto et al. 2025, arXiv
+    2510.00636.
     """
 
     name, title, paper, sheet = "expected_attention", "Expected attention", "2510.00636", "kv-cache/expected-attention"
     uses_queries, reconstruction, sure = True, True, "medium"
 
-    window: int = knob(32, 2, 512, step=1, help="last queries of the prompt, from which mean and covariance come")
+    window: int = knob(32, 2, 512, step=1, help="last queries of the prompt, whose mean and covariance are used")
 
     def __post_init__(self):
         self._queries: dict[int, Tensor] = {}

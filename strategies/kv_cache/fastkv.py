@@ -16,8 +16,8 @@ class FastKV(PromptCompression):
     tokens its layer has read, by its own scores. With rate 1, or depth 1, every layer reads everything and this is
     SnapKV; with a capacity for the whole prompt as well, it is the full cache. Scores are pooled after the sum over a
     group of query heads, the released code pools before; the results agree for avg and can differ for max. The capacity
-    is given in tokens, not as a share of the prompt, and the window continues and stays even if it exceeds the budget.
-    Jo et al. 2025, arXiv 2502.01068.
+    is given in tokens, not as a share of the prompt, and the window is always read and kept, even if it exceeds the
+    budget. Jo et al. 2025, arXiv 2502.01068.
     """
 
     name, title, paper, sheet = (
@@ -28,9 +28,9 @@ class FastKV(PromptCompression):
     )
     guarantee = ("budget_respected", "collapses")
 
-    window: int = knob(8, 1, 64, step=1, help="last tokens of the prompt, whose attention selects; they stay")
+    window: int = knob(8, 1, 64, step=1, help="last tokens of the prompt, whose attention selects; they always stay")
     kernel: int = knob(
-        7, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 pools nothing"
+        7, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 disables pooling"
     )
     pooling: str = knob("max", choices=("avg", "max"), help="how scores of neighbours are pooled")
     depth: float = knob(

@@ -18,15 +18,15 @@ class Gear(CachePolicy):
     they do not widen the quantisation range. Vectors are a channel of keys over the tokens of a block, and the values
     of a token over all heads. Then keys are quantised per channel and values per token, and the remaining error of each
     head is approximated by a product of two thin matrices, found by power iteration. Tokens are quantised once, a block
-    at a time; the prompt is read before anything is quantised. Every step dequantises the cache for attention, so
-    memory is saved and time is not. Without outliers and rank this is the quantised cache of KIVI with another
+    at a time; the prompt is read before anything is quantised. Every step dequantises the cache for attention, so this
+    saves memory but no time. Without outliers and with rank 0 this is the quantised cache of KIVI with a different
     schedule. The released simulation uses b * b - 1 levels in place of 2 ** b - 1 and stores too many outliers of keys
-    in short blocks; neither is copied. Kang et al. 2024, arXiv 2403.05527.
+    in short blocks; neither is reproduced. Kang et al. 2024, arXiv 2403.05527.
     """
 
     name, title, paper, sheet = "gear", "Quantised and repaired (GEAR)", "2403.05527", "kv-cache/gear"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a row reads in full precision depends on when they were committed
+    # not row-wise: which tokens a position reads in full precision depends on when they were committed
     row_wise, quantises = False, True
 
     bits: str = knob("2", choices=("1", "2", "4", "8"), help="bits per number")
@@ -34,13 +34,13 @@ class Gear(CachePolicy):
         64, 8, 128, step=8, help="numbers that share a scale and a zero; fewer if the group does not divide them"
     )
     outliers: float = knob(
-        0.02, 0.0, 0.1, step=0.01, help="share of the numbers stored exactly, half the largest, half the smallest"
+        0.02, 0.0, 0.1, step=0.01, help="share of the numbers stored exactly: half the largest, half the smallest"
     )
     rank: int = knob(4, 0, 16, step=1, help="rank of the correction of the prompt's block")
     later: int = knob(2, 0, 16, step=1, help="rank of the correction of later blocks")
     rounds: int = knob(3, 1, 8, step=1, help="rounds of power iteration")
     buffer: int = knob(
-        64, 8, 1024, step=8, help="tokens per block; an incomplete block stays in full precision"
+        64, 8, 1024, step=8, help="tokens per block; an incomplete block is held in full precision"
     )
 
     def __post_init__(self):
@@ -200,8 +200,8 @@ def find_outliers(part: str, rows: Tensor, share: float) -> Outliers:
 def low_rank(error: Tensor, rank: int, rounds: int) -> tuple[Tensor, Tensor]:
     """float16 factors [heads, n, rank] and [heads, d, rank] whose product approximates `error` [heads, n, d].
 
-    Power iteration from a fixed basis. Every round orthonormalises; only the last round would have to in exact
-    arithmetic, but small singular values would be lost to rounding.
+    Power iteration from a fixed basis. Every round orthonormalises: in exact arithmetic it would suffice to do so in
+    the last, but small singular values would be lost to rounding.
     """
     wide = error.to(torch.promote_types(error.dtype, torch.float32))
     rank, generator = min(rank, *error.shape[1:]), torch.Generator().manual_seed(0)

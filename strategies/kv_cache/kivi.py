@@ -10,13 +10,13 @@ class Kivi(CachePolicy):
     Keys have channels that are large in every token, so the tokens of one channel share a scale and a zero; values have
     no such channels, so the channels of one token share them. Keys are quantised `residual` tokens at a time, values
     once they are that old, and nothing is quantised twice. Codes are packed into bytes, scale and zero take two bytes
-    each. Attention reads dequantised rows, so memory is saved and time is not. Groups are made smaller if they do not
-    divide the head or the residual. The prompt is read before anything is quantised. Liu et al. 2024, arXiv 2402.02750.
+    each. Attention reads dequantised states, so this saves memory but no time. Groups are smaller if they do not divide
+    the head or the residual. The prompt is read before anything is quantised. Liu et al. 2024, arXiv 2402.02750.
     """
 
     name, title, paper, sheet = "kivi", "Quantised cache (KIVI)", "2402.02750", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a row reads in full precision depends on when they were committed
+    # not row-wise: which tokens a position reads in full precision depends on when they were committed
     row_wise, quantises = False, True
 
     bits: str = knob("2", choices=("2", "4", "8"), help="bits per number")

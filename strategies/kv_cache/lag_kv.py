@@ -9,29 +9,30 @@ ALWAYS = 2.0  # above every share
 
 
 class LagKV(TopKEviction):
-    """Keep, in every stretch of the text, the tokens that stand out when the stretch after it sets the scale.
+    """Keep, in every partition of the text, the tokens that deviate most when normalised by the next partition.
 
-    After the first `sinks` tokens the text is divided into stretches of `lag` tokens. In each, keys and values are
-    normalised channel by channel by the minimum and maximum of the next stretch; a token's score is the standard
-    deviation over its channels, as a softmax over the stretch, for keys plus values. Its rank in the stretch counts, so
-    each keeps the same share; the sinks, the last whole stretch and what follows it come first. It helps with long
-    prompts of even importance, and needs no attention weights. The authors evict once per stretch; here the ranks are
-    computed anew for each eviction, among the tokens that are left. Liang et al. 2025, arXiv 2504.04704.
+    After the first `sinks` tokens the text is divided into partitions of `lag` tokens. In each, keys and values are
+    normalised channel by channel by the minimum and maximum of the next partition; a token's score is the standard
+    deviation over its channels, as a softmax over the partition, summed for keys and values. Tokens are compared by
+    their rank within the partition, so each partition keeps the same share; the sinks, the last complete partition and
+    the tokens after it rank first. Useful for long prompts of uniform importance, and needs no attention weights. The
+    authors evict once per partition; here the ranks are recomputed for each eviction, among the remaining tokens. Liang
+    et al. 2025, arXiv 2504.04704.
     """
 
     name, title, paper, sheet = "lag_kv", "LagKV", "2504.04704", "kv-cache/lag-kv"
 
-    sinks: int = knob(4, 0, 64, step=1, help="first tokens that always come first")
-    lag: int = knob(16, 2, 256, step=1, help="tokens of a stretch")
+    sinks: int = knob(4, 0, 64, step=1, help="first tokens of the text, which always rank first")
+    lag: int = knob(16, 2, 256, step=1, help="tokens per partition")
 
     def scores(self, held):
         live = held.live.expand(held.read("keys").shape[:2])
         found = torch.full(live.shape, ALWAYS, dtype=held.read("keys").dtype, device=live.device)
         for head, row in enumerate(live):
             slots = row.nonzero()[:, 0][self.sinks:]
-            stretches = slots[:len(slots) // self.lag * self.lag].view(-1, self.lag)
+            partitions = slots[:len(slots) // self.lag * self.lag].view(-1, self.lag)
             states = [held.read(part)[head] for part in ("keys", "values")]
-            for here, after in zip(stretches, stretches[1:]):
+            for here, after in zip(partitions, partitions[1:]):
                 found[head, here] = ranks(sum(spread(each[here], each[after]) for each in states))
         return found
 
@@ -44,6 +45,6 @@ def spread(here: Tensor, after: Tensor) -> Tensor:
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """The share of scores that are lower, in [0, 1); of equal ones the later counts as higher, [n]."""
+    """The share of lower scores, in [0, 1); of equal scores the later one counts as higher, [n]."""
     order = scores.argsort(stable=True)
     return torch.empty_like(scores).scatter(0, order, torch.arange(len(scores)).to(scores) / len(scores))

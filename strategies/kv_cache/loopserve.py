@@ -1,4 +1,4 @@
-"""LoopServe: sparse prefill along lines of attention, then eviction by the attention of the latest rows."""
+"""LoopServe: sparse prefill along lines of the attention matrix, then eviction by the latest rows of attention."""
 from typing import NamedTuple
 
 import torch
@@ -12,20 +12,20 @@ TINY = 1e-6  # tolerance of the coverage, for rounding
 
 
 class LoopServe(CachePolicy):
-    """Read the prompt along the lines that carry most of its attention, then evict periodically by the attention of the
-    latest rows.
+    """Compute the prefill only along the lines of the attention matrix with most of the attention, then evict
+    periodically by the latest rows of attention.
 
-    The attention of a sample of the rows of each chunk is computed in full. The columns (one token, for all rows) and
+    For a sample of the rows of each chunk, attention is computed in full. The columns (one token, for all rows) and
     diagonals (one distance, for all rows) with the largest sums are selected until they cover `coverage` of it, per
     layer and KV head, and all rows of the chunk attend along these lines only. From then on, every `period` tokens each
     head keeps the `size` tokens with the most attention from the last `period` rows, and those rows. Other tokens are
-    evicted or, with `view`, masked: they stay in the cache and may become visible again, which shows the selection and
-    saves nothing. Coverage 1 reads everything, and a size above the length of the text keeps everything.
+    evicted or, with `view`, masked: they stay in the cache and may become visible again, which shows the selection but
+    saves no memory. Coverage 1 reads everything, and a size above the length of the text keeps everything.
 
-    A reconstruction: only the paper's abstract could be read, so the lines, their order (by attention, ranked once) and
-    all numbers are choices. Attention is computed in full and then masked, which shows the share and saves no time;
-    query heads of a group share their lines. A dialogue is one prompt whose messages are not distinguished: a chunk is
-    what one forward reads, at most 128 tokens. Li et al. 2025, arXiv 2507.13681.
+    A reconstruction: only the paper's abstract was accessible, so the lines, their order (by attention, ranked once)
+    and all numbers are our choices. Attention is computed in full and then masked, which shows the share but saves no
+    time; query heads of a group share their lines. A dialogue is one prompt whose messages are not distinguished: a
+    chunk is the input of one forward, at most 128 tokens. Li et al. 2025, arXiv 2507.13681.
     """
 
     name, title, paper, sheet = (
@@ -47,7 +47,7 @@ class LoopServe(CachePolicy):
     )
     rows: int = knob(32, 1, 128, step=1, help="rows of a chunk that are sampled, including the last")
     size: int = knob(64, 1, 2048, step=1, help="tokens that stay besides the latest rows")
-    period: int = knob(16, 1, 64, step=1, help="tokens between two selections, and latest rows whose attention selects")
+    period: int = knob(16, 1, 64, step=1, help="tokens between two selections, and rows of attention that select")
     dropped: str = knob(
         "gone", choices=("gone", "view"), help="free dropped tokens, or mask them until they are selected again"
     )

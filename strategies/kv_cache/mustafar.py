@@ -17,16 +17,16 @@ class Mustafar(CachePolicy):
     """Prune the numbers of smallest magnitude from every old key and value, and store the others with a bitmap.
 
     Pruning is per head and token, keys after the rotary embedding, and covers all but the last `window` tokens. A token
-    is pruned once, when it leaves the window, without rescaling. The prompt is read before anything is pruned. Every
-    row keeps equally many numbers, so they form one dense block beside the bitmap, and the bytes shown are those held.
-    Attention reads rows filled with zeros, so memory is saved and time is not. The authors' kernels work in tiles of 64
-    with padding that is not needed here. With `released` the number at the threshold is kept as well. Joo et al. 2025,
-    arXiv 2505.22913.
+    is pruned once, when it leaves the window, without rescaling. The prompt is read before anything is pruned. All keys
+    keep the same number of entries, and so do all values, so the remaining entries form a dense block beside the
+    bitmap, and the size shown is the actual one. Attention reads dense states with zeros filled in, so this saves
+    memory but no time. The authors' kernels work in tiles of 64 with padding that is not needed here. With `released`
+    the number at the threshold is kept as well. Joo et al. 2025, arXiv 2505.22913.
     """
 
     name, title, paper, sheet = "mustafar", "Unstructured sparsity (Mustafar)", "2505.22913", "kv-cache/mustafar"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a row reads in full depends on when they were committed
+    # not row-wise: which tokens a position reads in full depends on when they were committed
     row_wise, quantises = False, True
 
     key_zeros: float = knob(
@@ -61,7 +61,7 @@ class Mustafar(CachePolicy):
         return (1 - self.zeros(part, full.head) / full.head) * full.bits + 1
 
     def zeros(self, part, d):
-        """How many of d numbers are pruned."""
+        """Number of pruned entries among d."""
         rank = math.floor((self.key_zeros if part == "keys" else self.value_zeros) * d + 1e-9)
         return rank if self.counting == "exact" else max(0, rank - 1)
 

@@ -1,25 +1,25 @@
-"""Oracle of attention: the most attention a row can keep with a given number of tokens."""
+"""Oracle of attention: the largest attention mass that a given number of tokens can have."""
 from playground.contract import CachePolicy, knob
 from playground.events import Figure
 
 
 class OracleKeep(CachePolicy):
-    """Keep the full cache, but mask all except the tokens that each row attends to most.
+    """Keep the full cache, but mask all except the tokens that each query position attends to most.
 
-    A row's attention over the full cache is computed first, and the `size` largest weights of each layer and KV head,
-    summed over the query heads of a group, select what it sees. This requires the row's own query, so it saves neither
-    memory nor time. No other selection of that size keeps more of that attention, which the figure shows per layer.
-    The error of the output has no such bound: it depends on the values too, so a policy that keeps less attention can
-    write the better text. Each row selects separately, so several draft tokens can be verified at once. The prompt is
-    read in full. A baseline; that few tokens receive most of the attention is observed in H2O, Zhang et al. 2023, arXiv
-    2306.14048.
+    Attention over the full cache is computed first, and the `size` largest weights of each layer and KV head, summed
+    over the query heads of a group, select the visible tokens. This requires the position's own query, so it saves
+    neither memory nor time. No other selection of that size keeps more of this attention, whose share the figure shows
+    per layer. The error of the output has no such bound: it also depends on the values, so a policy that keeps less
+    attention can generate better text. Each position selects separately, so several draft tokens can be verified at
+    once. The prompt is read in full. A baseline; that few tokens receive most of the attention is observed in H2O,
+    Zhang et al. 2023, arXiv 2306.14048.
     """
 
     name, title, paper, sheet = "oracle_keep", "Oracle of attention", "2306.14048", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
     uses_attention, selects_per_row = True, True
 
-    size: int = knob(64, 1, 2048, step=1, help="tokens a row sees in each layer and KV head")
+    size: int = knob(64, 1, 2048, step=1, help="tokens visible to each query position, per layer and KV head")
 
     def __post_init__(self):
         self._shares = {}  # of attention kept, by position and layer

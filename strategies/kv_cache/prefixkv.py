@@ -17,8 +17,8 @@ class PrefixKV(CachePolicy):
     keeps a prefix of that list. Bisection finds the share of attention, common to all layers, at which the prefixes add
     up to `keep` of the prompt: a layer with concentrated attention needs few tokens, one with spread attention many.
     Afterwards each layer keeps its own ratio as the text grows: the oldest token of the tail is evicted regardless of
-    its score, and the prompt tokens before the tail are frozen. Designed for images in the prompt; the method does not
-    depend on images. Wang et al. 2024, arXiv 2412.03409.
+    its score, and the prompt tokens before the tail are frozen. Designed for images in the prompt, but independent of
+    them. Wang et al. 2024, arXiv 2412.03409.
     """
 
     name, title, paper, sheet = "prefixkv", "One level for all layers (PrefixKV)", "2412.03409", "kv-cache/prefixkv"
@@ -73,7 +73,7 @@ class PrefixKV(CachePolicy):
         return (slots < first) | (slots >= first + surplus)
 
     def counts(self, scores):
-        """How many prompt tokens each layer evicts, by scores [layers, prompt]."""
+        """Number of prompt tokens that each layer evicts, by scores [layers, prompt]."""
         length, total = scores.shape[1], math.floor((1 - self.keep) * scores.numel() + 1e-9)
         most = max(0, length - self.sinks - 1)
         return _scaled([min(most, length - count) for count in level(scores, total, self.sinks + 1)], total, most)

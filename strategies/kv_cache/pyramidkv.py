@@ -5,14 +5,14 @@ from playground.events import Figure
 
 
 class PyramidKV(PromptCompression):
-    """Compress the prompt once, as SnapKV does, but keep many of its tokens in the first layers and few in the last.
+    """Compress the prompt once, as SnapKV does, but keep more of its tokens in the first layers than in the last.
 
     Early layers spread their attention over the text and late ones concentrate it on a few tokens, so budgets decrease
     linearly from layer to layer: the last layer gets 1/beta of an even share, the first the difference on top of its
     own. No budget exceeds the prompt; the surplus goes to the other end. As in the authors' code, all layers get the
     same budget if the prompt is shorter than twice `capacity - window`. A layer keeps `capacity` tokens on average, so
-    memory is that of SnapKV; the authors round the step between layers down and so keep more. beta = 1 is SnapKV
-    itself. Generated tokens stay. Cai et al. 2024, arXiv 2406.02069.
+    memory is that of SnapKV; the authors round the step between layers down and therefore keep more. beta = 1 is
+    SnapKV. Generated tokens are not evicted. Cai et al. 2024, arXiv 2406.02069.
     """
 
     name, title, paper, sheet = "pyramidkv", "Pyramid of snapshots (PyramidKV)", "2406.02069", "kv-cache/kv-baselines"

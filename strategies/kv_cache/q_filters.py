@@ -6,10 +6,11 @@ from playground.algorithms.kv_cache.topk_eviction import TopKEviction
 
 
 class QFilters(TopKEviction):
-    """Keep the tokens whose keys point where the queries do: one direction tells which keys will be attended to.
+    """Keep the tokens whose keys align with the main direction of the queries, which predicts the attention they
+    receive.
 
-    The direction is the first right singular vector of all queries of a KV head, turned towards their mean; the score
-    of a token is the projection of its key on it. It helps where attention weights are not available, and costs one
+    The direction is the first right singular vector of all queries of a KV head, oriented towards their mean; the score
+    of a token is the projection of its key on it. Useful where attention weights are not available; it costs one dot
     product per key. The authors compute the directions once per model from a calibration text; here they come from the
     queries of the prompt. Godey et al. 2025, arXiv 2503.02812.
     """

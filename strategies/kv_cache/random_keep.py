@@ -10,9 +10,9 @@ CHUNK = 256  # positions drawn together, so that scores do not depend on how man
 class RandomKeep(TopKEviction):
     """Keep a random sample of the tokens: the baseline that every selection rule has to beat.
 
-    Each token of a layer and KV head gets a random score once, and the largest scores stay, so the kept tokens are at
-    any time a uniform sample of the text: early and late tokens are equally likely to stay. With `recent` it is H2O
-    with random scores. A baseline; the sampling is Vitter's reservoir, 1985.
+    Each token of a layer and KV head gets a random score once, and the largest scores stay, so the kept tokens are
+    always a uniform sample of the text: early and late tokens are equally likely to stay. With `recent` it is H2O with
+    random scores. A baseline; the sampling is Vitter's reservoir, 1985.
     """
 
     name, title, paper, sheet = "random_keep", "By chance", "Vitter 1985", "kv-cache/kv-baselines"

@@ -1,26 +1,27 @@
-"""Small caches for layers that look at little."""
+"""Small caches for lazy layers."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores
 from playground.contract import CachePolicy, knob
 from playground.events import Figure
 
 
 class SimLayerKV(CachePolicy):
-    """Find the lazy layers, which attend to the first and the latest tokens alone, and keep only those there.
+    """Find the lazy layers, which attend almost only to the first and the most recent tokens, and cache only those
+    there.
 
-    A layer is lazy if the last `window` tokens of the prompt pay more than the share `threshold` of their attention, on
-    average over heads, to the first `sinks` and the last `recent` tokens of the prompt. Its cache becomes a window with
-    sinks; all other layers keep everything. It helps where memory has to shrink at little loss: layers differ much in
-    how far they look. threshold = 1 keeps everything. Zhang et al. 2024, arXiv 2410.13846.
+    A layer is lazy if the last `window` tokens of the prompt pay more than a share `threshold` of their attention,
+    averaged over heads, to the first `sinks` and the last `recent` tokens of the prompt. Its cache becomes a window
+    with sinks; all other layers keep everything. Saves memory at little loss where layers differ in how far back they
+    attend. threshold = 1 keeps everything. Zhang et al. 2024, arXiv 2410.13846.
     """
 
     name, title, paper, sheet = "sim_layer_kv", "Lazy layers (SimLayerKV)", "2410.13846", "kv-cache/sim-layer-kv"
     guarantee = ("collapses",)
     row_wise, uses_attention = False, True
 
-    threshold: float = knob(0.8, 0.0, 1.0, step=0.01, help="share of attention from which a layer is lazy; 1: none is")
+    threshold: float = knob(0.8, 0.0, 1.0, step=0.01, help="share of attention above which a layer is lazy; 1: none is")
     sinks: int = knob(4, 0, 64, step=1, help="first tokens that a lazy layer keeps")
-    recent: int = knob(32, 1, 2048, step=1, help="latest tokens that a lazy layer keeps")
-    window: int = knob(16, 1, 128, step=1, help="last prompt tokens whose attention decides")
+    recent: int = knob(32, 1, 2048, step=1, help="most recent tokens that a lazy layer keeps")
+    window: int = knob(16, 1, 128, step=1, help="last prompt tokens, whose attention decides which layers are lazy")
 
     def __post_init__(self):
         self.attention, self._near = AttentionScores(), {}

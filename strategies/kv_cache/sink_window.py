@@ -6,8 +6,8 @@ class SinkWindow(CachePolicy):
     """Keep the first few tokens and the most recent ones in the KV cache, and evict everything between.
 
     The first tokens act as attention sinks; without them the text degrades as soon as they leave the window. Evicted
-    slots are freed. With `renumbered` positions, as in the paper, a row's position is its index in the cache, so no
-    token is further away than the cache is long; with `true` positions, as in most libraries, the distance to the first
+    slots are freed. With `renumbered` positions, as in the paper, a token's position is its index in the cache, so
+    distances never exceed the size of the cache; with `true` positions, as in most libraries, the distance to the first
     tokens keeps growing. Without sinks this is a plain sliding window. The prompt is read with full attention.
     StreamingLLM, Xiao et al. 2023, arXiv 2309.17453.
     """
@@ -20,7 +20,7 @@ class SinkWindow(CachePolicy):
     positions: str = knob(
         "true",
         choices=("true", "renumbered"),
-        help="positions used by attention: in the text, or in the cache",
+        help="positions used by attention: those in the text, or those in the cache",
     )
 
     @classmethod

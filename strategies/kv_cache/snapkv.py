@@ -3,7 +3,7 @@ from playground.algorithms.kv_cache.prompt_compression import PromptCompression
 
 
 class SnapKV(PromptCompression):
-    """Compress the prompt once, to the tokens its last few tokens attend to; all generated tokens stay.
+    """Compress the prompt once, to the tokens that its last few tokens attend to; generated tokens are not evicted.
 
     Scores are the attention weights of the last `window` prompt tokens, summed over the window and over the query heads
     of a group, and pooled along the text so that neighbouring tokens stay together. Each layer and KV head keeps the

@@ -1,14 +1,14 @@
-"""TOVA: eviction by the attention of the last row."""
+"""TOVA: eviction by the attention of the last token."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.contract import CachePolicy, knob
 
 
 class Tova(CachePolicy):
-    """Evict the token with the least attention from the newest one, however old or recent it is.
+    """Evict the token that receives the least attention from the newest one, regardless of its position.
 
-    Scores are the attention weights of the last committed row alone, summed over all heads of a layer, which keep the
-    same tokens. No token is protected, neither at the start of the text nor at its end. The prompt's last row decides
-    after the prefill. If several draft tokens are accepted at once, the last of them decides. Oren et al. 2024, arXiv
+    Scores are the attention weights of the last committed token only, summed over all heads of a layer, which keep the
+    same tokens. No token is protected, neither at the start of the text nor at its end. After the prefill the prompt's
+    last token decides. If several draft tokens are accepted at once, the last of them decides. Oren et al. 2024, arXiv
     2401.06104.
     """
 

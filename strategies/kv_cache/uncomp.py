@@ -29,16 +29,17 @@ class UNComp(CachePolicy):
     Diversity is the entropy of the largest eigenvalues of the queries' covariance, after subtracting their mean and
     normalising each query. In each layer the half of the heads with the highest entropy is wide, the rest narrow. The
     halves are given by `marks` fitted on texts (`python -m playground fit uncomp` prints them, by majority over the
-    chunks of the texts), or computed from the prompt. Tokens are kept by the attention of the last `window` rows,
-    pooled along the text as in SnapKV; the selection is repeated after every token among those that are left. If high
+    chunks of the texts), or computed from the prompt. Tokens are kept by the attention of the last `window` tokens,
+    pooled along the text as in SnapKV; the selection is repeated after every token among the remaining ones. If high
     and low are equal, the first eviction is that of SnapKV; if they exceed the length of the text, nothing is evicted.
 
     With a `floor` the prompt is read in stages of a few layers each, so the prefill costs less. A new stage begins if
-    the entropy of a layer is much below that of the layer before; `fit` prints the stages. The first stage reads the
+    the entropy of a layer is much below that of the previous layer; `fit` prints the stages. The first stage reads the
     whole prompt, and each later one fewer tokens in equal steps, down to the floor (1536 in the released code, for
-    prompts up to the model's context, which is `longest`). The attention of the last `window` rows of the layer before,
-    over all heads, selects the tokens that continue; those rows always continue, while the released code does not
-    protect even the last. A floor of the prompt's length lets all continue, and with 0 there are no stages.
+    prompts up to the model's context, which is `longest`). The attention of the last `window` tokens in the previous
+    layer, over all heads, selects the tokens that the stage reads; it always reads the window, while the released code
+    does not even protect the last token. With a floor of the prompt's length every stage reads all tokens, and with 0
+    there are no stages.
 
     A head is a KV head, and the queries of its whole group count; the released code repeats keys so that every query
     head has a cache. Not implemented: more than two groups of heads. Xiong et al. 2024, arXiv 2410.03090.
@@ -52,9 +53,9 @@ class UNComp(CachePolicy):
         64, 2, 2048, step=1, help="tokens that stay in a head with diverse queries, the window included"
     )
     low: int = knob(32, 2, 2048, step=1, help="tokens that stay in any other head, the window included")
-    window: int = knob(8, 1, 64, step=1, help="most recent rows, whose attention selects; they stay")
+    window: int = knob(8, 1, 64, step=1, help="most recent tokens, whose attention selects; they always stay")
     kernel: int = knob(
-        7, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 pools nothing"
+        7, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 disables pooling"
     )
     pooling: str = knob("max", choices=("avg", "max"), help="how scores of neighbours are pooled")
     eigenvalues: int = knob(32, 1, 256, step=1, help="largest eigenvalues used; at most the head dimension")
@@ -172,7 +173,7 @@ class UNComp(CachePolicy):
         return selected
 
     def _received(self, held):
-        """Attention of the last rows of a layer to each token it has read, over all heads, [1, slots]."""
+        """Attention of the last tokens of a layer to each token it has read, over all heads, [1, slots]."""
         return self.recent_attention.of(held.layer, held.positions).sum(0, keepdim=True)
 
     def _reads(self, stage, prompt):

@@ -22,7 +22,7 @@ class CacheGen(CachePolicy):
     """Continue from a prompt's KV cache that was transmitted as bytes: it is encoded after the prefill, decoded, and
     replaced by the result.
 
-    The numbers of a token are scaled by the largest magnitude and rounded to a few bins, fewer in later layers; then
+    The numbers of a token are scaled by their largest magnitude and rounded to a few bins, fewer in later layers; then
     each channel of a layer is entropy-coded by its own statistics, without loss. The last token of the prompt is not
     transmitted, and its logits stay exact. In the paper tokens are coded as differences to the first of their group,
     the anchor; the released code, and this one at `group` 1, omit that. The transmitted bytes are reduced, not the
@@ -43,7 +43,7 @@ class CacheGen(CachePolicy):
         1,
         32,
         step=1,
-        help="neighbouring tokens coded as differences to the first of them; 1 codes every token by itself",
+        help="neighbouring tokens coded as differences to the first of them; 1 codes every token separately",
     )
 
     def __post_init__(self):
@@ -55,7 +55,7 @@ class CacheGen(CachePolicy):
         return held.live
 
     def _send(self, held, part):
-        """Replace the cached states by the decoded stream; returns its bytes and how many numbers it codes."""
+        """Replace the cached states by the decoded stream; returns its size in bytes and the number of values coded."""
         rows = held.read(part)
         sent = rows[:, :-1].transpose(0, 1).flatten(1)
         stream = pack(sent, self.bins(part, held.layer, held.layers), self.group)
@@ -99,7 +99,7 @@ class Binned:
 
 
 def binned(rows: numpy.ndarray, bins: int) -> Binned:
-    """Round each number to its nearest bin; as released, one bin stays unused, or two if `bins` is odd."""
+    """Round each number to its nearest bin; as in the released code one bin is unused, or two if `bins` is odd."""
     scale, half = numpy.abs(rows).max(1).astype(numpy.float32), bins // 2 - 1
     spread = numpy.where(scale > 0, scale, 1)[:, None]
     return Binned(numpy.rint(rows * half / spread).clip(-half, half).astype(numpy.int64) + half, scale, bins)
@@ -117,7 +117,7 @@ def pack(rows: Tensor, bins: int, group: int) -> bytes:
     if group == 1:
         return head + _written(binned(numbers, bins))
     anchors = binned(numbers[::group], ANCHOR)
-    # relative to the decoded anchors, so that errors do not add up
+    # relative to the decoded anchors, so that errors do not accumulate
     differences = numbers - anchors.rows().repeat(group, 0)[:len(numbers)]
     return head + _written(anchors) + _written(binned(differences[_others(len(numbers), group)], bins))
 
