@@ -206,7 +206,7 @@ def test_gains_are_measured_on_the_tokens_of_the_held_out_continuation():
 def true_text(text: str, held: int) -> list[dict]:
     """Reported entropies on text that follows the sixteen stored tokens."""
     _, events = recorded(alone("knn_lm", text=text, tokens=16, held=held), SAID)
-    return figures(events, "true text: entropy, nats")
+    return figures(events, "held-out text: entropy, nats")
 
 
 def test_without_a_held_out_continuation_no_gains_are_reported():

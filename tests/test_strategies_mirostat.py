@@ -183,7 +183,7 @@ def test_a_target_beyond_the_models_entropy_is_reported_once():
     mus = series(events, "surprise", "mu")
     assert mus == sorted(mus) and mus[-1] > 2 * mus[0]
     (note,) = [event.text for event in events if isinstance(event, Note)]
-    assert "9 bits is out of reach" in note
+    assert "9 bits cannot be reached" in note
 
 
 def test_rejected_draft_tokens_do_not_change_mu():

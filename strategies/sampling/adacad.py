@@ -9,7 +9,7 @@ from playground.events import Event
 
 
 class AdaCAD(Sampler):
-    """Amplify what a context changes, by a strength that grows with the conflict between context and model memory.
+    """Amplify the effect of a context, with a strength that grows with the conflict between context and model memory.
 
     The strength alpha of context-aware decoding is, per token, the Jensen-Shannon divergence between the distributions
     with and without the context: near 0 if they agree, at most ln 2 (1 in bits) if their supports are disjoint. A floor

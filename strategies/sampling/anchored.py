@@ -12,15 +12,16 @@ TOLERANCE = 1e-4  # nats by which rounding may exceed the budget of a step
 
 
 class Anchored(Decoder):
-    """Sample as close to a risky model as a budget of divergence from a safe model allows; every token adds k nats.
+    """Sample as close to a risky model as a budget of divergence from a safe model allows; every token adds k nats to
+    it.
 
     The distribution of a step is proportional to safe^(1 - theta) risky^theta, with the largest theta in [0, 1] whose
-    divergence from the safe model the account covers; the rest is carried over. A token that masks or samplers leave to
-    one model only counts as equally probable under both, so below theta = 1 it keeps the safe model's weight. A prompt
-    that is much more probable under the risky model than under the safe one starts with a debt. Hence the divergence of
-    whole texts from the safe model, after the same masks and samplers, is at most k times their length less the debt.
-    The target is the risky model, the draft model the safe one. k = 0 samples from the draft model. Argmax has no such
-    bound, so tokens are always sampled. He et al. 2026, arXiv 2602.07120.
+    divergence from the safe model fits into the budget; the unused budget is carried over. A token that masks or
+    samplers remove from only one of the models counts as equally probable under both, so below theta = 1 it has the
+    safe model's weight. A prompt that is much more probable under the risky model than under the safe one starts with a
+    debt. Hence the divergence of whole texts from the safe model, after the same masks and samplers, is at most k times
+    their length minus the debt. The target is the risky model, the draft model the safe one. k = 0 samples from the
+    draft model. Argmax has no such bound, so tokens are always sampled. He et al. 2026, arXiv 2602.07120.
     """
 
     name, title, paper, sheet = "anchored", "Anchored decoding", "2602.07120", "sampling/anchored"
@@ -33,7 +34,7 @@ class Anchored(Decoder):
         step=0.05,
         help="budget per token in nats; 0 samples from the safe model, a large one from the risky model",
     )
-    debt: bool = knob(True, help="start with a debt if the risky model knows the prompt suspiciously well")
+    debt: bool = knob(True, help="start with a debt if the prompt is much more probable under the risky model")
     n: int = knob(5, 1, 20, step=1, help="prompt tokens with the largest likelihood ratios, which make up the debt")
     t: float = knob(1.0, 0.05, 1.5, step=0.05, help="temperature of both models, before they are combined")
 

@@ -10,11 +10,11 @@ from playground.events import Event, Figure, Note
 class BadWords(Sampler):
     """Never complete one of the forbidden words or phrases.
 
-    The last token of a phrase is removed where the text so far ends in the others, prompt included. Each phrase is
-    forbidden at the start of a line and after a space; a text that spells it with other tokens is not, so a word may
-    return in a rarer tokenization. If no token would be left, the row is unchanged. It helps to keep out names and
-    terms that must not be written. The choice stays argmax unless another sampler draws. An empty list changes nothing.
-    A baseline, as `bad_words_ids` of the transformers library defines it.
+    The last token of a phrase is removed if the text so far, prompt included, ends with its other tokens. Each phrase
+    is forbidden at the start of a line and after a space; other tokenisations of it are not, so a word may still appear
+    in a rarer one. If no token would remain, the row is unchanged. Useful to exclude names and terms. The choice stays
+    argmax unless another sampler draws. An empty list changes nothing. A baseline, as `bad_words_ids` of the
+    transformers library defines it.
     """
 
     name, title, paper, sheet = "bad_words", "Forbidden words", "baseline", "sampling/logit-processors"

@@ -23,14 +23,14 @@ Name the good that Nezind sells. => copper"""
 
 
 class CAAD(Sampler):
-    """Add the model's own logits from trusted answers whenever the current hidden state is similar to one of theirs.
+    """Add the model's own logits on trusted answers whenever the current hidden state is similar to one of theirs.
 
     Before the run the model reads questions with their answers and stores, for each token of an answer, the hidden
     state and the logits before it. During decoding, the logits of the entries more similar than tau are averaged, and
-    alpha times the mean is added. If no entry is similar this is the model alone; with alpha = 0 or tau = 1 it always
-    is. Nguyen et al. 2025, arXiv 2508.02184. Ours: entries are compared by the input of the lm_head, less the mean over
-    all entries, while the authors embed the last few words with a sentence encoder; their questions use a chat
-    template, here the format of the prompt.
+    alpha times the mean is added. Without a similar entry this is the model alone, and so it always is with alpha = 0
+    or tau = 1. Nguyen et al. 2025, arXiv 2508.02184. Ours: entries are compared by the input of the lm_head, minus the
+    mean over all entries, while the authors embed the last few words with a sentence encoder; their questions use a
+    chat template, here the format of the prompt.
     """
 
     name, title, paper, sheet = "caad", "CAAD", "2508.02184", "sampling/caad"
@@ -38,7 +38,7 @@ class CAAD(Sampler):
     reconstruction, sure = True, "medium"
 
     alpha: float = knob(0.5, 0.0, 2.0, step=0.05, help="weight of the retrieved logits; 0 is the model alone")
-    tau: float = knob(0.7, -1.0, 1.0, step=0.05, help="cosine that an entry has to exceed; at 1 none does")
+    tau: float = knob(0.7, -1.0, 1.0, step=0.05, help="cosine that an entry must exceed; at 1 none does")
     most: int = knob(0, 0, 64, step=1, help="maximum number of entries averaged; 0: all that are similar enough")
     weighted: bool = knob(True, help="weight the average by similarity")
     mode: str = knob(
@@ -63,7 +63,7 @@ class CAAD(Sampler):
             )
         if len(lines) > MAX_PAIRS:
             raise Refusal(
-                f"caad is given {len(lines):,} trusted answers, and {MAX_PAIRS} are the most: remove some.", "pairs"
+                f"There are {len(lines):,} trusted answers, and the maximum is {MAX_PAIRS}: remove some.", "pairs"
             )
 
     def prepare(self, lm) -> Iterator:
@@ -76,11 +76,11 @@ class CAAD(Sampler):
                     column += found
                 if len(tails) > MAX_PLACES:
                     raise Refusal(
-                        f"The trusted answers have more than {MAX_PLACES} tokens together: remove or shorten some.",
+                        f"The trusted answers have more than {MAX_PLACES} tokens in total: remove or shorten some.",
                         "pairs",
                     )
         if not tails:
-            raise Refusal("No token of the trusted answers fits the model's context: write other answers.", "pairs")
+            raise Refusal("No token of the trusted answers fits the model's context: shorten them.", "pairs")
         self.grounding = Grounding(torch.stack(states), torch.stack(logits), tails)
         yield Note(f"{len(tails)} tokens of trusted answers are stored.")
 
@@ -89,7 +89,7 @@ class CAAD(Sampler):
         if not self.alpha:
             return logits
         weights = self._weights(self.grounding.similarities(rows["hidden"]))
-        near = weights.any(0).nonzero()[:, 0]  # of all entries few are similar to a row
+        near = weights.any(0).nonzero()[:, 0]  # usually few entries are similar to any row
         if not len(near):
             return logits
         mean = weights[:, near].to(logits) @ self.grounding.logits[near].to(logits)
@@ -141,7 +141,7 @@ def _entries(lm, question: str, answer: str) -> Iterator:
     prompt, continuation = lm.ask(question), lm.spell(f" {answer}")
     if len(continuation) > MAX_PLACES:
         raise Refusal(
-            f"A trusted answer has {len(continuation):,} tokens, and all of them may have {MAX_PLACES} together:"
+            f"A trusted answer has {len(continuation):,} tokens, and the maximum for all of them is {MAX_PLACES}:"
             " shorten it.",
             "pairs",
         )

@@ -8,12 +8,12 @@ from playground.events import Event
 
 
 class CAD(Sampler):
-    """Amplify what a context changes: contrast the logits with the context and without it.
+    """Amplify the effect of a context: contrast the logits with the context and without it.
 
     Scores become (1 + alpha) * with - alpha * without, at the cost of one more forward per token. alpha = 0 is the
     model with its context, alpha = -1 the model without. The choice stays argmax unless another sampler draws. There is
-    no plausibility constraint: a large alpha raises tokens that are nearly impossible without the context out of
-    proportion. Shi et al. 2023, arXiv 2305.14739.
+    no plausibility constraint: a large alpha disproportionately raises tokens that are nearly impossible without the
+    context. Shi et al. 2023, arXiv 2305.14739.
     """
 
     name, title, paper, sheet = "cad", "Context-aware decoding", "2305.14739", "sampling/adacad"

@@ -6,21 +6,23 @@ from playground.events import Event, Figure, Note
 
 
 class CFG(Sampler):
-    """Amplify what the prompt changes: move the log-probabilities away from those without it, or with a negative
+    """Amplify the effect of the prompt: move the log-probabilities away from those without it, or with a negative
     prompt.
 
     The score is ln n + scale * (ln p - ln n), where p has read the prompt and n only its last token or, if there is a
-    negative prompt, the prompt with that instruction before it. One more forward per token. It helps a model that
-    follows its prompt too loosely; a large scale exaggerates and repeats. scale = 1 changes nothing, scale = 0 leaves n
-    alone. The choice stays argmax unless another sampler draws. There is no plausibility constraint. Sanchez et al.
-    2023, arXiv 2306.17806, as in the transformers library.
+    negative prompt, the prompt with that instruction before it. One more forward per token. Useful for a model that
+    follows its prompt too loosely; a large scale causes exaggeration and repetition. scale = 1 changes nothing, scale =
+    0 is n alone. The choice stays argmax unless another sampler draws. There is no plausibility constraint. Sanchez et
+    al. 2023, arXiv 2306.17806, as in the transformers library.
     """
 
     name, title, paper, sheet = "cfg", "Classifier-free guidance", "2306.17806", "sampling/guidance"
     stage, draws, streams, guarantee = "mix", False, ("negative",), ("collapses",)
 
     scale: float = knob(1.5, 0.0, 5.0, step=0.1, help="strength of the guidance; 1 changes nothing")
-    negative: str = knob("", multiline=True, help="instruction to move away from; empty: away from no prompt at all")
+    negative: str = knob(
+        "", multiline=True, help="instruction to move away from; if empty, from the model without a prompt"
+    )
 
     def instructions(self):
         return {"negative": self.negative} if self.negative.strip() else {}

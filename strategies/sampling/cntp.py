@@ -29,12 +29,12 @@ class CNTP(Decoder):
     """Sample token by token while the entropy is low; otherwise sample several continuations up to the next punctuation
     mark, and keep the one with the lowest perplexity.
 
-    The entropy of a row sets the number of trials: one up to `low` nats, all of them from `high` on. Trials are sampled
-    in parallel from the same position, each until a token that ends in a terminator, an end token, or `longest` tokens;
-    the one with the lowest perplexity is committed. Entropy and perplexity are those of the distribution that tokens
-    are sampled from. One trial, or temperature 0, is plain sampling. Short trials with one confident token often win.
-    The limit on a trial's length is ours. Wang et al. 2025, arXiv 2507.03038; the number of trials as released, or as
-    printed.
+    The entropy of a row determines the number of trials: one up to `low` nats, the maximum from `high` on. Trials are
+    sampled in parallel from the same position, each until a token that ends in a terminator, an end token, or `longest`
+    tokens; the one with the lowest perplexity is committed. Entropy and perplexity are those of the distribution that
+    tokens are sampled from. One trial, or temperature 0, is plain sampling. Short trials with a single confident token
+    are often selected. The limit on a trial's length is ours. Wang et al. 2025, arXiv 2507.03038; the number of trials
+    as in the released code, or as in the paper.
     """
 
     name, title, paper, sheet = "cntp", "Cautious next token", "2507.03038", "sampling/cntp"
@@ -42,7 +42,7 @@ class CNTP(Decoder):
 
     trials: int = knob(10, 1, 32, step=1, help="maximum number of trials; 1 is plain sampling")
     low: float = knob(0.01, 0.0, 2.0, step=0.01, help="entropy in nats up to which there is one trial")
-    high: float = knob(1.5, 0.1, 6.0, step=0.1, help="entropy in nats from which all trials are made")
+    high: float = knob(1.5, 0.1, 6.0, step=0.1, help="entropy in nats from which the number of trials is the maximum")
     count: str = knob(
         "released",
         choices=("released", "printed"),

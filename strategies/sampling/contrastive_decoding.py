@@ -10,11 +10,11 @@ from playground.engine.sampling import REMOVED
 
 
 class ContrastiveDecoding(Decoder):
-    """Prefer what a large model knows and a small one does not: score tokens by the ratio of their probabilities.
+    """Score tokens by the ratio of their probabilities under a large model and a small one.
 
     Among the tokens at least alpha times as probable as the large model's best, the score is ln p - ln a, where a is
-    the small model's distribution at its own temperature. It helps in open-ended text, where both models share a liking
-    for short, dull and repetitive continuations; a doubtful token that the small model overlooks by chance is favoured
+    the small model's distribution at its own temperature. Useful for open-ended text, where both models favour short,
+    generic and repetitive continuations; an implausible token that the small model underestimates by chance is favoured
     as well. alpha = 1 is greedy decoding of the large model. The target is the expert, the draft model the amateur. Li
     et al. 2022, arXiv 2210.15097, who search with beams; here the argmax is taken, or a sample if a sampler draws.
     """
@@ -42,7 +42,7 @@ class ContrastiveDecoding(Decoder):
 def contrasted(better: Tensor, weaker: Tensor, alpha: float) -> Tensor:
     """ln p - ln a of the eligible tokens, -inf for the others, [V].
 
-    A token that masks or samplers removed from the weaker row alone counts as its least probable one.
+    A token that masks or samplers removed only from the amateur's row counts as the least probable token there.
     """
     logp, loga = better.log_softmax(-1), weaker.log_softmax(-1)
     least = loga[loga > REMOVED].min() if bool((loga > REMOVED).any()) else -math.log(len(loga))

@@ -12,10 +12,10 @@ from playground.events import Event, Figure, Note
 class ContrastiveSearch(Decoder):
     """Of the k most probable tokens, commit the best trade-off of probability and dissimilarity to the text so far.
 
-    The score of a candidate is (1 - alpha) p less alpha times the largest cosine between its hidden state, the input of
-    the lm_head, and that of any earlier token, prompt included. The states of all candidates come from one forward, and
-    that of the chosen one stays cached, so a token costs one forward of k rows. At the start the prompt is read a
-    second time for the states of its tokens. alpha = 0 or k = 1 is greedy. Su et al. 2022, arXiv 2202.06417.
+    The score of a candidate is (1 - alpha) p minus alpha times the largest cosine between its hidden state, the input
+    of the lm_head, and that of any earlier token, prompt included. The states of all candidates come from one forward,
+    and that of the chosen one remains cached, so a token costs one forward over k tokens. At the start the prompt is
+    read a second time for the states of its tokens. alpha = 0 or k = 1 is greedy. Su et al. 2022, arXiv 2202.06417.
     """
 
     name, title, paper, sheet = "contrastive_search", "Contrastive search", "2202.06417", "sampling/sampling-baselines"

@@ -14,8 +14,8 @@ class DExperts(Sampler):
     """Steer a model by the difference between an expert and an anti-expert, prompted by two opposite instructions.
 
     The logits become z + alpha (expert - anti-expert), among the tokens in the nucleus of the unsteered model. Two more
-    forwards per token. It helps where both directions of a property can be named, such as formal and casual. alpha = 0
-    leaves the nucleus alone; with equal instructions the difference is zero as well. The choice stays argmax unless
+    forwards per token. Useful where both directions of a property can be described, such as formal and casual. alpha =
+    0 only applies the nucleus; so do two equal instructions, whose difference is zero. The choice stays argmax unless
     another sampler draws. Liu et al. 2021, arXiv 2105.03023, whose experts are small models trained on the two kinds of
     text; here the model itself is given two instructions, which needs a model that follows them.
     """
@@ -24,7 +24,7 @@ class DExperts(Sampler):
     stage, draws, streams, guarantee = "mix", False, ("expert", "anti_expert"), ("collapses",)
     reconstruction, sure = True, "medium"
 
-    alpha: float = knob(1.0, -5.0, 5.0, step=0.1, help="strength of the steering; 0 steers nowhere, below 0 backwards")
+    alpha: float = knob(1.0, -5.0, 5.0, step=0.1, help="strength of the steering; 0 disables it, below 0 reverses it")
     p: float = knob(0.9, 0.0, 1.0, step=0.01, help="nucleus of the unsteered model; 1 keeps all tokens, 0 is greedy")
     expert: str = knob(EXPERT, multiline=True, help="instruction of the expert, before the prompt")
     anti_expert: str = knob(ANTI_EXPERT, multiline=True, help="instruction of the anti-expert, before the prompt")
@@ -35,7 +35,7 @@ class DExperts(Sampler):
     def mix(self, rows):
         logits = rows["target"]
         steered = logits + self.alpha * (rows["expert"] - rows["anti_expert"])
-        # outside the nucleus far below all others, not removed: a grammar may allow nothing else
+        # tokens outside the nucleus get far lower scores but are not removed: a grammar may allow nothing else
         return steered.where(top_p(logits, self.p) > REMOVED, logits.log_softmax(-1) - contrastive.FAR)
 
     def observe(self, rows, token, position) -> Iterator[Event]:

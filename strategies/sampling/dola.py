@@ -19,9 +19,8 @@ class DoLa(Sampler):
     times as probable as the best are eligible. Candidates are every second layer of the lower or the upper half, or one
     fixed layer. The authors apply the lm_head to inner layers without the final norm, and their divergence swaps the
     mixture and the two distributions; both can be changed. They add a repetition penalty of 1.2. alpha = 1 is greedy,
-    and so is the last layer, always read through the final norm, which differs from itself nowhere. It costs no
-    additional forward, and helps little in shallow models, whose inner layers are hardly decodable. Chuang et al. 2023,
-    arXiv 2309.03883.
+    and so is a contrast with the last layer itself, which is always read through the final norm. It costs no additional
+    forward, and helps little in shallow models, whose inner layers decode poorly. Chuang et al. 2023, arXiv 2309.03883.
     """
 
     name, title, paper, sheet = "dola", "DoLa", "2309.03883", "sampling/lol"

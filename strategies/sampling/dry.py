@@ -12,10 +12,10 @@ from playground.events import Event, Figure, Note
 class DRY(Sampler):
     """Penalise a token that would extend a repeated sequence, exponentially in the length of the repeat.
 
-    If the last L tokens occurred before, the token that followed them loses multiplier * base ** (L - allowed), once L
-    reaches `allowed`. Tokens that contain a breaker end a sequence and are never penalised, so that lists and dialogues
-    keep their form. multiplier = 0 changes nothing. The prompt counts. The choice stays argmax unless another sampler
-    draws. Released versions differ in which tokens are breakers. p-e-w 2024.
+    If the last L tokens occurred before, the token that followed them is penalised by multiplier * base ** (L -
+    allowed) if L reaches `allowed`. Tokens that contain a breaker end a sequence and are never penalised, so that lists
+    and dialogues keep their form. multiplier = 0 changes nothing. The prompt is included. The choice stays argmax
+    unless another sampler draws. Released versions differ in which tokens are breakers. p-e-w 2024.
     """
 
     name, title, paper, sheet = "dry", "DRY (no repeated stretches)", "p-e-w 2024", "sampling/sampling-baselines"
@@ -25,8 +25,8 @@ class DRY(Sampler):
     multiplier: float = knob(
         0.8, 0.0, 5.0, step=0.05, help="penalty of the shortest penalised repeat; 0 changes nothing"
     )
-    base: float = knob(1.75, 1.0, 4.0, step=0.05, help="factor of the penalty per further repeated token")
-    allowed: int = knob(2, 1, 10, step=1, help="repeated tokens from which the next is penalised")
+    base: float = knob(1.75, 1.0, 4.0, step=0.05, help="factor of the penalty per additional repeated token")
+    allowed: int = knob(2, 1, 10, step=1, help="minimum number of repeated tokens to penalise the next one")
     window: int = knob(0, 0, 1024, step=1, help="last tokens that are searched; 0: all")
     breakers: str = knob(
         '\\n : " *', help="texts that end a repeated sequence, separated by spaces; \\n is a line break"

@@ -16,7 +16,7 @@ class EAD(Decoder):
     model that takes over first reads the other's tokens in one forward. Until the window is full the mean is over the
     rows seen. The row that raises the mean is still sampled from its own model, so the first uncertain token of the
     small model is committed; bild switches before it. Simonds 2025, arXiv 2502.06833. The dwell rule, the starting
-    model and the unfilled window are our reading; the paper's abstract does not specify them.
+    model and the unfilled window are our interpretation; the paper's abstract does not specify them.
     """
 
     name, title, paper, sheet = "ead", "Entropy Adaptive Decoding", "2502.06833", "sampling/ead"
@@ -28,9 +28,9 @@ class EAD(Decoder):
         -1.0,
         8.0,
         step=0.1,
-        help="mean entropy in bits above which the large model generates; at 8 hardly ever",
+        help="mean entropy in bits above which the large model generates; at 8 almost never",
     )
-    window: int = knob(5, 1, 32, step=1, help="rows in the mean")
+    window: int = knob(5, 1, 32, step=1, help="number of rows in the mean")
     dwell: int = knob(5, 0, 64, step=1, help="minimum number of tokens between two switches")
     start: str = knob("large", choices=("large", "small"), help="model that generates first")
     clear: bool = knob(

@@ -11,15 +11,15 @@ SIGNIFICANT = 4.0  # the paper's threshold: one text in 30,000 without a waterma
 
 
 class GreenList(Sampler):
-    """Watermark a text: before each token a hash of the one before it colours a part of the vocabulary green, and the
-    green tokens are favoured.
+    """Watermark a text: for each token, a hash of the previous one selects a green part of the vocabulary, whose tokens
+    are favoured.
 
     A share gamma of all tokens is green, and delta is added to their scores, after all other samplers. A detector that
     knows the key counts the green tokens, each pair of tokens once: without a watermark a share gamma is green, and the
-    z-score says how many standard deviations there are above it. It helps to recognise machine-written text later, even
-    a part of it. Where the entropy is low no choice is left, and the watermark hides nowhere. delta = 0 changes
-    nothing. The choice stays argmax unless another sampler draws. Kirchenbauer et al. 2023, arXiv 2301.10226, algorithm
-    2, with the hash of the transformers library.
+    z-score is the excess in standard deviations. It makes machine-generated text recognisable, even an excerpt. At low
+    entropy there is little choice of tokens, so the watermark is weak. delta = 0 changes nothing. The choice stays
+    argmax unless another sampler draws. Kirchenbauer et al. 2023, arXiv 2301.10226, algorithm 2, with the hash of the
+    transformers library.
     """
 
     name, title, paper, sheet, rank = "green_list", "Watermark: green list", "2301.10226", "sampling/watermarks", 95

@@ -1,4 +1,4 @@
-"""Texts that do not end by themselves."""
+"""Suppression of the end tokens."""
 from playground.contract import Sampler
 from playground.engine.sampling import REMOVED
 
@@ -7,8 +7,8 @@ class IgnoreEnd(Sampler):
     """Remove the end tokens from every row, so that the text runs to its maximum length.
 
     Their probability goes to the other tokens. Stop strings and the end of a grammar still end the text: where an end
-    token is the only one left, it stays. It helps to measure speed at a fixed length, and to see what a model writes
-    after it wanted to stop. The choice stays argmax unless another sampler draws. A baseline, as `--ignore-eos` of
+    token is the only one left, it stays. Useful to measure speed at a fixed length, and to see what a model generates
+    beyond its end token. The choice stays argmax unless another sampler draws. A baseline, as `--ignore-eos` of
     llama.cpp.
     """
 

@@ -16,11 +16,11 @@ WINDOW = 128  # tokens per forward; windows are independent of each other
 LETTERS = 8  # characters tokenized per token to read; few tokens are longer
 SHOWN = 5  # neighbours
 BEFORE = 6  # tokens shown before the token stored by a neighbour
-NEVER = -1e4  # in place of the logarithm of zero, as in the authors' code
+NEVER = -1e4  # replaces the logarithm of zero, as in the authors' code
 SAMPLE = 256  # keys from which the typical distance is estimated
-FEW = 0.05  # share of the tokens that gain most
+FEW = 0.05  # share of tokens with the largest gains that is summarised
 GAINS = (0.0, 0.5, 1.0, 2.0, 4.0)  # lower edges of the bins of gains, nats
-GROWN = 8  # tokens from which a slope is shown
+GROWN = 8  # minimum tokens for a slope
 MODEL, NEAR = "of the model", "of the neighbours"
 
 
@@ -35,7 +35,7 @@ class Neighbours:
 
     @property
     def entropy(self) -> Tensor:
-        """Of their distribution, in nats, [n]."""
+        """Entropy of their distribution, in nats, [n]."""
         return torch.special.entr(self.p).sum(-1)
 
     @property
@@ -52,7 +52,7 @@ class Datastore:
     ids: list[int]  # the text
     places: Tensor  # [N], index in the text of each key's token
     values: Tensor = field(init=False)  # [N], the token that follows each key
-    scale: float = field(init=False)  # median squared distance from a key to the nearest other
+    scale: float = field(init=False)  # median squared distance from a key to its nearest neighbour
 
     def __post_init__(self):
         wide = torch.promote_types(self.keys.dtype, torch.float32)  # half precision collapses small distances
@@ -78,7 +78,7 @@ class Datastore:
 
 @dataclass(frozen=True)
 class Effects:
-    """Effects of the neighbours on the tokens of a given text, in nats, [n] each."""
+    """Effects of the neighbours on the tokens of a given text, [n] each, in nats except the distances."""
 
     logps: Tensor  # of the model alone
     gains: Tensor  # log-probability with the neighbours minus that without
@@ -99,7 +99,7 @@ class Effects:
         rows = {name: self._row(part) for name, part in parts.items() if bool(part.any())}
         columns = ["tokens", "mean gain", "perplexity", "with neighbours", "entropy", "entropy of neighbours"]
         table = {"rows": list(rows), "columns": columns, "values": list(rows.values())}
-        return Figure("matrix", "true text: where neighbours help and hurt", table)
+        return Figure("matrix", "held-out text: where neighbours help and hurt", table)
 
     def _row(self, part: Tensor) -> list[float]:
         gain, surprise = float(self.gains[part].mean()), -float(self.logps[part].mean())
@@ -112,13 +112,13 @@ class Effects:
             float(self.near[part].mean()),
         ]
 
-    def histogram(self, wall: float) -> Figure:
-        """Histogram of gains; no token loses more than `wall`, ln(1 - lam)."""
-        starts = [-math.inf, wall / 2, *GAINS]
+    def histogram(self, lowest: float) -> Figure:
+        """Histogram of gains; none is below `lowest`, ln(1 - lam)."""
+        starts = [-math.inf, lowest / 2, *GAINS]
         counts = [int(((self.gains >= a) & (self.gains < b)).sum()) for a, b in zip(starts, [*starts[1:], math.inf])]
-        losses = [f"loss above half of the maximum {-wall:.2f}", "smaller loss"]
+        losses = [f"loss above half of the maximum {-lowest:.2f}", "smaller loss"]
         names = losses + [f"gain of {gain:g} or more" for gain in GAINS]
-        return Figure("bars", "true text: tokens by gain, nats", {"labels": names, "values": counts})
+        return Figure("bars", "held-out text: tokens by gain, nats", {"labels": names, "values": counts})
 
     def summary(self) -> str:
         best = self.gains.sort(descending=True).values[:max(1, round(FEW * len(self.gains)))]
@@ -146,9 +146,9 @@ class KNNLM(Sampler):
     lam p_kNN. lam = 0 is the model. Khandelwal et al. 2019, arXiv 1911.00172.
 
     Wang et al. 2023, arXiv 2305.14625, found that it does not improve open-ended generation, and two figures show why.
-    On held-out text most tokens lose a little, never more than ln(1 - lam), and a few gain much. And during generation
-    the entropy of the neighbours grows faster than the model's; both slopes are shown beside those on held-out text,
-    which is read before the run. Ours: the key is the input of the lm_head, not of the last feed-forward block, and
+    On held-out text most tokens lose a little, never more than -ln(1 - lam), and a few gain much. During generation the
+    entropy of the neighbours grows faster than the model's; both slopes are shown beside those on held-out text, which
+    is read before the run. Ours: the key is the input of the lm_head, not of the last feed-forward block, and
     `adaptive`, which lowers lam if the neighbours disagree.
     """
 
@@ -207,8 +207,9 @@ class KNNLM(Sampler):
         yield Note(f"The datastore has {len(places)} entries, each with the token that follows.")
 
     def _read(self, lm, ids: list[int], use: Callable) -> Iterator:
-        """Read a text window by window. Returns what `use(piece, places)` makes of each piece, whose logits [n, V] are
-        then dropped. `places` are the indices of its tokens that another one follows in the window, its first ones.
+        """Read a text window by window. Returns `use(piece, places)` of each piece, whose logits [n, V] are then
+        discarded. `places` are the indices of the piece's tokens that are followed by another one in the window, a
+        prefix of it.
         """
         size, found = min(WINDOW, lm.context), []
         for start in range(0, len(ids), size):
@@ -231,16 +232,16 @@ class KNNLM(Sampler):
         for place, model, near in zip(places_read, effects.model.tolist(), effects.near.tolist()):
             yield Figure(
                 "scalar",
-                "true text: entropy, nats",
+                "held-out text: entropy, nats",
                 {"x": place, "axis": "token of the text", "series": {MODEL: model, NEAR: near}, "lines": self._most},
             )
         yield effects.histogram(_log(1 - self.lam))
         yield effects.split()
         yield Note(effects.summary())
-        self.true_distance = {"true text, on average": float(effects.distances.mean())}
+        self.true_distance = {"held-out text, on average": float(effects.distances.mean())}
         if len(places_read) >= GROWN:
             self.true_slopes = {
-                f"{name}, true text": slope(places_read, values.tolist())
+                f"{name}, held-out text": slope(places_read, values.tolist())
                 for name, values in ((MODEL, effects.model), (NEAR, effects.near))
             }
 

@@ -9,9 +9,9 @@ class LlamaCpp(Decoder):
     """Sample with the samplers of llama.cpp, in its order and with its defaults.
 
     Penalties on repeats come first, then DRY, top-n-sigma, top-k, typical, top-p, min-p and XTC, and the temperature
-    last: whatever it is, only tokens that survive the truncations at temperature 1 can be drawn. The transformers
-    library applies the temperature first. It helps to see how a setting copied from llama.cpp behaves. At their neutral
-    values all samplers are off, and this is plain sampling. llama.cpp of 2025 (`common_params_sampling`).
+    last: at any temperature, only tokens that survive the truncations at temperature 1 can be sampled. The transformers
+    library applies the temperature first. Useful to check settings copied from llama.cpp. At their neutral values all
+    samplers are off, and this is plain sampling. llama.cpp of 2025 (`common_params_sampling`).
     """
 
     name, title, paper, sheet = "llama_cpp", "Sampling as in llama.cpp", "llama.cpp 2025", "sampling/sampling-baselines"
@@ -28,13 +28,13 @@ class LlamaCpp(Decoder):
     repeat_penalty: float = knob(1.0, 0.8, 2.0, step=0.05, help="above 1 makes recent tokens less likely")
     frequency_penalty: float = knob(0.0, -2.0, 2.0, step=0.1, help="subtracted per recent occurrence; 0 is off")
     presence_penalty: float = knob(0.0, -2.0, 2.0, step=0.1, help="subtracted from recent tokens once; 0 is off")
-    repeat_last_n: int = knob(64, 0, 1024, step=1, help="tokens the three penalties look back; 0: all")
+    repeat_last_n: int = knob(64, 0, 1024, step=1, help="last tokens considered by the three penalties; 0: all")
     dry_multiplier: float = knob(0.0, 0.0, 5.0, step=0.05, help="penalty of repeated sequences; 0 is off")
     xtc_probability: float = knob(0.0, 0.0, 1.0, step=0.05, help="how often likely tokens are removed; 0 is off")
     xtc_threshold: float = knob(0.1, 0.0, 0.5, step=0.01, help="smallest probability of a likely token")
 
     def toggles(self) -> list[Sampler]:
-        chain = [*self._penalties(), *self._cuts(), make("temperature", t=self.temperature, place="after cuts")]
+        chain = [*self._penalties(), *self._truncations(), make("temperature", t=self.temperature, place="after cuts")]
         for rank, sampler in enumerate(chain):
             sampler.rank = rank  # the order of this list, not the library's
         return chain
@@ -48,7 +48,7 @@ class LlamaCpp(Decoder):
             make("dry", multiplier=self.dry_multiplier),
         ]
 
-    def _cuts(self) -> list[Sampler]:
+    def _truncations(self) -> list[Sampler]:
         spread = [make("top_n_sigma", n=self.top_n_sigma)] if self.top_n_sigma else []
         return [
             *spread,

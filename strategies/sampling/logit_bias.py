@@ -9,17 +9,17 @@ from playground.errors import Refusal
 from playground.events import Event, Note
 
 MOST = 100.0  # as in the interface of OpenAI
-SHOWN = 40  # characters of a wrong line
+SHOWN = 40  # characters shown of an invalid line
 
 
 class LogitBias(Sampler):
-    """Add a number to the scores of chosen words or phrases: they become more, or less, probable.
+    """Add a bias to the scores of given words or phrases, which makes them more or less probable.
 
-    The bias of a phrase of several tokens is added to its last token where the text so far ends in the others, prompt
-    included. Each phrase is looked for at the start of a line and after a space; other tokenizations of it are not
-    affected. A bias of about 5 makes a word that fits very likely, -100 practically excludes it. It helps where one
-    word has to be steered and the prompt is no place to say so. The choice stays argmax unless another sampler draws.
-    No biases change nothing. A baseline, as `sequence_bias` of the transformers library defines it.
+    The bias of a phrase of several tokens is added to its last token if the text so far, prompt included, ends with the
+    others. Each phrase is matched at the start of a line and after a space; other tokenisations of it are not affected.
+    A bias of about 5 makes a plausible word very likely, -100 practically excludes it. Useful to steer single words
+    without changing the prompt. The choice stays argmax unless another sampler draws. Without biases nothing changes. A
+    baseline, as `sequence_bias` of the transformers library defines it.
     """
 
     name, title, paper, sheet = "logit_bias", "Logit bias", "baseline", "sampling/logit-processors"
@@ -47,7 +47,7 @@ class LogitBias(Sampler):
 
 
 def parsed(text: str) -> dict[str, float]:
-    """The bias of each phrase. Raises Refusal for a line that is no phrase with a number."""
+    """The bias of each phrase. Raises Refusal for a line that is not a phrase with a number."""
     return dict(map(_line, filter(str.strip, text.splitlines())))
 
 

@@ -8,10 +8,9 @@ from playground.engine.sampling import REMOVED
 class MinNewTokens(Sampler):
     """Remove the end tokens until the text has a minimum number of tokens.
 
-    Stop strings and the end of a grammar still end the text: where an end token is the only one left, it stays. It
-    helps against answers that break off too early, and where texts of comparable length are measured. The choice stays
-    argmax unless another sampler draws. count = 0 changes nothing. A baseline, as `min_new_tokens` of the transformers
-    library.
+    Stop strings and the end of a grammar still end the text: where an end token is the only one left, it stays. Useful
+    against answers that end too early, and to measure texts of comparable length. The choice stays argmax unless
+    another sampler draws. count = 0 changes nothing. A baseline, as `min_new_tokens` of the transformers library.
     """
 
     name, title, paper, sheet = "min_new_tokens", "Minimum new tokens", "baseline", "sampling/logit-processors"

@@ -19,8 +19,8 @@ class Mirostat(Sampler):
     Only tokens with a surprise of at most mu bits are sampled; after each token mu -= eta * (surprise - tau), from 2 *
     tau at the start. Version 2 truncates at mu itself. Version 1 keeps the k most probable tokens, with k from mu and
     the exponent of a Zipf law fitted to the top ranks. Surprise is measured under the scores that the sampler receives
-    or, as in llama.cpp, under the truncated distribution. Temperature may come before; an earlier truncation is not
-    visible to mu. tau = 0 is greedy. Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
+    or, as in llama.cpp, under the truncated distribution. A temperature may be applied before; mu does not account for
+    an earlier truncation. tau = 0 is greedy. Basu et al. 2021, arXiv 2007.14966; version 2 after the authors' notebook.
     """
 
     name, title, paper, sheet = "mirostat", "Mirostat", "2007.14966", "sampling/mirostat"
@@ -61,7 +61,7 @@ class Mirostat(Sampler):
         yield from self._events(position, before, int(kept.sum()))
         if before <= max(2 * self.tau, math.log2(len(scores)) + SLACK) < self.mu:
             yield Note(
-                f"The target of {self.tau:g} bits is out of reach: hardly anything is truncated, and the surprise of "
+                f"The target of {self.tau:g} bits cannot be reached: almost nothing is truncated, and the surprise of "
                 "the text is still lower."
             )
 

@@ -16,11 +16,11 @@ LEAST = 1e-12  # below this the logarithm continues as its tangent, so that nega
 class Momentum(Sampler):
     """Decode greedily while the best token is new to the text; otherwise penalise it by the length of the repeat.
 
-    The score of each of the k most probable tokens is its probability less alpha times a resistance: zero for a token
+    The score of each of the k most probable tokens is its probability minus alpha times a resistance: zero for a token
     that never occurred, the first number of the list for one that did, the next numbers if it would repeat 2, 3, ...
     tokens in a row. The best is chosen; if another sampler draws, it draws by these scores. alpha = 0 or k = 1 is
-    greedy. The released code also contains 1 2 3 4 5, 1 1 2 3 4 and 0 0 0 5 5; which list the paper prints could not be
-    checked. Lan et al. 2022, arXiv 2212.02175.
+    greedy. The released code also contains 1 2 3 4 5, 1 1 2 3 4 and 0 0 0 5 5; we could not check which list the paper
+    uses. Lan et al. 2022, arXiv 2212.02175.
     """
 
     name, title, paper, sheet = "momentum", "Momentum decoding", "2212.02175", "sampling/momentum"

@@ -12,7 +12,7 @@ from playground.events import Event, Figure, Note
 class NoRepeatNgram(Sampler):
     """Remove tokens that would complete an n-gram that occurred before, prompt included.
 
-    At n = 1 no token may occur twice, at n = 0 nothing is removed. If no token would be left, the row is unchanged. The
+    At n = 1 no token may occur twice, at n = 0 nothing is removed. If no token would remain, the row is unchanged. The
     choice stays argmax unless another sampler draws. A small n also forbids names and set phrases. Paulus et al. 2017,
     arXiv 1705.04304.
     """

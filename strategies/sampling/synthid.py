@@ -20,15 +20,15 @@ MOST = 64
 
 
 class SynthID(Sampler):
-    """Watermark a text by a tournament: of many tokens drawn from the model, the one that wins most coin flips is
-    written.
+    """Watermark a text by a tournament: many tokens are sampled from the model and compete by coin flips, and the
+    winner is chosen.
 
     The flips follow from a hash of the token, of the tokens before it and of a key for each layer; two tokens compete
     in a match, and the larger flip wins. This is computed as a change of the probabilities. Averaged over all keys it
-    leaves the distribution unchanged, unlike a green list. A detector that knows the keys takes the mean flip of the
-    text, 0.5 without a watermark. In a context that occurred before in the text nothing is changed. It helps to
-    recognise machine-written text without a loss of quality. No keys change nothing. Tokens are always sampled.
-    Dathathri et al. 2024 (Nature 634), with the hash of the transformers library.
+    leaves the distribution unchanged, unlike a green list. A detector that knows the keys computes the mean flip of the
+    text, 0.5 without a watermark. After a context that occurred before in the text nothing is changed. It makes
+    machine-generated text recognisable without loss of quality. Without keys nothing changes. Tokens are always
+    sampled. Dathathri et al. 2024 (Nature 634), with the hash of the transformers library.
     """
 
     name, title, paper, sheet, rank = (
@@ -36,7 +36,7 @@ class SynthID(Sampler):
     )
     guarantee = ("collapses",)
 
-    width: int = knob(4, 1, 12, step=1, help="tokens before a token that its coin flips depend on")
+    width: int = knob(4, 1, 12, step=1, help="number of previous tokens that the coin flips of a token depend on")
     keys: str = knob(KEYS, help="secret keys, one for each layer of the tournament, separated by spaces")
 
     _detector = None

@@ -4,12 +4,12 @@ from playground.engine.sampling import REMOVED
 
 
 class TailFree(Sampler):
-    """Truncate where the curve of the sorted probabilities becomes flat: behind it lies the tail.
+    """Truncate where the curve of the sorted probabilities becomes flat; the tail after that point is removed.
 
     The absolute second differences of the probabilities, in descending order, are normalised and summed up; tokens are
-    kept until the sum exceeds z. The first token always stays, the last of the row never. It helps where the number of
-    good continuations varies, since the shape of the row decides instead of a number or a share. z = 1 keeps all
-    tokens, and so does a row without curvature. Phénix and Egan 2019.
+    kept until the sum exceeds z. The most probable token always stays, the least probable never does. Useful where the
+    number of plausible continuations varies, since the shape of the distribution decides, not a fixed number or share.
+    z = 1 keeps all tokens, and so does a distribution without curvature. Phénix and Egan 2019.
     """
 
     name, title, paper, sheet = "tail_free", "Tail-free", "Phénix and Egan 2019", "sampling/sampling-baselines"

@@ -6,9 +6,9 @@ from playground.engine import sampling
 class TopA(Sampler):
     """Truncate to tokens with at least a times the square of the highest probability.
 
-    Where the model is certain, the threshold is close to a; where it is not, it falls with the square, faster than that
-    of min-p, so that open positions keep more choice. a = 0 keeps all; the most probable token always stays. BlinkDL
-    2022, RWKV-LM.
+    Where the model is certain, the threshold is close to a; where it is not, the threshold falls with the square,
+    faster than that of min-p, so that uncertain positions keep more tokens. a = 0 keeps all; the most probable token
+    always stays. BlinkDL 2022, RWKV-LM.
     """
 
     name, title, paper, sheet = "top_a", "Top-a", "BlinkDL 2022", "sampling/sampling-baselines"

@@ -8,9 +8,9 @@ from playground.engine.sampling import REMOVED
 class TopNSigma(Sampler):
     """Truncate to tokens whose score lies within n standard deviations of the best.
 
-    Most scores of a row are noise around their mean, and a few stand out. The standard deviation is over all scores not
-    yet removed. Differences and deviation scale together, so a temperature changes the probabilities of the tokens
-    kept, but not which are kept. n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
+    Most scores of a row are noise around their mean, and a few are far above it. The standard deviation is over all
+    scores not yet removed. Differences and deviation scale together, so a temperature changes the probabilities of the
+    tokens kept, but not which are kept. n = 0 turns it off. Tang et al. 2024, arXiv 2411.07641.
     """
 
     name, title, paper, sheet, rank = "top_n_sigma", "Top-n-sigma", "2411.07641", "sampling/sampling-baselines", 0

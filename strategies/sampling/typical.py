@@ -11,8 +11,8 @@ class Typical(Sampler):
     """Truncate to the tokens whose surprise is closest to the entropy; the most probable token may be removed.
 
     The surprise of a token is -ln p, and its mean is the entropy of the distribution. The tokens closest to it stay
-    until their mass reaches M, with those that tie with the last of them. M = 1 keeps all. Meister et al.
-    2022, arXiv 2202.00666.
+    until their mass reaches M, with those that tie with the last of them. M = 1 keeps all. Meister et al. 2022, arXiv
+    2202.00666.
     """
 
     name, title, paper, sheet, rank = "typical", "Typical", "2202.00666", "sampling/sampling-baselines", 5
@@ -32,7 +32,7 @@ class Typical(Sampler):
         return scores.masked_fill(gap > nearest.gather(-1, last), -torch.inf)
 
     def _most(self, gap: torch.Tensor, entropy: torch.Tensor) -> int:
-        """A number of nearest tokens that suffices for the mass in every row; the others need no order.
+        """A number of nearest tokens that suffices for the mass in every row; the others need not be sorted.
 
         Tokens farther away than the entropy are improbable: with a gap above g each has less than exp(-entropy - g).
         """

@@ -6,13 +6,13 @@ from playground.engine.sampling import REMOVED
 
 
 class XTC(Sampler):
-    """With a given probability, remove every likely token except the least likely of them, so that the text leaves the
-    most expected path but stays plausible.
+    """With a given probability, remove every likely token except the least likely of them, so that the text becomes
+    less predictable but remains plausible.
 
-    Likely are the tokens with at least `threshold` probability; if fewer than two are, nothing is removed. If a line
-    break or an end token would be removed, nothing is, so that paragraphs and texts still end; `exempt` off is the
-    variant of llama.cpp, without this exception. probability = 0 changes nothing. It comes after the truncation
-    samplers, which bound how unlikely the spared token can be. p-e-w 2024, text-generation-webui pull request 6335.
+    Tokens with a probability of at least `threshold` are likely; if there are fewer than two, nothing is removed. If a
+    line break or an end token would be removed, nothing is, so that paragraphs and texts still end; `exempt` off is the
+    variant of llama.cpp, without this exception. probability = 0 changes nothing. It is applied after the truncation
+    samplers, which limit how unlikely the spared token can be. p-e-w 2024, text-generation-webui pull request 6335.
     """
 
     name, title, paper, sheet = "xtc", "XTC (exclude top choices)", "p-e-w 2024", "sampling/xtc"

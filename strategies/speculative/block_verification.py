@@ -30,8 +30,8 @@ class BlockVerification(Verifier):
 
     w_i = min(1, w_(i-1) p / q) is the joint weight of the first i tokens. Later tokens can compensate for one with p <
     q, where rejection sampling may stop. On average more tokens are accepted per forward, never fewer, and the output
-    distribution is exactly the target's. It helps wherever chains are drafted and tokens are sampled. Of a tree only
-    the first branch is verified, so drafters of trees without replacement are refused. Sun et al. 2024, arXiv
+    distribution is exactly the target's. It helps wherever chains are drafted and tokens are sampled. Only the first
+    branch of a tree is verified, so drafters of trees without replacement are refused. Sun et al. 2024, arXiv
     2403.10444.
     """
 

@@ -38,16 +38,16 @@ class AdaDec(Decoder):
     If the entropy of a row, before any sampler, reaches `tau` nats, each of the `width` most probable tokens is
     continued greedily for `depth` tokens, all of them in one forward per step. The candidate with the largest
     log-probability per token of its rollout, itself included, is committed; its rollout is discarded. A rollout ends at
-    an end token, and is scored by the tokens it has; under a grammar, too, by their probabilities among all tokens. The
-    authors end rollouts at the end of a function body; here only
-    end tokens do. `fit` learns tau for a model from texts. He et al. 2025, arXiv 2506.08980.
+    an end token and is scored by its tokens so far, even under a grammar by their probabilities among all tokens. The
+    authors end rollouts at the end of a function body; here only end tokens do. `fit` learns tau for a model from
+    texts. He et al. 2025, arXiv 2506.08980.
     """
 
     name, title, paper, sheet = "adadec", "AdaDec", "2506.08980", "sampling/adadec"
     guarantee, refuses = ("heuristic", "collapses"), ("drawing",)
 
     tau: float = knob(
-        1.0, 0.0, NEVER, step=0.05, help="entropy in nats from which to look ahead; 0: always, 4: never"
+        1.0, 0.0, NEVER, step=0.05, help="minimum entropy in nats to look ahead; 0: always, 4: never"
     )
     width: int = knob(3, 1, 8, step=1, help="candidates")
     depth: int = knob(5, 0, 12, step=1, help="tokens generated after each candidate")
@@ -106,12 +106,12 @@ def _best(rollouts: list[Rollout]) -> Rollout:
 
 
 def _events(lm, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
-    """The rollouts and their scores, and whether the first choice was overruled."""
+    """The rollouts, their scores, and whether the committed token differs from the first choice."""
     first, best = rollouts[0], _best(rollouts)
     labels = ["".join(map(lm.piece, rollout.tokens)) for rollout in rollouts]
     values = [math.exp(rollout.score) for rollout in rollouts]
     yield Figure("bars", "candidates: mean probability per token", {"labels": labels, "values": values})
-    outcome = "first choice kept" if best is first else "first choice overruled"
+    outcome = "first choice confirmed" if best is first else "first choice replaced"
     yield Figure("spans", "pauses", {"spans": [[lm.generated, lm.generated + 1, outcome, entropy]]})
     if best is not first:
         yield Note(

@@ -19,7 +19,7 @@ from playground.errors import Refusal
 
 UNSEEN = 5  # one pair in UNSEEN is for validation
 FEWEST = 20  # training pairs of each class
-RIDGE = 1.0  # L2 penalty on the weight, which stays finite for separable pairs
+RIDGE = 1.0  # L2 penalty on the weight, which keeps it finite for separable pairs
 STEPS = 100  # maximum Newton steps; about ten are taken
 
 
@@ -36,7 +36,7 @@ class Threshold:
 
 
 def learn(readings: Iterable[TokenReading], seed: int = 42) -> Threshold:
-    """Fit the threshold to a model's readings; raises Refusal if they do not determine one."""
+    """Fit the threshold to a model's outputs on reference texts; raises Refusal if they do not determine one."""
     pairs = [judge(reading) for reading in readings] or [(torch.empty(0), torch.empty(0, dtype=torch.bool))]
     entropies, right = (torch.cat(column) for column in zip(*pairs))
     return threshold(entropies, right, seed)

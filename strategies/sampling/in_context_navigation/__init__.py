@@ -99,13 +99,14 @@ class InContextNavigation(Decoder):
     next by one query have weights similar to those of the best, right or not; another query ranks differently. Each
     query tries the best `n_tol` first tokens whose text was not tried before, and each is completed greedily from the
     prompt without answers, so that the answers in the prompt affect only the first token. Without navigation, or with
-    one query, it goes down the ranks of a single query. In the task `ways`, each solution path gives a number, and the
-    majority wins. The text is the list, or the first path to the winning number.
+    one query, it proceeds down the ranks of a single query. In the task `ways`, each solution path gives a number, and
+    the majority number is the answer. The text is the list, or the first path to the winning number.
 
-    Similar weights lie in one cluster. If the right answers are given, the tokens ranked after the best are completed
-    as well: the method assumes that those outside the clusters of the best are right more often, at no better rank. An
-    lm_head tied to the embeddings mixes similarity of input and of output. Peng et al. 2024, arXiv 2410.02284, with the
-    prompts and settings of its code; the line that requests a final answer and the number of clusters are ours.
+    Similar weights belong to one cluster. If the right answers are given, the tokens ranked after the best are
+    completed as well: the method assumes that those outside the clusters of the best are right more often, at no better
+    rank. An lm_head tied to the embeddings mixes similarity of input and of output. Peng et al. 2024, arXiv 2410.02284,
+    with the prompts and settings of its code; the line that requests a final answer and the number of clusters are
+    ours.
     """
 
     name, title, paper, sheet = (
@@ -122,9 +123,9 @@ class InContextNavigation(Decoder):
         choices=("list", "ways"),
         help="a list of short answers in quotes, or ways to solve a problem with a majority vote on the number",
     )
-    n_run: int = knob(10, 1, 20, step=1, help="queries for a list; 1 goes down the ranks of one query")
+    n_run: int = knob(10, 1, 20, step=1, help="queries for a list; 1 proceeds down the ranks of one query")
     n_tol: int = knob(10, 1, 10, step=1, help="new first tokens per query; 1 queries again after every answer")
-    n_cot: int = knob(4, 1, 10, step=1, help="ways that are tried, with one query each")
+    n_cot: int = knob(4, 1, 10, step=1, help="number of ways, with one query each")
     pool: int = knob(100, 10, 1000, step=10, help="best tokens from which the first of a way is taken")
     longest: int = knob(
         64, 1, 256, step=1, help="maximum tokens of an answer; without a closing quote by then it is discarded"
@@ -134,7 +135,7 @@ class InContextNavigation(Decoder):
         "clean", choices=("clean", "navigated"), help="complete answers from the prompt without or with the others"
     )
     navigate: bool = knob(
-        True, help="add the answers found to the prompt; off: go down the ranks of one query"
+        True, help="add the answers found to the prompt; off: proceed down the ranks of one query"
     )
     strip: bool = knob(False, help="treat first tokens that differ only by whitespace as one")
     cue: str = knob(CUE, help="text after a way that requests its number, up to the number")
@@ -183,7 +184,7 @@ class InContextNavigation(Decoder):
             nodes = yield from self._query_nodes(lm, reading, form, given, search.answers)
             firsts = self._new_first_tokens(lm, reading.rows[nodes[1]], search, self.n_tol) if nodes else []
             if not firsts:
-                yield Note("The prompt is full." if not nodes else "Every token was tried.")
+                yield Note("The prompt fills the model's context." if not nodes else "Every token was tried.")
                 break
             texts = yield from self._complete(
                 lm, reading, nodes[self.completion == "navigated"], firsts, form.stop, min(self.longest, lm.remaining)
@@ -338,7 +339,7 @@ class InContextNavigation(Decoder):
             },
         )
         yield Note(
-            f"The {self.main} best first tokens lie in {len(inside)} of {len(atlas.centres)} clusters: "
+            f"The {self.main} best first tokens belong to {len(inside)} of {len(atlas.centres)} clusters: "
             f"{quoted(lm, atlas.tokens[: self.main])}."
         )
 
@@ -361,7 +362,7 @@ class InContextNavigation(Decoder):
             nodes = yield from self._query_nodes(lm, reading, form, [], search.answers)
             firsts = self._new_first_tokens(lm, reading.rows[nodes[1]], search, 1, self.pool) if nodes else []
             if not firsts:
-                yield Note("The prompt is full." if not nodes else "Every token of the pool was tried.")
+                yield Note("Every token of the pool was tried." if nodes else "The prompt fills the model's context.")
                 break
             base = nodes[self.completion == "navigated"]
             [way] = yield from self._complete(lm, reading, base, firsts, form.stop, min(self.path, lm.remaining))
