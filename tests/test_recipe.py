@@ -66,9 +66,9 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
         (("greedy", ("top_k", {"name": 1})), "top_k has no knob 'name'", "name"),
         (("greedy", ("top_k", {"k": "many"})), "K must be a whole number, not 'many'.", "k"),
         (("greedy", ("top_k", {"k": 2.5})), "K must be a whole number, not 2.5.", "k"),
-        (("greedy", ("top_k", {"k": -1})), "K must lie between 0 and 1000, not -1.", "k"),
-        (("greedy", ("top_p", {"p": "nan"})), "P must lie between 0.0 and 1.0, not nan.", "p"),
-        (("greedy", ("top_p", {"p": float("inf")})), "P must lie between 0.0 and 1.0, not inf.", "p"),
+        (("greedy", ("top_k", {"k": -1})), "K must be between 0 and 1000, not -1.", "k"),
+        (("greedy", ("top_p", {"p": "nan"})), "P must be between 0.0 and 1.0, not nan.", "p"),
+        (("greedy", ("top_p", {"p": float("inf")})), "P must be between 0.0 and 1.0, not inf.", "p"),
         (
             ("speculative", ("prompt_lookup", {"occurrence": "last"})),
             "Occurrence must be one of earliest, latest, not 'last'.",
@@ -86,7 +86,7 @@ def test_invalid_recipes_are_refused_in_one_sentence(recipe, sentence, about):
 
 def test_a_decoders_own_knobs_are_validated_too():
     assert str(refused("greedy", speed=3)) == "greedy has no knob 'speed'; it has none."
-    assert str(refused("sample", temperature=9)) == "Temperature must lie between 0.0 and 5.0, not 9."
+    assert str(refused("sample", temperature=9)) == "Temperature must be between 0.0 and 5.0, not 9."
     assert str(refused("greedy", name="x")) == "greedy has no knob 'name'; it has none."
 
 

@@ -9,5 +9,5 @@ TALES = ASSETS / "texts" / "tales.jsonl"
 
 
 def tales() -> str:
-    """All tales, some 150,000 characters; paragraphs and tales are separated by empty lines."""
+    """All tales, about 150,000 characters; paragraphs and tales are separated by empty lines."""
     return "\n\n".join(json.loads(line)["text"] for line in TALES.read_text(encoding="utf-8").splitlines())

@@ -10,7 +10,7 @@ what it does, how, and where it comes from. Giving it a `name` registers it; no 
         p: float = knob(0.9, 0.0, 1.0, help="probability mass that is kept")
 
 It knows nothing about pages, JSON, timing, devices or other lanes. There is one file for each kind of strategy;
-`interfaces.py` lists what a strategy may ask of its run.
+`interfaces.py` lists what a strategy can access of its run.
 """
 from playground.contract.base import GUARANTEES, NEEDS, Strategy
 from playground.contract.cache_policy import CachePolicy, Full, Held, Merge

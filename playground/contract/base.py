@@ -118,13 +118,13 @@ class Strategy:
 
 @cache
 def _types(cls: type) -> dict[str, Any]:
-    """Types of a class's fields. Cached: evaluating the annotations takes 0.1 ms, and every run asks many times."""
+    """Types of a class's fields. Cached: evaluating the annotations takes 0.1 ms, and every run needs them many times."""
     return get_type_hints(cls)
 
 
 @cache
 def _knobs(cls: type) -> tuple[Knob, ...]:
-    """The knobs of a class. Cached: every lane that is assembled asks for those of all its strategies."""
+    """The knobs of a class. Cached: assembling a lane reads those of all its strategies."""
     types = _types(cls)
     return tuple(Knob.of(f, types[f.name]) for f in fields(cls) if "help" in f.metadata)
 

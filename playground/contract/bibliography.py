@@ -1,7 +1,7 @@
 """The papers of strategies as BibTeX, from what the strategies cite. Imports neither torch nor gradio.
 
-A strategy knows first author, year and identifier of its paper, no title and no list of authors: whoever cites a paper
-takes these from its page, whose address is in the entry.
+A strategy declares first author, year and identifier of its paper, but neither title nor the full list of authors: take
+these from the paper's page, whose URL is in the entry.
 """
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def bibtex(classes: Iterable[type[Strategy]]) -> str:
     sources: dict[str, list[type[Strategy]]] = {}
     for cls in classes:
         if citation(cls):
-            # two works outside arXiv may have one author and year
+            # two works outside arXiv may share author and year
             sources.setdefault(cls.paper if ARXIV.fullmatch(cls.paper) else cls.name, []).append(cls)
     return "\n\n".join(sorted(_entry(source, found) for source, found in sources.items()))
 
@@ -44,6 +44,6 @@ def _authors(cited: str) -> str:
 
 
 def _key(named: re.Match[str] | None, source: str) -> str:
-    """Such as holtzman2020-1904.09751: two works of one year may have first authors of one name."""
+    """Such as holtzman2020-1904.09751: two works of one year may have first authors of the same name."""
     stem = re.sub(r"[^a-z]", "", named["authors"].split()[0].lower()) + named["year"] if named else "arxiv"
     return f"{stem}-{source.replace('_', '-')}"

@@ -61,7 +61,7 @@ class Merge(NamedTuple):
 
 
 class CachePolicy(Strategy):
-    """Decides what stays in the KV cache. It acts after the prefill and after every commit, on committed tokens only.
+    """Decides which KV slots are retained, and in which form. It acts after the prefill and after every commit, on committed tokens only.
 
     What a policy implements depends on what it is based on:
 
@@ -70,7 +70,7 @@ class CachePolicy(Strategy):
     - per-row selection (`selects_per_row`): `select_for_rows` selects what each row attends to;
     - the prompt's queries (`uses_queries`): `observe_queries` receives their query states;
     - the prompt's attention by query head (`uses_query_heads`, with `uses_attention`): `observe_query_heads`;
-    - merging (`merges`): `merge` says which kept slots absorb the evicted ones;
+    - merging (`merges`): `merge` selects the live slots that absorb evicted ones;
     - quantisation (`quantises`): `quantise_count` and `quantise`;
     - a shortened prompt in later layers: `cut_layers` and `select_prompt`.
 
@@ -91,7 +91,7 @@ class CachePolicy(Strategy):
         raise NotImplementedError
 
     def wants_attention(self, position: int, prompt: int) -> bool:
-        """Whether `observe_attention` shall receive the row at `position`; `prompt` is the prompt length in tokens."""
+        """Whether `observe_attention` should receive the row at `position`; `prompt` is the prompt length in tokens."""
         return True
 
     def observe_attention(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
@@ -151,13 +151,13 @@ class CachePolicy(Strategy):
         raise NotImplementedError
 
     def retain_all(self, held: Sequence[Held]) -> list[Tensor]:
-        """`retain` for each layer; override it if one look at all layers is cheaper."""
+        """`retain` for each layer; override it if processing all layers at once is cheaper."""
         return [self.retain(layer) for layer in held]
 
     def merge(self, held: Held, stays: Tensor, goes: Tensor) -> Merge | None:
-        """Which of the evicted slots are merged into which of the kept ones, both bool [kv_heads, slots].
+        """Which of the evicted slots are merged into which of the live ones, both bool [kv_heads, slots].
 
-        Called before eviction if any slot goes; None merges nothing.
+        Called before eviction if any slot is evicted; None merges nothing.
         """
         raise NotImplementedError
 
@@ -184,8 +184,7 @@ class CachePolicy(Strategy):
         return 1 - packed + packed * self.quantised_bits(part, full) / full.bits
 
     def quantised_bits(self, part: str, full: Full) -> float:
-        """Bits per quantised number of "keys" or "values", with its share of scales and everything else stored beside
-        it.
+        """Bits per quantised number of "keys" or "values", with its share of scales and other metadata.
         """
         raise NotImplementedError
 

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Checker(Protocol):
-    """A black box that judges texts, as bytes after the prompt; the last character may be incomplete."""
+    """A black box that checks texts, as bytes after the prompt; the last character may be incomplete."""
 
     def viable(self, text: bytes) -> bool:
-        """Whether a text may grow into a whole one. It may be optimistic, but never refuse what can be completed."""
+        """Whether a text can be extended to a complete one. It may give false positives, but no false negatives."""
 
     def complete(self, text: bytes) -> bool:
         """Whether a text may end here."""
@@ -35,7 +35,7 @@ class Constraint(Strategy):
         """Raise Refusal for a grammar that only this strategy cannot use; called while the grammar is edited."""
 
     def checker(self) -> Checker | None:
-        """A black-box checker in place of a grammar, or None. A mask takes a question for each token; `awrs` asks few.
+        """A black-box checker in place of a grammar, or None. A mask takes one call per token; `awrs` makes few.
         """
         return None
 
@@ -47,7 +47,7 @@ class Constraint(Strategy):
         return masks
 
     def permits(self, history: list[int], token: int, vocabulary: int) -> bool:
-        """What `narrow` says of one token that the grammar allows; implement both or none."""
+        """The value of `narrow` for one token that the grammar allows; implement both or none."""
         return True
 
     def explain(self, history: list[int], token: int) -> Iterator[Event]:

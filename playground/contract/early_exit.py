@@ -1,4 +1,4 @@
-"""An early exit of a model: what its lm_head says about an inner layer."""
+"""An early exit of a model: its lm_head applied to the output of an inner layer."""
 from __future__ import annotations
 
 from typing import NamedTuple

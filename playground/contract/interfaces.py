@@ -1,6 +1,6 @@
-"""What a strategy may ask of the run it is part of, as protocols, so that the contract does not import the runtime.
+"""What a strategy can access of its run, as protocols, so that the contract does not import the runtime.
 
-`playground.decoding.lane.Lane` implements LaneInterface: strategies know it as `lm`.
+`playground.decoding.lane.Lane` implements LaneInterface: strategies receive it as `lm`.
 """
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class SequenceInterface(Protocol):
     """One growing text of a lane."""
 
     number: int
-    lineage: int  # whose random numbers it uses
+    lineage: int  # key of its random numbers
     tokens: list[int]  # prompt included
     text: str
     reason: str | None  # why it ended, None while it grows
 
 
 class RowsInterface(Protocol):
-    """Logits after the committed text (the root, node -1) and after nodes of a draft tree, and what becomes of them."""
+    """Logits after the committed text (the root, node -1) and after nodes of a draft tree, and what is computed from them."""
 
     raw: Tensor  # logits [n, V]
     masks: Tensor | None  # tokens that the constraint allows, bool [n, V]
@@ -78,7 +78,7 @@ class LaneInterface(Protocol):
         """Choose a token after `node`: sampled if a sampler draws, argmax otherwise."""
 
     def keep(self, what: Any) -> Any:
-        """Commit a choice, the accepted path of a verdict, or what a sequence wrote."""
+        """Commit a choice, the accepted path of a verdict, or the text of a sequence."""
 
     def stream(self, name: str) -> StreamInterface:
         """Another model, or the target over another prompt, that follows the same text."""

@@ -73,7 +73,7 @@ class Knob:
             raise Refusal(f"{self.label} must be one of {', '.join(self.choices)}, not {quoted(value)}.", self.name)
         if isinstance(converted, (int, float)) and not self._within(converted):
             shown = value[:QUOTED] if isinstance(value, str) else quoted(value)
-            raise Refusal(f"{self.label} must lie between {self.min} and {self.max}, not {shown}.", self.name)
+            raise Refusal(f"{self.label} must be between {self.min} and {self.max}, not {shown}.", self.name)
         return converted
 
     def _convert(self, value: Any) -> Any:

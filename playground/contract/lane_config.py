@@ -117,7 +117,7 @@ class Assembly:
         """The guarantees that say something about this lane's text, for its badges.
 
         The same text as greedy decoding where nothing is drawn, the same distribution as sampling where tokens are
-        drawn. Neither where plain decoding itself is changed by samplers: there is nothing it is the same as.
+        drawn. Neither if samplers change plain decoding itself, since there is no reference to compare with.
         """
         draws = any(sampler.draws for sampler in self.samplers)
         changed = self.samplers and self.decoder.family() == "sampling"
@@ -132,7 +132,7 @@ class Assembly:
 def share(
     lanes: list[LaneConfig], knobs: Mapping[str, Any], extras: Iterable[tuple[str, dict[str, Any]]]
 ) -> list[LaneConfig]:
-    """The lanes with what is given for all of them.
+    """The lanes with the settings that are given for all of them.
 
     Knobs apply to the lanes that have them and do not set them, drafters and verifiers to those with a slot, toggles to
     all. Raises Refusal for a knob that no lane has; a lane reports what else it cannot take itself.

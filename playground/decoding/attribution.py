@@ -23,7 +23,7 @@ FEWEST_GROUPS = 4
 
 @dataclass
 class WordEffect:
-    """Words that were removed together, and what that did."""
+    """Words that were removed together, and the effect."""
 
     text: str
     first: int  # index of their first token
@@ -90,7 +90,7 @@ def _groups(words: list[list[int]], length: int) -> list[list[int]]:
 
 
 def _logprob(model: Model, tokens: list[int], chosen: int) -> float:
-    """Log-probability of `chosen` after `tokens`, in nats; nothing of it stays in a cache."""
+    """Log-probability of `chosen` after `tokens`, in nats; no cache is retained."""
     store, chunk = model.new_store(), chunk_of(model)
     logits: list[torch.Tensor] = []
     for start in range(0, len(tokens), chunk):

@@ -51,7 +51,7 @@ class CacheManager:
         if policy.uses_attention:
             store.on_attention = policy.observe_attention
         if policy.selects_per_row:
-            # bound, so that a copied lane asks its own policy
+            # bound, so that a copied lane uses its own policy
             store.focus = Focus(policy.select_for_rows, self._selects_for)
         if policy.uses_queries:
             store.on_queries = self._observe_queries
@@ -167,7 +167,7 @@ class CacheManager:
 
 
 def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
-    """Raise Refusal if the model's attention is out of the policy's reach, or its layers cannot be split as it needs.
+    """Raise Refusal if the policy cannot access the model's attention, or its layers cannot be split as it needs.
     """
     if not store.depth:
         raise Refusal(

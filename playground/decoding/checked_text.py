@@ -1,7 +1,7 @@
-"""A text that a black-box checker follows, in place of a matcher.
+"""The state of a text under a black-box checker, in place of a matcher.
 
-Any decoder can read its masks, at one question for each token of the vocabulary. Decoders that check single tokens,
-such as adaptive weighted rejection sampling, ask a few.
+Any decoder can use its masks, each of which takes one call of the checker per token of the vocabulary. Decoders that
+check single tokens, such as adaptive weighted rejection sampling, make few calls.
 """
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CheckedText:
     def allows(self, token: int) -> bool:
         """Whether a token may come next."""
         if token not in self._known:
-            self._known[token] = self._asked(token)
+            self._known[token] = self._is_allowed(token)
         return self._known[token]
 
     def mask(self) -> Tensor:
@@ -61,11 +61,11 @@ class CheckedText:
             self._ended, self._known = False, {}
 
     def forced(self) -> list[int]:
-        """Nothing: to find the only token that may follow takes as many questions as there are tokens."""
+        """Always empty: finding the only allowed token would take one call per token of the vocabulary."""
         return []
 
     def fork(self) -> CheckedText:
-        """The same text, which goes its own way."""
+        """An independent copy of this text."""
         twin = CheckedText(self.checker, self.spelling, self.vocabulary, self.ends)
         twin._texts, twin._ended, twin._known = self._texts.copy(), self._ended, self._known.copy()
         return twin
@@ -84,7 +84,7 @@ class CheckedText:
     def state(self) -> str:
         return "ended" if self._ended else "open"
 
-    def _asked(self, token: int) -> bool:
+    def _is_allowed(self, token: int) -> bool:
         if self._ended:
             return False
         if token in self.ends:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Siblings:
-    """The lanes that stay: the trace of their run, their numbers in it in the order to show, and the fork's place
-    among them.
+    """The other lanes: the trace of their run, their numbers in it in display order, and the fork's index among
+    them.
     """
 
     trace: Trace
@@ -50,11 +50,11 @@ class ForkedSession:
         return self._with_siblings(self._session.step)
 
     def stop(self, lane: int | None = None) -> list[Stamped]:
-        """End the fork if it is meant; its siblings have ended."""
+        """End the fork if it is the lane to stop; its siblings have ended."""
         return self._with_siblings(self._session.stop if lane in (None, self._place) else list)
 
     def _with_siblings(self, act: Callable[[], list[Stamped]]) -> list[Stamped]:
-        """What is new: at first the events of the siblings, afterwards those of the fork."""
+        """New events: those of the siblings on the first call, those of the fork afterwards."""
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             return self._appended(waiting)
@@ -68,7 +68,7 @@ class ForkedSession:
         return fresh
 
     def _renumbered(self, kept: list[Trace]) -> list[Stamped]:
-        """The events of the siblings in the order of their run, with their new numbers; a lane that had not ended ends.
+        """The events of the siblings in the order of their run, with their new numbers; unfinished lanes are stopped.
         """
         numbers = [number for number in range(len(self.headers)) if number != self._place]
         events = [stamped._replace(lane=number) for number, trace in zip(numbers, kept) for stamped in _ended(trace)]
@@ -76,7 +76,7 @@ class ForkedSession:
 
 
 def _ended(trace: Trace) -> list[Stamped]:
-    """The events of one lane; its last one is that it has ended."""
+    """The events of one lane, with Done added if it had not ended."""
     events = trace.events
     if events and isinstance(events[-1].event, (Done, Failed)):
         return events

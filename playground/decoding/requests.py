@@ -23,7 +23,7 @@ POLL = 0.05  # seconds a background request may hold the worker before other run
 
 
 class FeedSource(Protocol):
-    """Who reads: a stream, or a prefix that several lanes share."""
+    """The reader of a forward: a stream, or a prefix that several lanes share."""
 
     name: str
     model: Model
@@ -91,7 +91,7 @@ Steps = Generator[list[Feed], None, Any]
 
 
 class Request:
-    """Something a strategy asks for. `go_on` advances to the next forwards it needs, or to its result."""
+    """A request that a strategy yields. `go_on` advances to the next forwards it needs, or to its result."""
 
     result: Any = None
 

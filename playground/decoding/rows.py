@@ -104,7 +104,7 @@ class Rows:
     def allows(self, token: int) -> bool:
         """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""
         if self.length != len(self.sequence.tokens):
-            raise RuntimeError("the text has grown since these rows were computed: ask before a token is kept")
+            raise RuntimeError("the text has grown since these rows were computed: call it before a token is committed")
         if not self.chain.matcher.allows(token):
             return False
         return self.chain.constraint.permits(self.committed, token, self.raw.shape[1])

@@ -48,7 +48,7 @@ class Chain:
     constraint: Constraint | None = None  # the constraint behind the matcher, which may narrow its masks
     masking: bool = True  # False if the decoder enforces the constraint itself
     forcing: bool = True  # False if tokens without an alternative, the end token included, need a forward
-    computes_masks: bool = True  # False if the decoder asks about single tokens
+    computes_masks: bool = True  # False if the decoder checks single tokens
     coin: Coin | None = None  # random numbers for samplers that need some
 
     @property
@@ -82,7 +82,7 @@ class Chain:
 
 
 def flipping(coin: Coin, name: str, text: SequenceInterface) -> Callable[[float, Sequence[int], str], bool]:
-    """What a sampler flips with: a plain function, so that copying the sampler does not copy the lane."""
+    """The `chance` of a sampler: a plain function, so that copying the sampler does not copy the lane."""
     return lambda probability, history, purpose: coin(probability, f"{name}/{purpose}", history, text.lineage)
 
 

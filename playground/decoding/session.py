@@ -428,7 +428,7 @@ class Session:
         """Run some of the lanes that have done hardly more work than the one with the least.
 
         This is one that needs no forward, if any, and otherwise all that can share a batch with the lane with the
-        least work. Remote lanes, whose servers compute meanwhile, go first if they have news.
+        least work. Remote lanes, whose servers compute meanwhile, go first if they have new events.
         """
         runners, local = self._runners, self._local(lanes)
         patience = 0.0 if local else SERVER_PATIENCE

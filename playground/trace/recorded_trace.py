@@ -137,7 +137,7 @@ def _parse(line: bytes) -> Any:
 
 
 class KeyTwice(ValueError):
-    """An object has two values for one key, and readers disagree about which of them holds."""
+    """An object has two values for one key, and parsers differ in which of them they use."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from playground.events import Cache, Runs
 from playground.trace.cache_contents import CacheContents, Eviction, Live, paired, read_layers, without
 
 Listed = Sequence[tuple[Runs, Sequence]]
-"""Live ranges and what is said about them, head by head"""
+"""Live ranges and the entries listed for them, head by head"""
 
 
 def cache_problems(cache: Cache, replay: CacheContents) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""What is learnt before a text is written: model variants, fitted knobs and weights."""
+"""Training ahead of decoding: model variants, fitted knobs and weights."""

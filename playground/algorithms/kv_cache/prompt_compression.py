@@ -1,4 +1,4 @@
-"""Prompt compression: the attention of the last prompt tokens selects which of the earlier ones stay."""
+"""Prompt compression: the attention of the last prompt tokens selects which of the earlier ones are retained."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -23,12 +23,12 @@ def check_kernel(kernel: int) -> None:
 
 
 class PromptCompression(CachePolicy):
-    """Keeps the last `window` prompt tokens, and `share` of the earlier ones by the attention those pay to them."""
+    """Retains the last `window` prompt tokens, and the `share` earlier ones to which those pay the most attention."""
 
     row_wise, uses_attention = False, True
 
-    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, whose attention selects; they stay")
-    capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens that stay, the window included")
+    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, retained, whose attention selects the others")
+    capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens retained, the window included")
     kernel: int = knob(
         5, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 pools nothing"
     )
@@ -50,7 +50,7 @@ class PromptCompression(CachePolicy):
         return {"capacity": tokens, "window": min(cls.window, tokens // 2)}
 
     def share(self, held: Held) -> int:
-        """Number of tokens before the window that stay in a layer."""
+        """Number of tokens before the window that a layer retains."""
         raise NotImplementedError
 
     def wants_attention(self, position: int, prompt: int) -> bool:

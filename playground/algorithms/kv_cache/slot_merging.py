@@ -1,4 +1,4 @@
-"""Merge the keys and values of evicted slots into the most similar slots that stay."""
+"""Merge the keys and values of evicted slots into the most similar live slots."""
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Top-k eviction, the base of baselines that differ in their scores alone."""
+"""Top-k eviction, the base class of baselines that differ only in their scores."""
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 class TopKEviction(CachePolicy):
-    """Keeps the `recent` latest tokens per layer and KV head and those with the largest scores, `size` in all."""
+    """Retains the `recent` latest tokens per layer and KV head and those with the largest scores, `size` in all."""
 
     guarantee = ("budget_respected", "collapses")
     row_wise = False
 
-    size: int = knob(64, 1, 2048, step=1, help="tokens that stay, recent ones included")
-    recent: int = knob(0, 0, 1024, step=1, help="most recent tokens that always stay")
+    size: int = knob(64, 1, 2048, step=1, help="tokens retained, recent ones included")
+    recent: int = knob(0, 0, 1024, step=1, help="most recent tokens, always retained")
 
     def check(self):
         if self.recent > self.size:
-            raise Refusal(f"recent is {self.recent} and only {self.size} tokens stay: raise size.", "size")
+            raise Refusal(f"recent is {self.recent} and only {self.size} tokens are retained: raise size.", "size")
 
     @classmethod
     def knobs_for_budget(cls, tokens: int, prompt: int) -> dict[str, int]:

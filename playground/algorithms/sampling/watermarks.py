@@ -1,7 +1,7 @@
-"""Watermarks in sampled text: what a generator favours and what a detector counts, as plain functions.
+"""Watermarks in sampled text: generation and detection, as plain functions.
 
 Two kinds: green lists (Kirchenbauer et al. 2023) and tournaments (SynthID, Dathathri et al. 2024). The hashes are those
-of the transformers library, so that its detectors read texts written here, and the other way round.
+of the transformers library, so that its detectors read texts generated here, and vice versa.
 """
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Ngram = tuple[int, ...]
 MOST_SEED = 2**64 - 1
 MULTIPLIER, INCREMENT = 6364136223846793005, 1  # of the linear congruential generator that hashes n-grams
 TABLE, TABLE_SEED = 2**16, 0  # size and seed of the table of coin flips that hashes point into
-REMEMBERED = 1024  # contexts among which a repetition is looked for
+REMEMBERED = 1024  # latest contexts that are searched for a repetition
 
 
 class Detection(NamedTuple):
-    """What a detector sees: the value of each token in [0, 1], None for a token that is not counted, and the z-score.
+    """The result of a detector: the value of each token in [0, 1], None if it is not counted, and the z-score.
     """
 
     values: list[float | None]
@@ -31,17 +31,17 @@ class Detection(NamedTuple):
 
 
 def z_score(hits: float, count: int, chance: float) -> float:
-    """Standard deviations by which `hits` of `count` exceed what chance gives; 0 if nothing is counted."""
+    """Standard deviations by which `hits` of `count` exceed their expectation; 0 if nothing is counted."""
     return (hits - chance * count) / math.sqrt(count * chance * (1 - chance)) if count else 0.0
 
 
 @dataclass
 class Detector:
-    """Reads a text that grows, and counts each of its tokens once."""
+    """Scores a growing text, each of its tokens once."""
 
-    width: int  # tokens before a token that decide about it
+    width: int  # preceding tokens that determine its value
     chance: float  # mean value of a token without a watermark
-    flips: int  # independent flips that the value of a token is the mean of
+    flips: int  # number of independent flips whose mean is the value of a token
     value: Callable[[Ngram, int], float]  # of a token after its context
     memory: float  # tokens for which an n-gram counts as seen; 0 counts every copy
     by_context: bool  # whether a context is seen once, whatever follows it
@@ -50,7 +50,7 @@ class Detector:
     _last: dict[Ngram, int] = field(default_factory=dict)  # where each n-gram was seen last
 
     def read(self, ids: Sequence[int]) -> Detection:
-        """The detection in a whole text. Reading a continuation of the last text costs its new tokens alone."""
+        """The detection in a whole text. Reading a continuation of the last text costs only its new tokens."""
         if list(ids[:len(self._ids)]) != self._ids:
             self._ids, self._values, self._last = [], [], {}
         for token in ids[len(self._ids):]:
@@ -85,7 +85,7 @@ def green_mask(previous: int, size: int, gamma: float, key: int) -> Tensor:
 def green_detector(size: int, gamma: float, key: int, repeats: bool = False) -> Detector:
     """Counts the tokens that are green after the token before them, over a vocabulary of `size`.
 
-    A pair of tokens that repeats is counted once, because its copies say nothing new; with `repeats` every time.
+    A repeated pair of tokens is counted once, because its copies add no evidence; with `repeats` every time.
     """
     return Detector(1, gamma, 1, partial(_greenness, size, gamma, key), 0 if repeats else math.inf, by_context=False)
 
@@ -118,7 +118,7 @@ def g_values(context: Sequence[int], tokens: Tensor, keys: Sequence[int]) -> Ten
 
 
 def tournament(p: Tensor, g: Tensor) -> Tensor:
-    """The law of the winner of a tournament between 2 ** layers tokens drawn from p [V].
+    """The distribution of the winner of a tournament between 2 ** layers tokens drawn from p [V].
 
     In each layer the tokens compete in pairs: the one with the larger coin flip of `g` [layers, V] wins, and of equal
     ones either.
@@ -140,7 +140,7 @@ def is_repeated(ids: Sequence[int], width: int) -> bool:
 
 
 def tournament_detector(width: int, keys: Sequence[int]) -> Detector:
-    """Takes the mean coin flip of each token that has `width` tokens before it, in a context that is new."""
+    """Scores each token that has `width` tokens before it, in a new context, by its mean coin flip."""
     return Detector(width, 0.5, len(keys), partial(_mean_flip, tuple(keys)), REMEMBERED, by_context=True)
 
 

@@ -68,7 +68,7 @@ class Particles(Decoder):
         growing = [particle for particle in particles if particle.grows]
         rows = yield lm.extend([particle.leaf for particle in growing])
         choices = yield from self._steps(lm, growing, rows)
-        yield from self._told(lm, growing, step)
+        yield from self._step_events(lm, growing, step)
         yield lm.keep([choice for choice in choices if choice])
         lm.drop(particle.leaf for particle in growing if particle.weight == NEVER)
         self._cut(particles)
@@ -98,7 +98,7 @@ class Particles(Decoder):
         """Return the particles that continue after a step. The sum of their weights has the same expectation."""
         raise NotImplementedError
 
-    def _told(self, lm, growing: list[Particle], step: int) -> Iterator[Event]:
+    def _step_events(self, lm, growing: list[Particle], step: int) -> Iterator[Event]:
         """Events to show for a step besides the weights."""
         yield from ()
 
@@ -126,7 +126,7 @@ class Particles(Decoder):
         yield Figure("scalar", "effective sample size", data)
 
     def _cut_off(self, chosen: Particle) -> str:
-        """Why no text is whole. Whether more tokens would help depends on the grammar, so nothing is advised."""
+        """Why no text is whole. Whether more tokens would help depends on the grammar, so no remedy is suggested."""
         return (
             f"Every text was truncated by the length limit of {chosen.leaf.generated} tokens before the grammar allowed"
             " an end and the model took it, so the answer is incomplete."

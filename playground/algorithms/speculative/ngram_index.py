@@ -1,4 +1,4 @@
-"""An index of the n-grams of a text that grows: where each one starts, without a scan of the text."""
+"""An index of the start positions of all n-grams of a growing text."""
 from __future__ import annotations
 
 from bisect import bisect_left
@@ -16,7 +16,7 @@ class NGramIndex:
         self._starts: dict[int, list[int]] = {}  # by the n-gram as one number
 
     def follow(self, text: Sequence[int]) -> None:
-        """Index what the text has grown by; tokens at its end that are there no longer are removed."""
+        """Index the tokens appended since the last call, after removing those that are no longer in the text."""
         self._cut(self._shared(text))
         first = max(0, len(self._text) - self.n + 1)
         self._text.extend(text[len(self._text):])

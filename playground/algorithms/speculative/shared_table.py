@@ -1,4 +1,4 @@
-"""A dictionary whose copies share what they have in common."""
+"""A dictionary whose copies share their common entries."""
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
@@ -8,10 +8,10 @@ Key, Value = TypeVar("Key"), TypeVar("Value")
 
 
 class SharedTable(MutableMapping[Key, Value]):
-    """A dictionary without deletion. A deep copy takes no time: both share the entries so far, and add their own.
+    """A dictionary without deletion. A deep copy is cheap: both share the entries so far, and each adds its own.
 
-    Values are replaced, never changed. Shared entries lie in layers; the later ones count. Layers of similar size are
-    joined, so there are few of them, and an entry is moved as often as the table doubles.
+    Values are replaced, never modified. Shared entries are stored in layers, of which later ones take precedence.
+    Layers of similar size are joined, so there are few of them, and an entry is moved once per doubling of the table.
     """
 
     def __init__(self) -> None:

@@ -76,7 +76,7 @@ class SuffixIndex:
     """Texts, one after another, with the positions of every token.
 
     A copy shares what was read so far, and so do the runs of a visitor that begin with one memory: the first of them
-    that reads on extends the shared log, others copy it.
+    that adds tokens extends the shared log, others copy it.
     """
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class SuffixIndex:
             self._extend(tokens)
 
     def _extend(self, tokens: list[int]) -> None:
-        if self._end < len(self._log.tokens):  # another copy has read on
+        if self._end < len(self._log.tokens):  # another copy has extended the log
             self._move(TokenLog())
         self._log.extend(tokens)
         self._end += len(tokens)

@@ -79,7 +79,7 @@ class AWRS(Redrawn):
             return counting(tries, uniform, self.accepts, self.rejects or len(tries.p) ** 2)
         return recursive(tries)
 
-    def _told(self, lm, growing: list[Particle], turn: int) -> Iterator:
+    def _step_events(self, lm, growing: list[Particle], turn: int) -> Iterator:
         asked = [particle.asked for particle in growing]
         counts = {
             "tokens tried": sum(map(len, asked)) / len(asked),
