@@ -1,4 +1,4 @@
-"""The benchmark of what strategies cost beside the forwards, at a tiny size."""
+"""The benchmark of overhead of strategies outside forwards, at a tiny size."""
 from __future__ import annotations
 
 import json
@@ -58,7 +58,7 @@ def test_strategies_are_ordered_by_excess_over_a_limit():
 def test_files_of_other_programs_are_refused_in_a_sentence(tmp_path, capsys):
     (tmp_path / "other.json").write_text("[]")
     assert main(["bench", "bookkeeping", *TINY, "--only", "top_p", "--add", str(tmp_path / "other.json")]) == 2
-    assert "holds no results of this benchmark" in capsys.readouterr().err
+    assert "contains no results of this benchmark" in capsys.readouterr().err
 
 
 def test_the_published_table_has_every_strategy_or_says_why_it_could_not_be_measured():

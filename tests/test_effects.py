@@ -214,7 +214,7 @@ SPECULATION = speculation(count=2)
 
 
 def speeds(drafted: float = 3.0, looked_up: float = 5.0, same: bool = True) -> Making:
-    """How many times as fast each drafter is, and whether it writes what the plain lane writes."""
+    """The speed-up of each drafter, and whether it writes what the plain lane writes."""
     faster = {PLAIN: 1.0, DRAFTED: drafted, LOOKED_UP: looked_up}
     return lambda name, question, number: {
         "seconds": 1 / faster[name],

@@ -236,7 +236,8 @@ def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_reported(tmp
 @pytest.mark.parametrize("judged, said", [
     (Judged(1.0, "smith"), "greedy: right"), (Judged(0.0, "smith"), "greedy: wrong; expected: smith"),
     (Judged(0.5, "a\nb"), "greedy: partly right, 0.50 of 1; expected:\na\nb"),
-    (Judged(0.0, "\x1b[2J", checked=False), "greedy: not checked, for programs are not run here; expected: \ufffd[2J")])
+    (Judged(0.0, "\x1b[2J", checked=False),
+     "greedy: not checked, since programs are not run here; expected: \ufffd[2J")])
 def test_the_shell_says_what_became_of_the_answer(judged, said):
     result = told(ROMAN)[0]
     result.trace.events[-2] = result.trace.events[-2]._replace(event=judged)

@@ -474,7 +474,7 @@ def test_after_the_first_part_the_rest_is_estimated_once_at_the_same_pace(monkey
     progress = remaining_time.RemainingTime()
     for share in (0.0, 0.1, 0.2, 1.0):
         progress(share, "round 1")
-    assert capsys.readouterr().err == "About 4 minutes to go on this machine.\n"  # nine times the 30 s of a tenth
+    assert capsys.readouterr().err == "About 4 minutes left on this machine.\n"  # nine times the 30 s of a tenth
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])
@@ -627,7 +627,7 @@ def test_a_text_is_shown_again_after_a_rollback(capsys):
         Commit(1, [3], ["three"], "three"),
         Done(),
     )
-    assert capsys.readouterr().out == "one two\n[taken back]\none three\n"
+    assert capsys.readouterr().out == "one two\n[rolled back]\none three\n"
 
 
 def test_control_characters_do_not_reach_the_terminal(capsys):

@@ -1,6 +1,6 @@
 """The memory-bandwidth limit of decoding: every token reads all weights and the whole KV cache once.
 
-It is no limit for models small enough to stay in a processor's caches, which are faster than its memory.
+Models that fit into a processor's caches, which are faster than its memory, can exceed it.
 """
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from playground.bench.baselines import Baseline
 from playground.bench.speed_defaults import LIMIT
 
-SIZES = {"cuda": 1 << 30, "cpu": 1 << 27}  # bytes of the tensor that is copied; far more than any cache holds
+SIZES = {"cuda": 1 << 30, "cpu": 1 << 27}  # bytes of the tensor that is copied; far larger than any cache
 COPIES = 4  # timed together
 
 

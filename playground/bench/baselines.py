@@ -1,4 +1,4 @@
-"""What is timed: our lanes, the library's `generate` on an unmodified copy of the same network, and a minimal loop.
+"""Timed baselines: lanes, the library's `generate` on an unmodified copy of the same network, and a minimal loop.
 """
 from __future__ import annotations
 

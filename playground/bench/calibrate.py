@@ -1,4 +1,4 @@
-"""Calibration for the study `pac_sets`: how much of a program must be removed before the right one fits what is left.
+"""Calibration for the study `pac_sets`: how much of a program must be removed until the right one matches the rest.
 
     python -m playground.bench.calibrate --items 80 > assets/texts/calibration.json
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--items", type=int, default=80, help="programs")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
-    about = f"{options.items} held-out programs of the little world, seed {options.seed}"
+    about = f"{options.items} held-out programs of the small world, seed {options.seed}"
     print(Calibration.of(pairs(playground.load(), options.items, options.seed), about, HOLES).json())
 
 

@@ -1,6 +1,8 @@
 """Small SVG charts: lines or bars over categories, each value with its standard error. Missing values are not drawn.
 
-The white background is drawn as well, so that a chart looks the same on a dark page.
+They are drawn by hand because plotly, which draws the figures of the page, can only export static images with kaleido
+and a headless browser, too large a dependency for the charts of a report. The white background is part of the image, so
+that a chart looks the same on a dark page.
 """
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Value = tuple[float, float] | None  # value and standard error, 0 if there is no
 class Chart:
     """series: {name: a value for each of `places`, the categories}. levels: {name: value}, drawn as dashed lines.
 
-    at: {series: x positions of its values, in places}, for lines whose values lie between the places.
+    at: {series: x positions of its values, in places}, for lines whose values are between the places.
     """
 
     title: str

@@ -28,7 +28,8 @@ READ_THROUGH = "needle"  # the task whose prompt is the passage
 
 
 class Lacking(Refusal):
-    """An entrant needs an input that the question does not provide: it is not asked, which is no failure."""
+    """An entrant needs an input that the question does not provide: it is skipped, which is not counted as a failure.
+    """
 
 
 def passage(question: Question) -> str | None:
@@ -88,7 +89,8 @@ BRINGS: dict[str, tuple[str, Callable[[Question], str | None]]] = {
 def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
     """The recipe with names in braces replaced by the question's inputs. Raises Lacking for one it does not provide."""
     def fill(knobs: dict[str, Any]) -> dict[str, Any]:
-        return {knob: _brought(asked, question) if (asked := _asked(value)) else value for knob, value in knobs.items()}
+        names = {knob: _input_name(value) for knob, value in knobs.items()}
+        return {knob: _input(names[knob], question) if names[knob] else value for knob, value in knobs.items()}
 
     return replace(recipe, knobs=fill(recipe.knobs), extras=[(name, fill(knobs)) for name, knobs in recipe.extras])
 
@@ -96,13 +98,13 @@ def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
 def bare(recipe: LaneConfig) -> LaneConfig:
     """The recipe without these knobs, which keep their defaults until there is a question."""
     def strip(knobs: dict[str, Any]) -> dict[str, Any]:
-        return {knob: value for knob, value in knobs.items() if not _asked(value)}
+        return {knob: value for knob, value in knobs.items() if not _input_name(value)}
 
     return replace(recipe, knobs=strip(recipe.knobs), extras=[(name, strip(knobs)) for name, knobs in recipe.extras])
 
 
-def _asked(value: Any) -> str:
-    """The name in braces that a knob's value is; empty for any other value. Raises Refusal for an unknown name."""
+def _input_name(value: Any) -> str:
+    """The name in braces that is the value of a knob; empty for any other value. Raises Refusal for an unknown name."""
     if not (isinstance(value, str) and value[:1] == "{" and value[-1:] == "}" and value[1:-1].isidentifier()):
         return ""
     if value[1:-1] not in BRINGS:
@@ -112,7 +114,7 @@ def _asked(value: Any) -> str:
     return value[1:-1]
 
 
-def _brought(name: str, question: Question) -> str:
+def _input(name: str, question: Question) -> str:
     noun, bring = BRINGS[name]
     found = bring(question) if name == "passage" or not is_own(question) else None
     if not found:

@@ -226,7 +226,7 @@ COLUMNS: dict[str, Callable[[ResultRow], str]] = {
     "entrant": lambda row: row.entrant,
     "score": lambda row: score_text(row.score),
     "tokens": lambda row: number(row.tokens, 0),
-    "target forwards a token": lambda row: number(row.target_forwards, 2),
+    "target forwards per token": lambda row: number(row.target_forwards, 2),
     "other forwards": lambda row: number(row.other_forwards, 2),
     "tokens/s": lambda row: spread_text(row.tokens_per_second, 1),
     "time": lambda row: spread_text(row.time_ratio, 2),

@@ -128,8 +128,8 @@ def _numbers(runs: list[BenchRun], part: str, name: Callable[[int], str]) -> lis
 def _blocks(sizes: list[int]) -> SpeedTable:
     least = block(sizes[0]) if sizes else ""
     note = (
-        "Milliseconds of a forward that feeds a block of tree nodes after a cache of so many tokens; the draft tree "
-        "has two children per node."
+        "Milliseconds of a forward that feeds a block of tree nodes after a KV cache of the given length; the draft "
+        "tree has two children per node."
     )
     return SpeedTable("One forward of a tree", note, "blocks", [block(size) for size in sizes],
                  [TimeRatio(f"{size} / {sizes[0]}", block(size), least) for size in sizes[1:]])
@@ -149,7 +149,7 @@ def _lanes(counts: list[int]) -> SpeedTable:
 
 _FIRST = SpeedTable(
     "First token",
-    "Milliseconds from a prompt of so many token ids to the first token, and of a bare prefill.",
+    "Milliseconds from a prompt of the given length in tokens to the first token, and of a bare prefill.",
     "first",
     [FIRST, ENGINE, LIBRARY_PREFILL],
     [TimeRatio("lane / ours", FIRST, ENGINE), TimeRatio("lane / library", FIRST, LIBRARY_PREFILL)],
@@ -157,7 +157,7 @@ _FIRST = SpeedTable(
 )
 _MEMORY = SpeedTable(
     "KV cache memory",
-    "Megabytes of a KV cache of so many tokens. Formula: 2 x layers x KV heads x head_dim x bytes per number, per "
+    "Megabytes of a KV cache of the given length. Formula: 2 x layers x KV heads x head_dim x bytes per number, per "
     "token. Held: the slots in use. Allocated: the tensors of a lane whose text ends there.",
     "memory",
     [FORMULA, HELD, ALLOCATED, DEVICE],
@@ -174,8 +174,8 @@ _RECORDING = SpeedTable(
 )
 _LIMITS = SpeedTable(
     "Shares of the limits",
-    "Milliseconds per token after a prompt of so many tokens. Bandwidth limit: bytes of weights and KV cache that one "
-    "token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a processor's "
+    "Milliseconds per token after a prompt of the given length. Bandwidth limit: bytes of weights and KV cache that "
+    "one token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a processor's "
     "caches can be faster. A share is the limit's time divided by the lane's: 1 is as fast.",
     "decoding",
     [LIMIT, LOOP, LANE, SILENT_LANE, LIBRARY, STATIC, COMPILED],

@@ -113,7 +113,7 @@ def survey(
     warm_up: bool = True,
 ) -> Iterator[Answer]:
     """Yields answers as they are finished. If a lane fails, or the question lacks what it needs, its answer says so and
-    the others go on.
+    the others continue.
 
     For the warm-up, every entrant answers the first question of each task, and these answers are dropped; `warm_up` can
     be False if times do not matter. `cancelled` is called after every forward, and an unfinished answer is dropped.

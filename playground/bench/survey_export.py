@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "decoding-playground-survey", 1
 NOTES = """Every entrant answered every question in a lane of its own, in one process, interleaved round by round; a
-warm-up was dropped. *Score*: mean over the questions with its standard error, 1 for a right answer. *Target forwards a
-token*: target forwards per token after the first, prefill excluded, so that plain decoding takes 1; *other forwards*:
+warm-up was dropped. *Score*: mean over the questions with its standard error, 1 for a right answer. *Target forwards
+per token*: target forwards per token after the first, prefill excluded, so that plain decoding takes 1; *other forwards*:
 those of every other model or stream. *Tokens/s* and *time*: wall clock, prefill included, median (lowest to highest)
 of the rounds; the time is the entrant's seconds divided by those of the first entrant, within each round. *Accepted*:
 draft tokens accepted / tested, in total and by position in the draft. *Live slots*: maximum over KV heads. *Same
@@ -36,13 +36,13 @@ def document(
         "version": VERSION,
         **facts,
         "entrants": [{"name": entrant.name, **asdict(entrant.recipe)} for entrant in entrants],
-        "questions": [_asked(question) for question in questions],
+        "questions": [_question_json(question) for question in questions],
         "table": [row.to_json() for row in table(answers)],
-        "answers": [_told(answer) for answer in answers],
+        "answers": [_answer_json(answer) for answer in answers],
     }
 
 
-def models_told(models: Models) -> dict[str, Any]:
+def model_facts(models: Models) -> dict[str, Any]:
     """Name, revision, size and number format of the models."""
     target, draft = models.target, models.draft
     return {
@@ -75,7 +75,7 @@ def page(title: str, facts: dict[str, Any], answers: Sequence[Answer]) -> str:
     return markdown_page(f"# {title}", NOTES, facts_table(facts), *tables)
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _question_json(question: Question) -> dict[str, Any]:
     return {
         "task": question.task,
         "prompt": question.prompt,
@@ -87,7 +87,7 @@ def _asked(question: Question) -> dict[str, Any]:
     }
 
 
-def _told(answer: Answer) -> dict[str, Any]:
+def _answer_json(answer: Answer) -> dict[str, Any]:
     """Everything except the question, which the document lists separately."""
     return {name: value for name, value in vars(answer).items() if name != "question"}
 

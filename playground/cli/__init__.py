@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")  # characters that the terminal cannot encode become "?"
     try:
-        return _carry_out(argv)
+        return _run_command(argv)
     except Refusal as refusal:
         print("error:", " ".join(str(refusal).split()), file=sys.stderr)
         return WRONG
@@ -38,7 +38,7 @@ def main(argv: list[str] | None = None) -> int:
         return WRONG
 
 
-def _carry_out(argv: list[str] | None) -> int:
+def _run_command(argv: list[str] | None) -> int:
     options = parser().parse_args(argv)
     stopped = options.act(options)
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`bench bookkeeping`: what strategies cost beside the forwards."""
+"""`bench bookkeeping`: the overhead of strategies outside forwards."""
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ def measure(options: Namespace) -> bool:
 
     from playground.bench.bookkeeping.bookkeeping_report import table, verdict  # late: torch
     sizes, names = _sizes(options), _names(options.only)
-    torch.set_num_threads(1)  # so that the time of the lane's thread is all there is
+    torch.set_num_threads(1)  # so that all work is done in the lane's thread
     earlier = [result for result in _earlier(options.add) if result.strategy not in names]
     stopped = gather(measured := [], _written(options, sizes, earlier, names))
     results = [*earlier, *measured]
@@ -59,7 +59,7 @@ def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None
     from playground.bench.speed_report import machine
     missing = len(set(measured_names()) - {result.strategy for result in results})
     # other work slows caches and memory down, and so the CPU time that a strategy takes
-    load = {"processes that wanted a core, on average over 15 minutes": round(os.getloadavg()[2], 1)}
+    load = {"load average over 15 minutes": round(os.getloadavg()[2], 1)}
     facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu")) | load}
     facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
     write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
@@ -67,7 +67,7 @@ def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None
 
 
 def _sizes(options: Namespace) -> Sizes:
-    """The sizes asked for: the default ones or the quick ones, with the changes."""
+    """The requested sizes: the default ones or the quick ones, with the changes."""
     given = {name: value for name in asdict(QUICK) if (value := getattr(options, name)) is not None}
     return replace(QUICK if options.quick else Sizes(), **given)
 
@@ -96,4 +96,4 @@ def _earlier(path: str | None) -> list[Bookkeeping]:
     try:
         return [Bookkeeping(**fields) for fields in json.loads(Path(path).read_text(encoding="utf-8"))["strategies"]]
     except (OSError, ValueError, KeyError, TypeError):
-        raise Refusal(f"{path} holds no results of this benchmark: give a file written by --out.", "add") from None
+        raise Refusal(f"{path} contains no results of this benchmark: give a file written by --out.", "add") from None

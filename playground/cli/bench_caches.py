@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from playground.bench.caches.caches_defaults import PACED, WEIGHED
 from playground.bench.survey import Answer, Progress
 from playground.cli import terminal_view as screen
-from playground.cli.bench_survey import gather, load_for, models_told, timed
+from playground.cli.bench_survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
 
@@ -55,7 +55,7 @@ def _settings(options: Namespace) -> dict[str, Any]:
 def _score(findings: Findings, options: Namespace) -> None:
     from playground.bench.caches.recall_score import RecallTrial, questions
     models = load_for([], options)
-    findings.facts["model"] = models_told(models)
+    findings.facts["model"] = model_facts(models)
     trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed)
     answers: list[Answer] = []
     if gather(answers, timed(trial.answers(), Progress(trial.entrants(), trial.questions, 1))):

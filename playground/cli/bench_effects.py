@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from playground.bench.effects import EFFECTS
 from playground.bench.effects.effect import Effect, EffectResult, document, page
 from playground.bench.survey import Answer, Progress
-from playground.cli.bench_survey import gather, load_for, models_told, timed
+from playground.cli.bench_survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
 from playground.errors import Refusal
 
@@ -33,7 +33,7 @@ def record(options: Namespace) -> bool:
         findings.append(EffectResult.of(effect, answers))
         print("\n  ".join(findings[-1].lines()), flush=True)
     facts = {
-        "settings": models_told(models) | {"seed": options.seed, "repeats": options.repeats},
+        "settings": model_facts(models) | {"seed": options.seed, "repeats": options.repeats},
         "machine": machine(models.target.device),
     }
     write_text(options.out, json.dumps(document(facts, findings), indent=1))

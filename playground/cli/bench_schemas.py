@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from playground.bench.schemas.cases import Case, read_cases
-from playground.bench.survey_export import models_told
+from playground.bench.survey_export import model_facts
 from playground.cli import terminal_view as screen
 from playground.cli.bench_survey import gather
 from playground.cli.input_files import check_place, write_text
@@ -36,7 +36,7 @@ def measure(options: Namespace) -> bool:
         print(screen.CONTROL.sub("\ufffd", screen.table(rows, left)) + "\n")
     print(screen.CONTROL.sub("\ufffd", verdict(findings)))
     settings = {
-        **models_told(models),
+        **model_facts(models),
         "max_new_tokens": options.max_new_tokens,
         "scribbles": options.scribbles,
         "seed": options.seed,

@@ -79,9 +79,9 @@ def _answers(
 
 def _facts(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
     from playground.bench.speed_report import machine
-    from playground.bench.survey_export import models_told
+    from playground.bench.survey_export import model_facts
     from playground.decoding.session import Models
     names = ("questions", "repeats", "seed", "max_new_tokens")
-    models = models_told(Models(target.model, draft and draft.model))
+    models = model_facts(Models(target.model, draft and draft.model))
     settings = models | {name: getattr(options, name) for name in names}
     return {"settings": settings, "machine": machine(target.model.device)}

@@ -10,7 +10,7 @@ from playground.bench.questions import Question, ask
 from playground.bench.report_text import failure_lines
 from playground.bench.results import sections, table
 from playground.bench.survey import Answer, Entrant, Progress, survey
-from playground.bench.survey_export import as_csv, document, models_told, page
+from playground.bench.survey_export import as_csv, document, model_facts, page
 from playground.bench.user_questions import read_questions
 from playground.cli import terminal_view as screen
 from playground.cli.input_files import check_place, write_text
@@ -100,7 +100,7 @@ def _questions(options: Namespace) -> list[Question]:
 
 def _settings(options: Namespace, models: Models) -> dict[str, Any]:
     return {
-        **models_told(models),
+        **model_facts(models),
         "repeats": options.repeats,
         "seed": options.seed,
         "max_new_tokens": options.max_new_tokens,

@@ -24,7 +24,7 @@ def make_variant(options: Namespace) -> bool:
     from playground.training import variants as learning  # late, since it imports torch
     method, base = of_kind("variant", options), options.model or BUNDLED[0].name
     order = learning.VariantOrder(method, base, options.called, options.seed)
-    card = learning.make_variant(order, _load(order.base, options), texts, _hold if options.json else _show)
+    card = learning.make_variant(order, _load(order.base, options), texts, _ignore if options.json else _show)
     print(
         json.dumps(card)
         if options.json
@@ -49,7 +49,7 @@ def _train(cls: type[Strategy], options: Namespace) -> bool:
     from playground.decoding import fitted_weights as fitted
     from playground.training import variants as learning
     models = load(options, draft=True)
-    weights = learning.train(cls, models, texts, options.seed, _hold if options.json else _show, show_progress)
+    weights = learning.train(cls, models, texts, options.seed, _ignore if options.json else _show, show_progress)
     show_progress(1.0, "")
     streams = {"target": models.target, "draft": models.draft}
     place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
@@ -119,7 +119,7 @@ def _show(event: Figure | Note) -> None:
         print(f"{event.data['x']:4}  {values}", flush=True)
 
 
-def _hold(event: Figure | Note) -> None:
+def _ignore(event: Figure | Note) -> None:
     """Print nothing: the JSON output contains all measurements."""
 
 

@@ -36,13 +36,13 @@ def parser() -> CommandParser:
     commands = whole.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add(commands, (
         ("list", "list_strategies:show", _list, "show the strategies, or everything about one"),
-        ("run", "run_lanes:run", _run, "let one strategy continue a prompt"),
-        ("compare", "run_lanes:compare", _compare, "let several strategies continue one prompt side by side"),
+        ("run", "run_lanes:run", _run, "run one strategy on a prompt"),
+        ("compare", "run_lanes:compare", _compare, "run several strategies on one prompt side by side"),
         ("replay", "replay_trace:play", _replay, "show a recorded run again"),
         ("bench", "bench_speed:measure", _bench,
          "measure speed, compared with the transformers library on the same weights; or test strategies on questions"),
         ("study", "run_study:study", _study, "analyse recorded runs"),
-        ("fit", "fit_and_variant:fit", _fit, "find the knobs that suit a model"),
+        ("fit", "fit_and_variant:fit", _fit, "fit a strategy's knobs or weights to a model"),
         ("variant", "fit_and_variant:make_variant", _variant, "make a new model from another; it joins the catalogue"),
         ("space", "prepare_space:prepare", _space, "prepare the folder of a Hugging Face Space, and check it"),
     ))
@@ -101,7 +101,7 @@ def _bench(command: CommandParser) -> None:
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
          "measure speed: texts, single forwards, lanes, first tokens, memory, and the machine's limits"),
-        ("survey", "bench_survey:measure", _survey, "let strategies answer questions: scores and costs"),
+        ("survey", "bench_survey:measure", _survey, "run strategies on questions: scores and costs"),
         ("effects", "bench_effects:record", _effects, "record the effects of strategies on the bundled models"),
         ("caches", "bench_caches:measure", _caches,
          "measure the cache policies side by side: recall, memory freed, and time per step"),
@@ -112,7 +112,7 @@ def _bench(command: CommandParser) -> None:
         ("models", "bench_models:measure", _model_types,
          "try every causal model type of the transformers library on a tiny random network"),
         ("bookkeeping", "bench_bookkeeping:measure", _bookkeeping,
-         "measure what every strategy costs beside the forwards: CPU time and recorded events"),
+         "measure the overhead of every strategy outside forwards: CPU time and recorded events"),
     ))
 
 
@@ -169,7 +169,7 @@ def _survey(command: CommandParser) -> None:
 
 def _effects(command: CommandParser) -> None:
     _names(command, "only", "some of the effects; default: all", default=None)
-    _count(command, "questions", 2, None, "of each kind, instead of the effect's own number, for a quick look")
+    _count(command, "questions", 2, None, "of each kind, instead of the effect's own number, for a quick check")
     _count(command, "repeats", 1, 3, "measured rounds, if times are compared")
     _count(command, "seed", 0, 1)
     _of_the_models(command)

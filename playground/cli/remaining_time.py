@@ -28,5 +28,5 @@ class RemainingTime:
         """share: the fraction done, 0 to 1."""
         if share > 0 and not self._announced:
             self._announced = True
-            announce(f"About {duration((perf_counter() - self._start) * (1 - share) / share)} to go on this machine.")
+            announce(f"About {duration((perf_counter() - self._start) * (1 - share) / share)} left on this machine.")
         show_progress(share, text)

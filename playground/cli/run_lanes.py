@@ -38,7 +38,7 @@ def run(options: Namespace) -> bool:
 
 
 def compare(options: Namespace) -> bool:
-    """Run several lanes. Failed lanes say so in the report; raises Refusal after it if all of them failed."""
+    """Run several lanes. The report lists failed lanes; raises Refusal after it if all of them failed."""
     session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
     return _report(session, options, stopped)
 

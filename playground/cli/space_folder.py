@@ -2,7 +2,7 @@
 
 A Space reads its settings from the front matter of README.md and installs requirements.txt together with
 SPACE_PACKAGES (https://huggingface.co/docs/hub/spaces-config-reference). On the free tier, which has no GPU, torch
-comes from the index of CPU builds: the default build brings some gigabytes of CUDA libraries.
+comes from the index of CPU builds: the default build includes several gigabytes of CUDA libraries.
 """
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUN
 NEEDED = (README, *FILES, *WEIGHTS)
 SPACE_PACKAGES = ("gradio[oauth,mcp]=={sdk_version}", "uvicorn>=0.14.0", "spaces")  # what every Space installs besides
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
-WHOLE, EACH = 60_000_000, 30_000_000  # bytes of the folder and of one file: more than this is something else's file
+WHOLE, EACH = 60_000_000, 30_000_000  # bytes of the folder and of one file: a larger one does not belong there
 SHORT = 60  # characters of a Space's short description
 SETTINGS = ("title", "emoji", "colorFrom", "colorTo", "sdk", "sdk_version", "python_version", "app_file", "license",
             "short_description", "suggested_hardware", "models")
@@ -67,7 +67,7 @@ def settings(folder: Path) -> dict[str, Any]:
 
 
 def complaints(folder: Path) -> list[str]:
-    """Everything that would keep the folder from being a Space that starts; empty if nothing would."""
+    """Everything that would prevent the Space from starting, as sentences; empty if nothing would."""
     missing = [f"{name} is missing" for name in NEEDED if not (folder / name).is_file()]
     return missing or [*_wrong_files(folder), *_wrong_settings(folder)]
 
@@ -144,5 +144,5 @@ def _prepend(path: Path, line: str) -> None:
 
 
 def _readme(text: str, folder: Path) -> str:
-    """The README with links to pages that stay behind as plain text."""
+    """The README with links to pages that are not copied as plain text."""
     return LINK.sub(lambda link: link[0] if (folder / link[2]).exists() else link[1], text)

@@ -19,7 +19,7 @@ from playground.errors import Refusal
 
 INSTALLING, STARTING = 1800, 120  # seconds at most
 OWN = ("PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "SSL_CERT_FILE")  # the rest is not in a Space either
-# A run on the bundled models, and what a page of one's own allows and a Space must not.
+# A run on the bundled models, and a request that a private page allows and a Space must refuse.
 VISIT = """
 import sys
 from gradio_client import Client
@@ -44,7 +44,7 @@ def check(folder: Path) -> None:
         _say("installed", started)
         started = monotonic()
         with _serving(python, folder) as address:
-            _say("the page was up", started)
+            _say("the page was ready", started)
             _run([python, "-c", VISIT, address], "The page does not answer", STARTING, _environment())
             _say("a run was answered, and a folder of the machine refused,", started)
 
@@ -68,7 +68,7 @@ def _requirements(folder: Path) -> str:
     text = (folder / "requirements.txt").read_text(encoding="utf-8")
     if CPU_INDEX not in text or _reached(CPU_INDEX.split()[-1]):
         return text
-    print(f"{CPU_INDEX.split()[-1]} is not reached from here: torch comes from elsewhere", file=sys.stderr)
+    print(f"{CPU_INDEX.split()[-1]} cannot be reached: torch comes from the default index", file=sys.stderr)
     return text.replace(CPU_INDEX, "")
 
 

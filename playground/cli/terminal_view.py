@@ -39,9 +39,9 @@ class Screen:
         return CONTROL.sub("\ufffd", cut(text, stops) if over else settled(text, stops))
 
     def _grow(self, text: str, over: bool) -> None:
-        """Write what is new. If text was rolled back, write the remaining text again on a new line."""
+        """Write the new text. If text was rolled back, write the remaining text again on a new line."""
         if not text.startswith(self._shown):
-            _write("\n[taken back]\n")
+            _write("\n[rolled back]\n")
             self._shown = ""
         _write(text[len(self._shown):] + "\n" * (over and text != ""))
         self._shown = text
@@ -78,14 +78,14 @@ def _verdict(result: Result) -> str:
         return f"{result.strategy}: right"
     expected = CONTROL.sub("\ufffd", judged.expected)
     gap = "\n" if "\n" in expected else " "
-    return f"{result.strategy}: {_standing(judged)}; expected:{gap}{expected}"
+    return f"{result.strategy}: {_score_text(judged)}; expected:{gap}{expected}"
 
 
-def _standing(judged: Judged) -> str:
+def _score_text(judged: Judged) -> str:
     if judged.why:
         return f"not judged: {judged.why}"
     if not judged.checked:
-        return "not checked, for programs are not run here"
+        return "not checked, since programs are not run here"
     return f"partly right, {judged.score:.2f} of 1" if judged.score else "wrong"
 
 

@@ -118,7 +118,7 @@ class Strategy:
 
 @cache
 def _types(cls: type) -> dict[str, Any]:
-    """Types of a class's fields. Cached: evaluating the annotations takes 0.1 ms, and every run needs them many times."""
+    """Types of a class's fields. Cached: evaluating annotations takes 0.1 ms, and every run needs them many times."""
     return get_type_hints(cls)
 
 

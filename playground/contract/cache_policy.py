@@ -61,7 +61,9 @@ class Merge(NamedTuple):
 
 
 class CachePolicy(Strategy):
-    """Decides which KV slots are retained, and in which form. It acts after the prefill and after every commit, on committed tokens only.
+    """Decides which KV slots are retained, and in which form.
+
+    It acts after the prefill and after every commit, on committed tokens only.
 
     What a policy implements depends on what it is based on:
 

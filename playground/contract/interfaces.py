@@ -24,7 +24,7 @@ class SequenceInterface(Protocol):
 
 
 class RowsInterface(Protocol):
-    """Logits after the committed text (the root, node -1) and after nodes of a draft tree, and what is computed from them."""
+    """Logits after the committed text (the root, node -1) and after nodes of a draft tree, and results from them."""
 
     raw: Tensor  # logits [n, V]
     masks: Tensor | None  # tokens that the constraint allows, bool [n, V]

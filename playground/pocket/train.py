@@ -156,7 +156,7 @@ class Trainer:
         """Raise Refusal if there is already a checkpoint, which a new run would overwrite."""
         if (self.out / CHECKPOINT).exists():
             raise Refusal(
-                f"{self.out} holds an unfinished training: add --resume to continue it, or choose another --out.",
+                f"{self.out} contains an unfinished training: add --resume to continue it, or choose another --out.",
                 "resume",
             )
 

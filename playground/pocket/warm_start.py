@@ -1,4 +1,4 @@
-"""Starts a training from the weights of a published model, possibly with another vocabulary.
+"""Starts a training run from the weights of a published model, possibly with another vocabulary.
 
 The layers are copied unchanged: attention to earlier tokens and copying, which a small model takes longest to learn,
 are in them. The embedding of a token in both vocabularies is copied; a new token starts as the mean of the embeddings

@@ -18,7 +18,7 @@ import gradio as gr
 from playground.bench.questions import Question
 from playground.bench.results import table
 from playground.bench.survey import Answer, Entrant, Progress
-from playground.bench.survey_export import as_csv, document, models_told
+from playground.bench.survey_export import as_csv, document, model_facts
 from playground.bench.survey_figures import COSTS, acceptance, quality
 from playground.bench.user_questions import FORM, read_questions
 from playground.errors import Refusal
@@ -465,7 +465,7 @@ def _facts(choice: SurveySettings, models: Any) -> dict[str, Any]:
         "seed": choice.seed,
         "max_new_tokens": choice.length,
     }
-    return {"settings": models_told(models) | asked, "machine": machine(models.target.device)}
+    return {"settings": model_facts(models) | asked, "machine": machine(models.target.device)}
 
 
 def _document(visit: SurveyVisit) -> str:

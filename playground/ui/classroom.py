@@ -62,7 +62,7 @@ class Attempts:
 
 
 class Pulse:
-    """Wakes all coroutines that wait for news, from any thread."""
+    """Wakes all coroutines that wait for a change, from any thread."""
 
     def __init__(self):
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -121,7 +121,7 @@ class Classroom:
             self._attempts.check(address)
             if not secrets.compare_digest("".join(code.split()).encode(), self.code.encode()):
                 self._attempts.add(address)
-                raise Refusal("This is not the code of the class: look at it again, it has six digits.", "code")
+                raise Refusal("This is not the code of the class, which has six digits: check it.", "code")
             self._dismiss_absent()
             if len(self.followers) >= FOLLOWERS:
                 raise Refusal(f"The class is full: at most {FOLLOWERS} can follow.", "code")
@@ -136,7 +136,7 @@ class Classroom:
             del self.followers[token]
 
     def may_run(self, presenter: str, follower: str) -> bool:
-        """Whether the cookies of a request allow to use the page itself."""
+        """Whether the cookies of a request allow the use of the page itself."""
         return self.is_presenter(presenter) or bool(self.control) and secrets.compare_digest(
             follower.encode(), self.control.encode()
         )
@@ -189,13 +189,13 @@ class Classroom:
 
     def _seen_by(self, token: str) -> dict[str, Any]:
         return {
-            "question": self._asked(),
+            "question": self._open_question(),
             "vote": self.followers[token].vote,
             "control": token == self.control,
             "name": self.followers[token].name,
         }
 
-    def _asked(self) -> dict[str, Any] | None:
+    def _open_question(self) -> dict[str, Any] | None:
         """The question without its answer."""
         if self.question is None:
             return None
@@ -223,7 +223,7 @@ class Classroom:
     def vote(self, token: str, asked: str, value: Any) -> None:
         """Take or replace a follower's prediction. Raises Refusal for a question that is over, and for no answer."""
         with self._lock:
-            now = self._asked()
+            now = self._open_question()
             if now is None or now["id"] != asked:
                 raise Refusal("This question is over.", "vote")
             choices = now["choices"]
@@ -235,7 +235,7 @@ class Classroom:
     def votes(self) -> list[dict[str, Any]]:
         """The bars of the chart: a label and a count each; of many different numbers, the most frequent ones."""
         given = Counter(one.vote for one in self.followers.values() if one.vote is not None)
-        asked = self._asked()
+        asked = self._open_question()
         if asked is None:
             return []
         if asked["choices"]:
@@ -261,7 +261,7 @@ class Classroom:
             return {
                 "code": self.code,
                 "followers": [{"number": one.number, "name": one.name} for one in present],
-                "question": self._asked(),
+                "question": self._open_question(),
                 "votes": self.votes(),
                 "control": control.number if control else None,
             }

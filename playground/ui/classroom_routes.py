@@ -24,7 +24,7 @@ from playground.ui.live_view_assets import script, styles
 
 PLACE = "/classroom"
 PRESENTER, FOLLOWER = "classroom-presenter", "classroom-follower"  # cookies
-OPEN = ("/health", "/gradio_api/startup-events")  # the second is what Gradio asks itself for at launch
+OPEN = ("/health", "/gradio_api/startup-events")  # the second is requested by Gradio itself at launch
 COOKIE = {"httponly": True, "samesite": "strict", "path": "/"}
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:; "
@@ -44,7 +44,7 @@ class ClassroomGuard:
         if scope["type"] not in ("http", "websocket") or self._may_pass(scope):
             await self.app(scope, receive, send)
             return
-        await self._turned_away(scope)(scope, receive, send)
+        await self._rejection(scope)(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
         path = scope["path"]
@@ -53,7 +53,7 @@ class ClassroomGuard:
         cookies = Request({**scope, "type": "http"}).cookies
         return self.classroom.may_run(cookies.get(PRESENTER, ""), cookies.get(FOLLOWER, ""))
 
-    def _turned_away(self, scope: Scope) -> Response:
+    def _rejection(self, scope: Scope) -> Response:
         if scope.get("method") in ("GET", "HEAD") and scope["path"] == "/":
             return RedirectResponse(PLACE, 303)
         return JSONResponse({"detail": "Only the presenter of this class can use this page."}, 403)
@@ -83,7 +83,7 @@ class ClassroomAnswers:
         self.classroom = classroom
 
     async def page(self, request: Request) -> Response:
-        """The followers' page; it asks for the code where this browser has not joined."""
+        """The followers' page; it asks for the code if this browser has not joined."""
         page = _page().replace("{{joined}}", json.dumps(self._token(request) in self.classroom.followers))
         return HTMLResponse(page, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-store"})
 
@@ -133,7 +133,7 @@ class ClassroomAnswers:
         return _refused("Only the presenter sees the class.", 403)
 
     async def question(self, request: Request) -> Response:
-        """Ask the prediction of a lesson's step; whoever may run lanes may ask."""
+        """Ask the question of a lesson's step; allowed for everyone who may run lanes."""
         if not self.classroom.may_run(request.cookies.get(PRESENTER, ""), self._token(request)):
             return _refused("Only the presenter asks the class.", 403)
         given = await _fields(request)

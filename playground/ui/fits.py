@@ -1,4 +1,4 @@
-"""Check, before loading, whether the models a visitor asks for fit into the memory that is left."""
+"""Check, before loading, whether the models that a visitor requests fit into the free memory."""
 from __future__ import annotations
 
 from collections.abc import Callable

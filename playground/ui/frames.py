@@ -37,7 +37,7 @@ def frame(
 
 
 def within(beat: float) -> float:
-    """The interval between two frames that a browser asks for, clipped to CLOCK and SLOWEST seconds."""
+    """The interval between two frames that a browser requests, clipped to CLOCK and SLOWEST seconds."""
     return min(beat, SLOWEST) if beat > CLOCK else CLOCK  # a NaN is not more
 
 

@@ -42,7 +42,7 @@ TOPICS = {
 }
 EXAMPLES_NOTE = "Each sets a prompt and suitable lanes; models and seed stay unchanged."
 QUESTIONS_NOTE = (
-    "The bundled models are tiny: they know only an invented country and some hundred stories, and their tales are "
+    "The bundled models are tiny: they know only an invented country and a few hundred stories, and their tales are "
     "fragments. None of these questions was in their training data. Questions of higher grades are harder. When a "
     "lane ends, it shows whether its answer is right."
 )
@@ -70,10 +70,10 @@ def picked(part: str, index: int) -> dict[str, Any]:
     if not 0 <= index < len(listed):
         raise Refusal("There is no such entry in the gallery: choose one from its lists.", "prompt")
     cleared = {"context": "", "before": []}
-    return {**cleared, **(_asked(listed[index]) if part == "questions" else listed[index])}
+    return {**cleared, **(_question_settings(listed[index]) if part == "questions" else listed[index])}
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _question_settings(question: Question) -> dict[str, Any]:
     turns = [[*turn] for turn in question.before]
     return {
         "prompt": question.prompt,

@@ -40,7 +40,7 @@ KNOBS = {"greedy": {}, "sample": {"temperature": 1.0, "top_p": 1.0}, SCORE: {}}
 WAYS = [("Greedy", "greedy"), ("Sampled", "sample"), ("A given text", SCORE)]
 STARTS = (("the sea", 0), ("snow", 2), ("a fox and a crow", 0), ("a king", 3), ("Mia", 3))
 """Stories to sample, as (subject, seed): with the bundled model the texts read well, and several tokens of each have an
-entropy above 1 bit. Most of its stories are nearly certain once they have begun, and others lose the thread."""
+entropy above 1 bit. Most other stories are nearly deterministic after their beginning, or become incoherent."""
 STORY = "Tell me a story about {}."
 TALES_OFFERED = 3  # tales in the menu of examples
 LENGTH = 64  # tokens of a text in the menu

@@ -40,7 +40,7 @@ HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
 LONGEST_NAME = 40  # characters of the name of a run
 EARLIER = 3  # runs of a visitor kept beside the last one, compressed
-LONGEST_BEAT = 3600  # largest interval between frames that a browser may ask for, in seconds
+LONGEST_BEAT = 3600  # largest interval between frames that a browser may request, in seconds
 Changes = dict[Any, Any]
 
 
@@ -147,7 +147,7 @@ class Handlers:
 
     @ends_unread
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run a lane once more that continues differently from a position of its shown sequence; the others stay."""
+        """Run a lane again, continued differently from a position of its shown sequence; the others are unchanged."""
         try:
             shown = _shown(visit, event)
             if not _has_lane(shown, event) or shown.reads or _is_remote(shown, event):
@@ -162,7 +162,7 @@ class Handlers:
         yield from self._guarded(visit.follow(settings, siblings=siblings))
 
     def _fork(self, shown: Visit, event: gr.EventData) -> Fork:
-        """The fork that an event asks for. Raises Refusal."""
+        """The fork that an event requests. Raises Refusal."""
         lanes = len(shown.run.headers)
         instead_of = whole_number(event, "instead_of", lanes - 1) if has(event, "instead_of") else None
         tokens = [*_past(shown.run, event), *self._instead(shown, event)]
@@ -178,14 +178,14 @@ class Handlers:
 
     def look(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """The lane's model by layer before a token: predictions (logit lens) and attention."""
-        return self._asked("inside", self._look, visit, event)
+        return self._answer_query("inside", self._look, visit, event)
 
     def attribute(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """The effect of each word of the prompt on a token, by leave-one-out."""
-        return self._asked("attributed", self._attribute, visit, event)
+        return self._answer_query("attributed", self._attribute, visit, event)
 
-    def _asked(self, name: str, ask: Callable[..., dict], visit: Visit | None, event: gr.EventData) -> Changes:
-        """What the model of a lane says of a position, as a message to the live view."""
+    def _answer_query(self, name: str, ask: Callable[..., dict], visit: Visit | None, event: gr.EventData) -> Changes:
+        """The result of `ask` for a position of a lane, or its refusal, as a message to the live view."""
         try:
             shown = _shown(visit, event)
         except Refusal:
@@ -447,7 +447,7 @@ class Handlers:
 
 
 def _notice(refusal: Refusal) -> str:
-    """A message as HTML, with the place where it is mended."""
+    """A message as HTML, with the control that it is about."""
     return f"<span data-about='{escape(refusal.about)}'>{escape(str(refusal))}</span>"
 
 
@@ -471,7 +471,7 @@ def _has_lane(visit: Visit | None, event: gr.EventData) -> bool:
 
 
 def _is_remote(visit: Visit, event: gr.EventData) -> bool:
-    """Whether a server generates the lane, which can be neither forked nor looked into."""
+    """Whether a server generates the lane, which can be neither forked nor inspected."""
     return bool(visit.run.headers[whole_number(event, "lane")].get("remote"))
 
 

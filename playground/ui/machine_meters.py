@@ -11,7 +11,7 @@ import psutil
 from playground.engine.device_memory import container_free, container_limit
 
 FRESH = 0.9  # seconds a reading is used for all runs: meters must cost next to nothing
-STALE = 3.0  # seconds without a reading after which the processor's average since then says little about now
+STALE = 3.0  # seconds without a reading after which the processor's average since then is out of date
 
 
 class MachineMeters:
@@ -24,7 +24,7 @@ class MachineMeters:
 
     def read(self) -> dict[str, float]:
         """`cpu` and `gpu` as shares of 1; `memory`, `memory_total`, `gpu_memory` and `gpu_memory_total` in bytes.
-        What cannot be measured is not there: `cpu` needs an earlier reading, the others a GPU.
+        What cannot be measured is omitted: `cpu` needs an earlier reading, the others a GPU.
         """
         with self._lock:
             age = time.monotonic() - self._read_at

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 from gradio.context import LocalContext
 
-IDLE = 30.0  # a stream is ended after so many seconds in which its client took no message
+IDLE = 30.0  # seconds without a message taken by its client after which a stream is ended
 OPENING = 10.0  # the same for a client that has never taken one; normally it does so at once
 
 

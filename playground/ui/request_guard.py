@@ -28,7 +28,7 @@ EVERY_INTERFACE = ("0.0.0.0", "::", "")
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 UPLOAD = "/gradio_api/upload"
 MULTIPART_BYTES = 65_536  # allowance for the headers and boundaries of an uploaded file
-DISCARDED = 4  # bodies larger than so many times the limit are not read to their end
+DISCARDED = 4  # multiple of the limit beyond which a body is not read to its end
 DEFAULT_PORTS = {None, 80, 443}
 SHUT = re.compile(
     "|".join(

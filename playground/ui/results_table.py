@@ -27,7 +27,7 @@ MEANINGS: dict[str, tuple[str, Callable[[ResultRow], Any]]] = {  # column: (desc
         lambda row: row.score and row.score.mean,
     ),
     "tokens": ("Tokens of an answer, mean.", lambda row: row.tokens),
-    "target forwards a token": (
+    "target forwards per token": (
         "Forwards of the target per token after the first. Plain decoding takes exactly 1.",
         lambda row: row.target_forwards,
     ),
@@ -102,7 +102,7 @@ def table_value(
         "columns": [{"name": name, "about": MEANINGS[name][0]} for name in COLUMNS],
         "entrants": names,
         "sections": _sections(table(answers), names),
-        "asked": _asked(names, questions, answers),
+        "asked": _question_entries(names, questions, answers),
         "notes": [*notes],
     }
 
@@ -134,7 +134,9 @@ def _middle(values: Spread | None) -> float | None:
     return values and values.median
 
 
-def _asked(names: list[str], questions: Sequence[Question], answers: Sequence[Answer]) -> list[dict[str, Any]]:
+def _question_entries(
+    names: list[str], questions: Sequence[Question], answers: Sequence[Answer]
+) -> list[dict[str, Any]]:
     marks = [_marks(select(answers, name)) for name in names]
     return [
         {

@@ -8,12 +8,12 @@ from playground.ui.theme import read
 
 
 class ModelDropdown(gr.Dropdown):
-    """A menu of models. Only a page of one's own lets a hub id or a folder be typed into it."""
+    """A menu of models. A hub id or a folder can be typed into it, except on a public page."""
 
     is_template = True  # the browser draws a Dropdown
 
     def preprocess(self, payload: str | None) -> str | None:
-        """Whatever was sent: `Site.model_request_for` refuses what is not offered, and says why."""
+        """The value as it was sent: `Site.model_request_for` refuses models that are not offered, with a reason."""
         return payload
 
 

@@ -166,7 +166,7 @@ class SweepProgress:
 
 
 def listing(found: list[Outcome]) -> str:
-    """The histogram: each text with its count, its mean log-probability, and where it diverges from the commonest."""
+    """The histogram: each text with its count, its mean log-probability, and where it diverges from the first."""
     return f"<ol class='outcomes'>{''.join(_row(outcome, found[0]) for outcome in found)}</ol>" if found else ""
 
 
@@ -188,7 +188,7 @@ def _divergence(outcome: Outcome) -> str:
 
 
 def _text(outcome: Outcome, commonest: Outcome) -> str:
-    """The text, with the prefix it shares with the commonest text dimmed."""
+    """The text, with the prefix it shares with the most common one dimmed."""
     shared = 0 if outcome is commonest else len(commonprefix([outcome.text, commonest.text]))
     same, own = escape(outcome.text[:shared]), escape(outcome.text[shared:])
     return f"<span class='same'>{same}</span>{own}" if outcome.text else "<span class='same'>no text</span>"

@@ -72,7 +72,7 @@ def start_sweeper(page, site: Site) -> None:
 # --- stopping ---
 
 class Stop:
-    """The first SIGINT or SIGTERM asks for an orderly end, the second ends the process at once.
+    """The first SIGINT or SIGTERM requests a graceful shutdown, the second ends the process at once.
 
     A thread reads the signals from a socket that Python's C handler writes to, so none is lost or has to wait for the
     main thread: Python handlers run between bytecodes of the main thread, and signals that arrive together are merged.

@@ -92,7 +92,7 @@ class Site:
         return cls(model_request, Rules.for_visitors(programs) if is_public() else Rules())
 
     def check(self) -> None:
-        """Raise Refusal for invalid options, before the page is up; models on the hub are looked up later."""
+        """Raise Refusal for invalid options, before the page is served; models on the hub are looked up later."""
         if self.model_request == ModelRequest():
             return
         from playground.engine.hub_files import find_source, is_folder
@@ -110,7 +110,7 @@ class Site:
             loading.ended.wait()
 
     def model_load(self, settings: Settings) -> ModelLoad:
-        """The models a visitor asked for, loaded or being loaded; raises Refusal if they are not allowed."""
+        """The models that a visitor requested, loaded or being loaded; raises Refusal if they are not allowed."""
         return self.model_loader.request(self.model_request_for(settings))
 
     def has_draft(self, settings: Settings) -> bool:

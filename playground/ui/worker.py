@@ -73,18 +73,18 @@ class Run:
         return ", ".join(header["strategy"] for header in self.headers) or "survey"
 
     def hold(self) -> None:
-        self._tell(held=True)
+        self._command(held=True)
 
     def resume(self) -> None:
-        self._tell(held=False)
+        self._command(held=False)
 
     def step(self) -> None:
         """Run every lane up to its next commit, then hold the run."""
-        self._tell(held=True, order="step")
+        self._command(held=True, order="step")
 
     def stop(self, lane: int | None = None) -> None:
         """End one lane or all of them, within one request."""
-        self._tell(held=self.held, order=("stop", lane))
+        self._command(held=self.held, order=("stop", lane))
 
     def fail(self, sentence: str) -> None:
         """End the run with a message at once, whatever its session is doing."""
@@ -110,7 +110,7 @@ class Run:
         sent, state, due, metered = 0, "", 0.0, -METERED
         while state != "done":
             time.sleep(max(0.0, due - time.monotonic()))
-            fresh, now = self._news(sent, state)
+            fresh, now = self._new_events(sent, state)
             if not fresh and now == state:
                 yield None
                 continue
@@ -125,7 +125,7 @@ class Run:
         """The frames of one more reader, from the first event on; the run's own reader and its pace are unaffected."""
         sent, state, number = 0, "", 0
         while state != "done":
-            fresh, now = self._news(sent, state)
+            fresh, now = self._new_events(sent, state)
             if fresh or now != state:
                 oldest = self.times[sent] if fresh else None
                 yield frame(self.name, number, fresh, now, self.headers if number == 0 else None, oldest)
@@ -179,7 +179,7 @@ class Run:
             self.record.pack()
         self._changed.notify_all()
 
-    def _tell(self, held: bool, order: Hashable = None) -> None:
+    def _command(self, held: bool, order: Hashable = None) -> None:
         with self._changed:
             if self.over:
                 return
@@ -194,7 +194,7 @@ class Run:
         if self.held and not self._orders and not self.over:
             self.on_held()
 
-    def _news(self, sent: int, state: str) -> tuple[Facts, str]:
+    def _new_events(self, sent: int, state: str) -> tuple[Facts, str]:
         with self._changed:
             patience = HELD_PATIENCE if state == "held" else PATIENCE
             self._changed.wait_for(lambda: len(self.events) > sent or self.state != state, patience)

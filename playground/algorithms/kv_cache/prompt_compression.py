@@ -23,11 +23,11 @@ def check_kernel(kernel: int) -> None:
 
 
 class PromptCompression(CachePolicy):
-    """Retains the last `window` prompt tokens, and the `share` earlier ones to which those pay the most attention."""
+    """Retains the last `window` prompt tokens and the `share` earlier ones that receive most of their attention."""
 
     row_wise, uses_attention = False, True
 
-    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, retained, whose attention selects the others")
+    window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, whose attention selects; all retained")
     capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens retained, the window included")
     kernel: int = knob(
         5, 1, 15, step=2, help="neighbouring tokens whose scores are pooled, an odd number; 1 pools nothing"

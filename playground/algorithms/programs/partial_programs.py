@@ -283,7 +283,7 @@ class Calibration:
             program, header = written(trace), trace.headers[0]
             rows.append([covered_from(program, parse(truth), holes) for holes in range(1, most + 1)])
         if header is None:
-            raise Refusal("There is no program to calibrate with: ask for at least one.", "items")
+            raise Refusal("There is no program to calibrate with: request at least one.", "items")
         return cls(header.model, header.revision, about, rows)
 
     def json(self) -> str:

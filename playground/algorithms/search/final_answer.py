@@ -14,10 +14,10 @@ EXPRESSION = rf"(?<![_^\d.±]){SIGN}{POWER}(?:\s*[*/]\s*{POWER})*(?::\d+)*%?"
 ENTRY = rf"\s*[-+]?(?:{GROUP}|{ITEM})(?:[/^]-?\d+)?%?\s*"
 LIST = rf"(?<![A-Za-z])[(\[⟦]{ENTRY}(?:,{ENTRY})+[)\]⟧]"
 FOUND = re.compile(rf"{LIST}|{EXPRESSION}")
-SAID_FIRST = re.compile(rf"{LIST}|(?<![_^\d.±]){ENTRY}(?:,\s{ENTRY})+|{EXPRESSION}")  # "1, 2" is a list, too
+STATED_FIRST = re.compile(rf"{LIST}|(?<![_^\d.±]){ENTRY}(?:,\s{ENTRY})+|{EXPRESSION}")  # "1, 2" is a list, too
 
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-SAID = re.compile(r"(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
+STATED = re.compile(r"(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"\.(?:\s|$)")
 NAMED = re.compile(r"\s*[A-Za-z]\w?(?:\([a-z]\))?\s*=(?!=)")
 FUNCTIONS = r"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
@@ -35,13 +35,13 @@ def final_answer(text: str) -> str | None:
     """
     boxes = list(_boxes(text))
     stated = [(at, normal(content)) for at, content in boxes if content.strip()]
-    for said in SAID.finditer(text):
-        if not any(said.start() < at < said.end() for at, _ in boxes) and (answer := _said(said[1])):
-            stated.append((said.start(), answer))
+    for found in STATED.finditer(text):
+        if not any(found.start() < at < found.end() for at, _ in boxes) and (answer := _stated(found[1])):
+            stated.append((found.start(), answer))
     if stated:
         return max(stated)[1]  # by position
-    found = FOUND.findall(plain(BOXED.sub(" ", text)))
-    return normal(found[-1]) if found else None
+    numbers = FOUND.findall(plain(BOXED.sub(" ", text)))
+    return normal(numbers[-1]) if numbers else None
 
 
 def last_words(text: str, count: int) -> str | None:
@@ -79,10 +79,10 @@ def _boxes(text: str):
             yield boxes[start], text[start + 1:brace.start()]
 
 
-def _said(rest: str) -> str | None:
+def _stated(rest: str) -> str | None:
     """The answer at the beginning of the rest of a line, on the right of an equals sign if there is one."""
     sentence = SENTENCE_END.split(plain(rest), maxsplit=1)[0]
-    found = SAID_FIRST.search(sentence.rpartition("=")[2]) or SAID_FIRST.search(sentence)
+    found = STATED_FIRST.search(sentence.rpartition("=")[2]) or STATED_FIRST.search(sentence)
     return normal(found[0]) if found else None
 
 

@@ -1,1 +1,1 @@
-"""What strategies cost beside the forwards: CPU time and recorded events, at a large vocabulary and a long context."""
+"""Overhead of strategies outside forwards: CPU time and recorded events, at a large vocabulary and a long context."""

@@ -1,4 +1,4 @@
-"""What strategies cost beside the forwards, as data and as a page. Imports neither torch nor transformers."""
+"""The overhead of strategies outside forwards, as data and as a page. Imports neither torch nor transformers."""
 from __future__ import annotations
 
 from collections.abc import Iterable
@@ -11,27 +11,27 @@ if TYPE_CHECKING:
     from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
 
 FORMAT, VERSION = "decoding-playground-bookkeeping", 1
-HEADER = ["strategy", "lane", "prompt tokens", "ms a token or round", "bytes a token", "rounds", "rows a round",
+HEADER = ["strategy", "lane", "prompt tokens", "ms per token or round", "bytes per token", "rounds", "rows per round",
           "before, ms", "before, bytes"]
 INTRODUCTION = (
     "# Bookkeeping",
-    "What every strategy costs beside the forwards, measured with a stand-in for a model: its logits are looked up, "
+    "The overhead of every strategy outside forwards, measured with a stand-in for a model: its logits are looked up, "
     "its KV cache has the layers of a large model with 8 KV heads, and its hidden states have 64 dimensions. Every "
     "strategy runs in one lane with its defaults, after a long passage and a question. Limits: "
-    f"{MILLISECONDS:g} ms of CPU time a token or round, whichever there are more of, and {BYTES:,} bytes of events a "
-    "token, as in a saved trace. The prompt and the first round after it are counted apart: there cache policies make "
-    "their first selection and drafters index the prompt.",
+    f"{MILLISECONDS:g} ms of CPU time per token or round, whichever there are more of, and {BYTES:,} bytes of events "
+    "per token, as in a saved trace. The prompt and the first round after it are counted separately: there cache "
+    "policies make their first selection and drafters index the prompt.",
     "CPU time is measured, not elapsed time: that of the one thread that runs the lane, in the fastest of three runs, "
     "since other work on the machine slows caches and cores down; the last table names the load. Other threads and "
     "processes, such as the one that compiles grammars, do not count. What a cache policy computes inside an attention "
     "counts as part of the forward. "
     "Strategies that read the attention weights, the query states or the logits of the whole prompt have a shorter "
     "one, and so have those that do not read the longer one in time or have a limit of their own.",
-    "What is necessary sets a floor. On an idle core of this kind a softmax over 150,000 float32 scores takes 0.12 ms, "
-    "in float64 0.22 ms; a cumulative sum takes 0.15 ms, a logarithm of each 0.16 ms, and a complete order 12 ms. So a "
-    "complete order is avoided wherever a few of the largest suffice. The row of `greedy` shows what choosing and "
-    "recording takes by itself. A round of several rows scores each of them, early exits and second models add rows to "
-    "every token, and a cache policy that evicts acts on every layer by itself: 32 times some 20 operations of a few "
+    "Some work is unavoidable. On an idle core of this kind a softmax over 150,000 float32 scores takes 0.12 ms, "
+    "in float64 0.22 ms; a cumulative sum takes 0.15 ms, a logarithm of each 0.16 ms, and a full sort 12 ms. So a "
+    "full sort is avoided wherever a few of the largest suffice. The row of `greedy` shows the cost of choosing and "
+    "recording alone. A round of several rows scores each of them, early exits and second models add rows to "
+    "every token, and a cache policy that evicts acts on every layer separately: 32 times about 20 operations of a few "
     "microseconds.",
     f"Written by `{COMMAND}`.",
 )

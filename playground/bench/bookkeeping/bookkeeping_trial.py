@@ -1,4 +1,4 @@
-"""One strategy measured: CPU time beside the forwards and bytes of events, at the prompt and per token after it."""
+"""One strategy measured: CPU time outside forwards and bytes of events, at the prompt and per token after it."""
 from __future__ import annotations
 
 import json
@@ -22,12 +22,12 @@ QUESTION = "What came of it in the end"
 SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own
 STOPPED, ENDED = "It was stopped before its second round.", "Its text ended before its second round."
 REPEATS = 3  # runs of a strategy
-SLACK = 64  # tokens of the prompt beside the passage
+SLACK = 64  # tokens of the prompt besides the passage
 
 
 @dataclass
 class Bookkeeping:
-    """What one strategy cost beside the forwards. CPU time is that of the thread that runs the lane."""
+    """Overhead of one strategy outside forwards. CPU time is that of the thread that runs the lane."""
 
     strategy: str
     lane: str

@@ -1,4 +1,4 @@
-"""A stand-in for a model: its rows are looked up, and its key and value states are numbers without a meaning.
+"""A stand-in for a model: its rows are looked up, and its key and value states are arbitrary numbers.
 
 The KV caches are real, with the layers and heads of a large model and a tiny head dimension. Attention is computed only
 where a cache policy acts on it, so a long prompt is read in a second.
@@ -78,7 +78,8 @@ class SharedVocabulary:
 
 
 class GeneratedModel:
-    """Offers what a lane asks of `engine.model.Model`. The row after a token depends on the token and its position."""
+    """Has the members of `engine.model.Model` that a lane uses. A row depends on the token before it and its position.
+    """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
@@ -122,7 +123,7 @@ class GeneratedModel:
     def forward(
         self, works: list[ForwardInput], plan: LayerPlan | None = None
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """As `Model.forward`. Raises Refusal if all logits or attention weights of a long prompt are asked for."""
+        """As `Model.forward`. Raises Refusal if all logits or attention weights of a long prompt are requested."""
         with self.stopwatch.running():
             plan = plan or LayerPlan()
             segments = [work.segment() for work in works]
@@ -137,10 +138,10 @@ class GeneratedModel:
         watched = segment.rows if _reads_all(segment) else len(segment.watched)
         logits = 1 if work.last_only else segment.rows
         if max(watched, logits) >= PIECE and work.start > self.watched:
-            raise Refusal("The logits or attention weights of so long a prompt take minutes: shorten it.", "context")
+            raise Refusal("The logits or attention weights of a prompt this long take minutes: shorten it.", "context")
 
     def _write(self, call: Call, rows: Tensor) -> None:
-        """Write the rows' keys and values in every layer that runs, and attend where somebody looks."""
+        """Write the rows' keys and values in every layer that runs, and compute attention where a policy reads it."""
         attended = any(segment.watched or _reads_all(segment) for segment in call.segments)
         for layer in filter(call.plan.runs, range(self.depth)):
             query, keys, values = self._keys[:, layer, :, rows]

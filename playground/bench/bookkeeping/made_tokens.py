@@ -24,7 +24,7 @@ def made_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def _merges() -> Iterator[tuple[str, str]]:
-    """Pairs of tokens, each of which is a token of its own: letters, or such a token and a letter."""
+    """Pairs of tokens to merge: two letters, or a merged token and a letter."""
     shorter = ["Ġ", *ascii_lowercase]  # the byte-level alphabet's space, then letters
     while True:
         longer = [(piece, letter) for piece in shorter for letter in ascii_lowercase]

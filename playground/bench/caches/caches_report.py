@@ -28,9 +28,9 @@ STEP_NOTES = f"""Lanes under all policies ran side by side after the same prompt
 page, and took one step each per round; the first rounds were dropped. *Over plain* is the ratio within each round,
 median (lowest to highest); *all together* is the ratio of total seconds, which includes quantisation that happens once
 in many steps. "Full cache, once more" shows how much two equal lanes differ. The median should be at most {SLOWER}. On
-a CPU, a plain step of this network takes some 550 torch calls, with nearly all of its time in the 49 matrix products
-with weights. A step that evicts a token takes some 1,200: it computes attention explicitly, chooses, and closes the gap
-in every layer and head. A step that merges what it evicts takes 2,200 to 2,400, none of them long: layers hold
+a CPU, a plain step of this network takes about 550 torch calls, with nearly all of its time in the 49 matrix products
+with weights. A step that evicts a token takes about 1,200: it computes attention explicitly, chooses, and closes the
+gap in every layer and head. A step that merges what it evicts takes 2,200 to 2,400, none of them long: layers hold
 different tokens, so that most of the work is done layer by layer. What remains is the overhead per call, which does not
 grow with the width of a network."""
 
@@ -59,7 +59,7 @@ class Findings:
         return [(title, note, rows(found)) for title, note, found, rows in parts if found]
 
     def verdicts(self) -> list[str]:
-        """A sentence per promise: how many policies keep it, and which do not."""
+        """A sentence per requirement: how many policies meet it, and which do not."""
         gaps = memory.freed(self.memory_results) if self.memory_results else {}
         missing = [name for name, both in gaps.items() if not all(gap.holds for gap in both)]
         ratios = steps.ratios(self.step_times) if self.step_times else []

@@ -32,7 +32,7 @@ def policies() -> list[type[CachePolicy]]:
 
 
 def points_at_budget(tokens: int, prompt: int) -> list[Point]:
-    """The full cache, then every policy once: with a budget of so many tokens if it has a token budget, otherwise with
+    """The full cache, then every policy once: with a budget of `tokens` if it has a token budget, otherwise with
     its defaults.
     """
     return [Point(FULL), *(Point(cls.name, cls.name, cls.knobs_for_budget(tokens, prompt) or {}) for cls in policies())]
@@ -48,5 +48,5 @@ def default_points(cls: type[CachePolicy]) -> list[Point]:
 
 
 def full_cache(model: Model, prompt: int, generated: int = 0) -> Full:
-    """The size of a model's full cache after so many tokens."""
+    """The size of a model's full cache after a prompt and generated tokens."""
     return Full(prompt, generated, model.depth, *kv_heads(model.network), 8 * model.dtype.itemsize)

@@ -24,7 +24,7 @@ def speculation(count: int = 10, seed: int = 1) -> Effect:
     ]
     aims = ", ".join(f"{aim:g} times on {task} ({name})" for task, (name, aim) in AIMS.items())
     return Effect(
-        "speculation", "Speculative decoding writes the plain lane's text in a fraction of its time.",
+        "speculation", "Speculative decoding generates the plain lane's text in a fraction of its time.",
         f"Speed-up over the plain lane, median of the rounds: {aims}; the same tokens everywhere.", entrants,
         [question for task in AIMS for question in ask(task, count, seed)], 330, shown, chart, timed=True)
 
@@ -35,12 +35,12 @@ def speculative(name: str, drafter: str, **knobs: int) -> Entrant:
 
 def shown(answers: list[Answer]) -> EffectVerdict:
     faster = {
-        f"{name}, {task}, times as fast": speed_up(answers, name, task)
+        f"{name}, {task}, speed-up": speed_up(answers, name, task)
         for task in AIMS
         for name in (DRAFTED, LOOKED_UP)
     }
     reached = [
-        (found := faster[f"{name}, {task}, times as fast"]) is not None and found.median >= aim
+        (found := faster[f"{name}, {task}, speed-up"]) is not None and found.median >= aim
         for task, (name, aim) in AIMS.items()
     ]
     same = {
@@ -62,5 +62,5 @@ def chart(answers: list[Answer]) -> Chart:
     found = {name: [speed_up(answers, name, task) for task in AIMS] for name in (DRAFTED, LOOKED_UP)}
     series = {name: [(each.median, 0.0) if each else None for each in spreads] for name, spreads in found.items()}
     return Chart(
-        "Speed-up over the plain lane", "", "times as fast", list(AIMS), series, {"plain lane": 1.0}, bars=True
+        "Speed-up over the plain lane", "", "speed-up", list(AIMS), series, {"plain lane": 1.0}, bars=True
     )

@@ -73,7 +73,7 @@ def shown(answers: list[Answer]) -> EffectVerdict:
     return EffectVerdict(
         holds,
         {
-            f"{chosen}, target forwards a token": share,
+            f"{chosen}, target forwards per token": share,
             f"{chosen} against {PLAIN}": loss,
             f"{chosen} against {ALONE}": gain,
             PLAIN: score(tested_on, PLAIN),
@@ -98,5 +98,5 @@ def chart(answers: list[Answer]) -> Chart:
     }
     ticks = [f"{tick / TICKS:g}" for tick in range(TICKS + 1)]
     return Chart(
-        "Switching models", "target forwards a token", "score", ticks, series, levels(answers, (PLAIN, ALONE)), at=at
+        "Switching models", "target forwards per token", "score", ticks, series, levels(answers, (PLAIN, ALONE)), at=at
     )

@@ -45,7 +45,7 @@ def try_type(model_type: str) -> Finding:
         network = tiny_network(model_type)
         expected = library_text(network)
     except Exception as reason:  # the library's constructors and forwards raise anything
-        return Finding(model_type, NOT_BUILT, _said(reason))
+        return Finding(model_type, NOT_BUILT, _error_text(reason))
     return try_network(model_type, network, expected)
 
 
@@ -57,7 +57,7 @@ def try_network(model_type: str, network: PreTrainedModel, expected: list[int]) 
     except Refusal as refusal:
         return Finding(model_type, REFUSED, str(refusal))
     except Exception as reason:  # whatever people would see as a traceback
-        return Finding(model_type, FAILS, _said(reason))
+        return Finding(model_type, FAILS, _error_text(reason))
     wrong = [name for name, text in texts.items() if text not in (None, expected)]
     supports = tuple(name for name, text in texts.items() if text == expected)
     attention = "playground" if model.attends else "library"
@@ -94,5 +94,5 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words)
 
 
-def _said(reason: Exception) -> str:
+def _error_text(reason: Exception) -> str:
     return f"{type(reason).__name__}: {' '.join(str(reason).split())[:120]}"

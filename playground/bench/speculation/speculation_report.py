@@ -22,7 +22,7 @@ from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
 FORMAT, VERSION = "decoding-playground-guessing", 1
 NOTES = """Every lane answered every question on its own, in one process, interleaved round by round; the order rotated
 from question to question, and a warm-up was dropped. All decode greedily, so each text should be the plain lane's, and
-*same text* counts how many were. *Times as fast*: the plain lane's wall-clock seconds divided by the lane's own,
+*same text* counts how many were. *Speed-up*: the plain lane's wall-clock seconds divided by the lane's own,
 prefill and recording included, within each round; median (lowest to highest) of the rounds. *Tokens per target
 forward*: tokens after the first divided by forwards of the target, prefill excluded, so that plain decoding gives 1.
 *Accepted*: draft tokens accepted / tested, in total and by position in the draft. Nothing is carried over from one
@@ -81,12 +81,12 @@ def sections(answers: Sequence[ObservedAnswer], pairs: Sequence[Pair]) -> Iterat
 
 _HEADER = (
     "lane",
-    "times as fast",
+    "speed-up",
     "aim",
     "tokens per target forward",
     "accepted",
     "by position",
-    "other forwards a token",
+    "other forwards per token",
     "same text",
     "failed",
 )
@@ -108,7 +108,7 @@ def _cells(result: LaneResult) -> list[str]:
 
 
 def _aims(results: list[LaneResult], tasks: list[str]) -> Rows:
-    header = ["task", "aim", "fastest", "times as fast", "lanes that reach it"]
+    header = ["task", "aim", "fastest", "speed-up", "lanes that reach it"]
     lanes = [result for result in results if result.row.entrant != PLAIN and result.same and result.times]
     return [header, *(_aim(task, [lane for lane in lanes if lane.row.task == task]) for task in tasks)]
 
@@ -140,7 +140,7 @@ def _match_cells(match: LibraryComparison) -> list[str]:
 
 
 def _worked(overheads: list[RoundOverhead]) -> Rows:
-    header = ["lane", "rounds", "draft tokens", "other forwards", "ms a round", "full rounds", "ms a full round",
+    header = ["lane", "rounds", "draft tokens", "other forwards", "ms per round", "full rounds", "ms per full round",
               "too long"]
     return [header, *map(_overhead_cells, overheads)]
 
