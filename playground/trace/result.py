@@ -88,6 +88,11 @@ class Result:
         return last.reason if isinstance(last, Done) else "failed" if isinstance(last, Failed) else "stopped"
 
     @property
+    def ended(self) -> bool:
+        """Whether its last event is recorded, so that nothing more will be generated."""
+        return bool(self._events) and isinstance(self._events[-1], (Done, Failed))
+
+    @property
     def message(self) -> str:
         """The error and what to do about it; empty unless the lane failed."""
         return next((event.message for event in self._events if isinstance(event, Failed)), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container
 from functools import partial
+from typing import Any
 
 import gradio as gr
 
@@ -12,7 +13,8 @@ from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
 from playground.ui.classroom_panel import ClassroomPanel
 from playground.ui.gallery import Gallery, question_note
-from playground.ui.handlers import Changes, Handlers
+from playground.ui.handlers import Changes, Handlers, Visit
+from playground.ui.knob_sweep_panel import KnobSweepPanel
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.lessons import Lessons
 from playground.ui.live_view import Lanes
@@ -138,6 +140,7 @@ class Page:
         if not self.site.rules.public:
             self.remote.bind(handlers.connect, self.visit)
         self.repeats.bind(controls)
+        self._bind_knobs(controls, handlers, streaming)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
         self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
@@ -157,6 +160,18 @@ class Page:
             None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE
         )
         self._remember(controls)
+
+    def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
+        """Bind the grid of knobs; a chosen cell becomes a lane, and all lanes are run."""
+        self.knobs.bind(controls)
+        self.knobs.bind_menus(self.lanes)
+
+        def open_cell(visit: Visit | None, lanes: list, event: gr.EventData) -> Changes:
+            return self.show(self.knobs.open_cell(visit, lanes, event), Settings.names())
+
+        asked = [*controls, self.known]
+        opened = self.knobs.output.open_cell(open_cell, [self.knobs.visit, self.lanes], asked, queue=False, **PRIVATE)
+        opened.success(handlers.run, [self.visit, *controls], **streaming)
 
     def _bind_run(self, handlers: Handlers) -> None:
         """Bind the controls of an active run; they bypass Gradio's queue."""
@@ -312,6 +327,7 @@ class Page:
 
     def _figures(self) -> None:
         self.repeats = Repeats(self.site)
+        self.knobs = KnobSweepPanel(self.site)
         self.examined = _fold("Figures of the last run")
         self.studies = {study.name: _fold(f"Study: {study.title}") for study in study_figures.known()}
 

@@ -1,36 +1,27 @@
-"""One lane under many seeds: a panel that runs it, shows the progress, and shows each text with its frequency.
-
-The runs are lanes of one session, so they share forwards. The browser gets only a few lines of HTML, not their events.
-"""
+"""One lane under many seeds: a panel that runs it, shows the progress, and shows each text with its frequency."""
 from __future__ import annotations
 
-from collections.abc import Iterator
 from html import escape
 from os.path import commonprefix
 from typing import Any
 
 import gradio as gr
 
-from playground.decoding.visitor_memory import Memory
-from playground.errors import Refusal
 from playground.trace.seed_sweep import Outcome, outcomes
-from playground.ui.admission_queue import REPEATS
 from playground.ui.frames import Facts, trace_of
-from playground.ui.handlers import Changes, Visit, queue_status, status
-from playground.ui.readers import ends_unread
 from playground.ui.settings import LANES, Settings
 from playground.ui.site import Site
-from playground.ui.theme import PRIVATE
+from playground.ui.sweep_panel import SweepPanel
 
 USUAL = 8  # default number of runs
 WRITTEN = ("branches", "commit", "rollback", "done", "failed")  # kinds of events that determine a lane's text
 
 
-class Repeats:
+class Repeats(SweepPanel):
     """The panel with its event handlers."""
 
     def __init__(self, site: Site):
-        self.site, self.visit = site, gr.State(None)
+        super().__init__(site)
         most = site.rules.repeats
         with gr.Accordion("One lane, many seeds", open=False, elem_classes="figures repeats", elem_id="repeats"):
             with gr.Row(elem_classes="ask"):
@@ -50,71 +41,13 @@ class Repeats:
                 )
             self.output = gr.HTML("", elem_classes="told", elem_id="repeated", apply_default_css=False)
 
-    def bind(self, controls: list[gr.components.Component]) -> None:
-        self.go.click(
-            self.run,
-            [self.visit, self.lane, self.times, *controls],
-            [self.visit, self.output, self.go, self.halt],
-            concurrency_limit=None,
-            **PRIVATE,
-        )
-        self.halt.click(self.stop, self.visit, [self.go, self.halt], queue=False, **PRIVATE)
+    def inputs(self) -> list[gr.components.Component]:
+        return [self.lane, self.times]
 
-    @ends_unread
-    def run(self, before: Visit | None, lane: int, times: int | None, *values: Any) -> Iterator[Changes]:
-        """Run one lane of the current settings with consecutive seeds; leaving the page stops it."""
-        settings = Settings(*values)
-        visit = before.follow(settings) if before else Visit(settings)
-        try:
-            settings.check(self.site.rules)
-            visit.settings = settings.repeated(lane, times, self.site.rules)
-            yield {self.visit: visit, self.output: "", **self._buttons(running=True)}
-            yield from self._stream(visit)
-        except Refusal as refusal:
-            yield {
-                self.output: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
-                **self._buttons(running=False),
-            }
-        finally:
-            visit.leave()
-
-    def stop(self, visit: Visit | None) -> Changes:
-        """Stop all runs; if none is active, reset the buttons."""
-        if visit is None or visit.over:
-            return self._buttons(running=False)
-        visit.stop()
-        return gr.skip()
-
-    def _stream(self, visit: Visit) -> Iterator[Changes]:
-        loading = self.site.model_load(visit.settings)
-        for now in loading.watch():
-            yield {self.output: status(now)} if not visit.stopped else gr.skip()
-        if visit.stopped:
-            yield gr.skip() if visit.left else self._buttons(running=False)
-            return
-        visit.ticket = self.site.join(REPEATS)
-        for place in visit.ticket.wait():
-            yield {self.output: queue_status(place)} if not visit.stopped else gr.skip()
-            if visit.stopped:
-                yield gr.skip() if visit.left else self._buttons(running=False)
-                return
-        # With an empty memory: the texts are independent samples of one output distribution.
-        visit.run = self.site.start(loading, visit.settings, Memory())
-        try:
-            yield from self._tally(visit)
-        finally:
-            visit.run.stop()
-
-    def _tally(self, visit: Visit) -> Iterator[Changes]:
-        tally = SweepProgress(visit.settings)
-        for news in visit.run.frames():
-            tally.add(news["events"] if news else [])
-            yield {self.output: tally.draw(visit.run.headers)} if news else gr.skip()
-        if not visit.left:
-            yield {self.output: tally.draw(visit.run.headers, visit.run.error), **self._buttons(running=False)}
-
-    def _buttons(self, running: bool) -> Changes:
-        return {self.go: gr.update(visible=not running), self.halt: gr.update(visible=running)}
+    def request(self, settings: Settings, lane: int, times: int | None) -> tuple[Settings, SweepProgress]:
+        """One lane with consecutive seeds: its texts are independent samples of one output distribution."""
+        wanted = settings.repeated(lane, times, self.site.rules)
+        return wanted, SweepProgress(wanted)
 
 
 class SweepProgress:
