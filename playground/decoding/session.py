@@ -28,7 +28,7 @@ from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.requests import Feed, Request
+from playground.decoding.requests import Feed, Pause, Request
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
 from playground.engine.hooks import LayerPlan
@@ -43,6 +43,7 @@ from playground.trace.result import Result
 MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
 ROWS_AT_ONCE = 16  # rows of a forward that take about as long to compute as the weights take to read
 LEAD = 4.0  # forwards of one row that a lane may be ahead of the one with the least work for the two to share a forward
+PAUSED = 1.0  # forwards of one row that a part of a long computation counts as
 POLLING = 8.0  # forwards of one row that others may run each time a lane only waits for another process
 SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
 log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ class Runner:
     def _work_of(self, forwards: list[Forward]) -> float:
         """The weights are read once for all rows of a forward, and each row is computed."""
         if not (forwards or self.feeds or self.finished):
-            return POLLING
+            return PAUSED if isinstance(self._request, Pause) else POLLING
         flops = sum(forward.flops * (1 / forward.tokens + 1 / ROWS_AT_ONCE) for forward in forwards)
         return flops / self._one_row
 
