@@ -175,8 +175,8 @@ _RECORDING = SpeedTable(
 _LIMITS = SpeedTable(
     "Shares of the limits",
     "Milliseconds per token after a prompt of the given length. Bandwidth limit: bytes of weights and KV cache that "
-    "one token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a processor's "
-    "caches can be faster. A share is the limit's time divided by the lane's: 1 is as fast.",
+    "one token reads, divided by the bandwidth of a copy measured in the same run; a model that fits into a "
+    "processor's caches can be faster. A share is the limit's time divided by the lane's: 1 is as fast.",
     "decoding",
     [LIMIT, LOOP, LANE, SILENT_LANE, LIBRARY, STATIC, COMPILED],
     [

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "decoding-playground-survey", 1
 NOTES = """Every entrant answered every question in a lane of its own, in one process, interleaved round by round; a
 warm-up was dropped. *Score*: mean over the questions with its standard error, 1 for a right answer. *Target forwards
-per token*: target forwards per token after the first, prefill excluded, so that plain decoding takes 1; *other forwards*:
-those of every other model or stream. *Tokens/s* and *time*: wall clock, prefill included, median (lowest to highest)
-of the rounds; the time is the entrant's seconds divided by those of the first entrant, within each round. *Accepted*:
-draft tokens accepted / tested, in total and by position in the draft. *Live slots*: maximum over KV heads. *Same
-text*: answers with exactly the first entrant's tokens. Names in braces are inputs from each question; *a dash* in every
-column: the questions lack an input that the entrant needs, as the sentence above the table says."""
+per token*: target forwards per token after the first, prefill excluded, so that plain decoding takes 1; *other
+forwards*: those of every other model or stream. *Tokens/s* and *time*: wall clock, prefill included, median (lowest to
+highest) of the rounds; the time is the entrant's seconds divided by those of the first entrant, within each round.
+*Accepted*: draft tokens accepted / tested, in total and by position in the draft. *Live slots*: maximum over KV heads.
+*Same text*: answers with exactly the first entrant's tokens. Names in braces are inputs from each question; *a dash* in
+every column: the questions lack an input that the entrant needs, as the sentence above the table says."""
 
 
 def document(

@@ -179,7 +179,7 @@ def _words(scores):
 
 
 def _guessed(row):
-    """Three cells: acceptance at the middle draft length, tokens per forward at every length and with the other draft."""
+    """Three cells: acceptance at the middle draft length, tokens per forward at every length, and with the other."""
     measured, other = row.get("guessing"), row.get("guessing_in_text")
     each = " / ".join(f"{at['tokens_per_forward']:.1f}" for at in measured.values()) if measured else "-"
     accepted = f"{measured[str(MIDDLE)]['acceptance']:.2f}" if measured else "-"
