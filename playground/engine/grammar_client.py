@@ -304,7 +304,7 @@ def _checked() -> ContentCache:
 
 
 def compiled_tables(source: str) -> dict[str, Any]:
-    """The tables of a grammar for SynCode (`parts/lalr.py`); raises Refusal."""
+    """The tables of a grammar for SynCode (`engine/lalr.py`); raises Refusal."""
     limits.check_text(NAMES[TABLES], source)
     return _tables().get(digest_of(source), lambda: compiler().compile(TABLES, source))
 
