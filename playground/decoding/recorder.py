@@ -5,6 +5,7 @@ A lane has one recorder. `Silent` records only the text; the benchmark uses it t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -74,7 +75,6 @@ class Recorder:
         """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
         rows = committed[0].rows
         indices = [rows.row(item.node) for item in committed]
-        chosen = torch.tensor([item.token for item in committed], device=rows.raw.device)
         stages = rows.stages_of(indices)
         raw, final = stages[0].scores, stages[-1].scores
         logp = raw.log_softmax(-1)
@@ -83,20 +83,23 @@ class Recorder:
         entropies = entropy_of(p, raw)
         unchanged = final.data_ptr() == raw.data_ptr()  # no sampler changed the scores
         final_p, final_entropies = (p, entropies) if unchanged else _processed(final)
-        numbers = torch.stack([entropies, final_entropies, logp.gather(-1, chosen[:, None])[:, 0]])
-        raw_entropy, final_entropy, logprobs = numbers.tolist()
-        finals, removed_by = final_p.gather(-1, ids).tolist(), rows.removed_by(indices, ids)
-        tops = [self._candidates(*columns) for columns in zip(ids.tolist(), values.tolist(), finals, removed_by)]
+        chosen = torch.stack([logp[i, item.token] for i, item in enumerate(committed)])
+        numbers = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
+                                ids, rows.removing_stages(indices, ids))
+        names = [None, *(stage.name for stage in stages[1:])]
         events: list[Event] = []
-        for i, (item, position, index, top) in enumerate(zip(committed, positions, indices, tops)):
-            events.append(Step(position, raw_entropy[i], final_entropy[i], item.token, top, rows.stream))
+        for i, (item, position, index, row) in enumerate(zip(committed, positions, indices, numbers)):
+            (raw_entropy, final_entropy, _), *columns, numbers_of_stages = row
+            top = self._candidates(*columns, [names[int(number)] for number in numbers_of_stages])
+            events.append(Step(position, raw_entropy, final_entropy, item.token, top, rows.stream))
             if rows.masks is not None:
                 events.append(self._mask(rows, index, position, p[i]))
-        return events, logprobs
+        return events, [row[0][2] for row in numbers]
 
     def _candidates(
-        self, ids: list[int], raw: list[float], final: list[float], removed_by: list[str | None]
+        self, raw: list[float], final: list[float], ids: list[float], removed_by: list[str | None]
     ) -> list[Candidate]:
+        ids = [int(token) for token in ids]
         pieces = self.tokens.pieces(ids)
         return [
             Candidate(token, piece, round(p, 6), round(f, 6), stage)
@@ -107,17 +110,20 @@ class Recorder:
         allowed = rows.masks[index]
         banned = p.masked_fill(allowed, 0.0)
         values, ids = largest(banned, FAVOURITES)
-        favourites = [Candidate(token, self.tokens.piece(token), round(raw, 6), 0.0, "mask")
-                      for token, raw in zip(ids.tolist(), values.tolist()) if raw > 0]
-        may_end = any(bool(allowed[token]) for token in rows.chain.end_ids if token < len(allowed))
+        ends = [token for token in rows.chain.end_ids if token < len(allowed)]
+        may_end = torch.stack([allowed[token] for token in ends]).any() if ends else allowed.new_zeros(())
+        sums = torch.stack([banned.sum(), allowed.sum().to(p.dtype), may_end.to(p.dtype)])
+        (values, ids, (banned_mass, count, may_end)), = read_together(values[None], ids[None], sums[None])
+        favourites = [Candidate(int(token), self.tokens.piece(int(token)), round(raw, 6), 0.0, "mask")
+                      for token, raw in zip(ids, values) if raw > 0]
         return Mask(
             position,
-            int(allowed.sum()),
+            int(count),
             len(allowed),
-            float(banned.sum()),
+            banned_mass,
             favourites,
             [],
-            may_end,
+            bool(may_end),
             rows.grammar_state,
             rows.mask_seconds / len(rows.masks),
         )
@@ -147,6 +153,17 @@ class Recorder:
                 state_bytes=store.state_bytes(),
             )
         ]
+
+
+def read_together(*parts: Tensor) -> list[list[list[float]]]:
+    """The numbers of tensors [n, k], each with its own k: for each of the n rows the columns of every part.
+
+    They are read in one transfer, since a GPU runs empty while the host waits. Integers must be below 2^24.
+    """
+    widths = [part.shape[1] for part in parts]
+    joined = torch.cat([part.to(parts[0].dtype) for part in parts], 1).tolist()
+    ends = list(accumulate(widths))
+    return [[row[end - width:end] for width, end in zip(widths, ends)] for row in joined]
 
 
 def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedTokens | None]) -> list[str]:

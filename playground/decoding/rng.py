@@ -58,7 +58,7 @@ class Draws:
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """Sample an index from a distribution p [V] by inverting its cumulative sum."""
         cumulated = cumulate(p)
-        target = self.uniform(purpose, position, lineage) * float(cumulated[-1])
+        target = self.uniform(purpose, position, lineage) * cumulated[-1:]  # not read: a GPU would run empty meanwhile
         index = int(torch.searchsorted(cumulated, target, right=True))
         return index if index < len(p) else int(p.nonzero()[-1])  # rounding may exceed the sum
 

@@ -86,9 +86,7 @@ class Rows:
         self.grammar_state = self.chain.matcher.state
         tokens, parents = self.tree.tokens[:self._last + 1], self.tree.parents[:self._last + 1]
         start = perf_counter()
-        masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1 :, : self.raw.shape[1]].to(
-            self.raw.device
-        )
+        masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1 :, : self.raw.shape[1]]
         if self.chain.constraint and self.chain.constraint.narrows:
             masks = self.chain.constraint.narrow(
                 masks, Histories(self.committed, self.tree, range(self.first, self._last + 1))
@@ -99,7 +97,7 @@ class Rows:
                 "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
                 "constraint",
             )
-        return masks
+        return masks.to(self.raw.device)  # only now: what the host asks of them needs no wait for a GPU
 
     def allows(self, token: int) -> bool:
         """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""
@@ -217,13 +215,12 @@ class Rows:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
 
-    def removed_by(self, rows: list[int], tokens: Tensor) -> list[list[str | None]]:
-        """For tokens [n, k] in these rows: the name of the first stage that removed each, or None."""
-        removed: list[list[str | None]] = [[None] * tokens.shape[1] for _ in rows]
-        for name, scores, _ in reversed(self.stages_of(rows)[1:]):  # earlier stages overwrite later ones
-            for row, column in (scores.gather(-1, tokens) == REMOVED).nonzero().tolist():
-                removed[row][column] = name
-        return removed
+    def removing_stages(self, rows: list[int], tokens: Tensor) -> Tensor:
+        """For tokens [n, k] in these rows: the number of the first stage that removed each, [n, k]; 0 for none."""
+        stages, first = self.stages_of(rows), torch.zeros_like(tokens)
+        for number in range(len(stages) - 1, 0, -1):  # earlier stages overwrite later ones
+            first = first.masked_fill(stages[number].scores.gather(-1, tokens) == REMOVED, number)
+        return first
 
     def observe_commit(self, node: int, token: int, by: Text) -> Iterator[Event]:
         """Pass the token that a sequence committed after a node to samplers and the constraint; yields their events."""
