@@ -48,7 +48,7 @@ class Anchored(Decoder):
         while True:
             balance += self.k
             budget = max(0.0, balance)
-            p, r = (rows.scores[-1].double().log_softmax(-1) for rows in (safe_rows, risky_rows))
+            p, r = (rows.scores[-1].cpu().double().log_softmax(-1) for rows in (safe_rows, risky_rows))
             theta, logq = nearest(p, r, budget)
             spent = divergence(logq, p)
             if spent > budget + TOLERANCE:

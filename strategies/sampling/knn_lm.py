@@ -123,7 +123,7 @@ class Effects:
     def summary(self) -> str:
         best = self.gains.sort(descending=True).values[:max(1, round(FEW * len(self.gains)))]
         surprise, gain = -float(self.logps.mean()), float(self.gains.mean())
-        hurt = float((self.gains < 0).double().mean())
+        hurt = float((self.gains < 0).float().mean())
         return (
             f"Of {len(self.gains)} held-out tokens after the stored text, the neighbours hurt {hurt:.0%}. The mean "
             f"gain is {gain:.3f} nats, that of the best {FEW:.0%} {float(best.mean()):.2f}; perplexity "

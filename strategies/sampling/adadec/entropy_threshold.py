@@ -43,9 +43,9 @@ def learn(readings: Iterable[TokenReading], seed: int = 42) -> Threshold:
 
 
 def judge(reading: TokenReading) -> tuple[Tensor, Tensor]:
-    """Entropies in nats [n], and whether the text's token ranked first [n]."""
+    """Entropies in nats [n], and whether the text's token ranked first [n]; on the CPU: Apple GPUs lack float64."""
     own = reading.logits.gather(-1, reading.ids[:, None])
-    return entropy(reading.logits).double(), (reading.logits > own).sum(-1) == 0
+    return entropy(reading.logits).cpu().double(), (reading.logits > own).sum(-1).cpu() == 0
 
 
 def threshold(entropies: Tensor, right: Tensor, seed: int = 42) -> Threshold:
