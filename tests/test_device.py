@@ -1,0 +1,177 @@
+"""Lanes on a stand-in for a GPU: no operation between devices, the CPU's text, and few waits for the device.
+
+Whenever the host waits, the device runs empty, so each kind of lane has a budget of waits.
+"""
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import pytest
+import torch
+from pairs import TOKENIZER, network
+
+from playground.algorithms.sampling.token_readings import TokenReading
+from playground.contract.lane_config import LaneConfig
+from playground.decoding.recorder import Recorder, Silent
+from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.engine.cuda_graphs import GraphSegment
+from playground.engine.model import Model
+from playground.events import Commit, Done, Event, Failed
+from strategies.sampling.adadec.entropy_threshold import judge
+from support.gpu_standin import DeviceTensor, Standin
+
+PROMPT = Prompt("the red fox, the red fox, the")
+WARM_UP, LENGTH = 6, 22  # tokens before the count begins, and in all
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Models:
+    return models(lambda network: network)
+
+
+@pytest.fixture(scope="module")
+def gpu() -> tuple[Standin, Models]:
+    """A CUDA device, to be entered again, and models on it."""
+    with Standin() as machine:
+        return machine, models(machine.move)
+
+
+def models(move, dtype: torch.dtype = torch.float64) -> Models:
+    """A target, and a draft with other weights."""
+    target, draft = network("llama").to(dtype), network("llama").to(dtype)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weights in draft.parameters():
+            weights += torch.randn_like(weights) * 0.04 * weights.std(correction=0)
+    return Models(Model(move(target), TOKENIZER, "target"), Model(move(draft), TOKENIZER, "draft"))
+
+
+def lane(*extras: str, strategy: str = "greedy", **knobs) -> LaneConfig:
+    return LaneConfig(strategy, {}, [(name, knobs.get(name, {})) for name in extras])
+
+
+LANES = {
+    "greedy": (lane(), Recorder, 3),
+    "greedy, silent": (lane(), Silent, 2),
+    "temperature": (lane("temperature"), Recorder, 3),
+    "top-p": (lane("temperature", "top_p"), Recorder, 3),
+    "regex": (lane("regex", regex={"pattern": "[a-z ,]{1,400}"}), Recorder, 5),
+    "prompt lookup": (lane("prompt_lookup", "greedy_match", strategy="speculative"), Recorder, 4),
+    "draft model": (lane("draft_model", "greedy_match", strategy="speculative"), Recorder, 5.5),
+    "heavy hitters": (lane("h2o"), Recorder, 15),
+}
+"""Lanes by kind, how they are recorded, and the most waits per token."""
+
+
+def written(session: Session) -> list[int]:
+    events = [stamped.event for stamped in session.trace.events]
+    return [token for event in events if isinstance(event, Commit) for token in event.ids]
+
+
+class Measured(NamedTuple):
+    """A lane's text, its last event, and the waits per token by reason after the first tokens."""
+
+    text: list[int]
+    last: Event
+    waits: dict[str, float]
+
+
+def measured(models: Models, config: LaneConfig, machine: Standin | None = None,
+             recorder: type[Recorder] = Recorder) -> Measured:
+    session = prepare(models, [config], PROMPT, Limits(0, LENGTH), recorder)
+    while len(written(session)) < WARM_UP and not session.finished:
+        session.advance()
+    before, start = len(written(session)), Counter(machine.waits if machine else ())
+    list(session)
+    text = written(session)
+    waits = Counter(machine.waits) - start if machine else {}
+    return Measured(text, session.trace.events[-1].event,
+                    {why: count / max(1, len(text) - before) for why, count in waits.items()})
+
+
+@pytest.mark.parametrize("kind", LANES)
+def test_a_lane_writes_the_cpus_text_within_its_budget_of_waits(cpu, gpu, kind):
+    (machine, pair), (config, recorder, budget) = gpu, LANES[kind]
+    with machine:
+        text, last, waits = measured(pair, config, machine, recorder)
+    assert isinstance(last, Done), last
+    assert text == measured(cpu, config).text
+    assert "device" not in waits and sum(waits.values()) <= budget
+
+
+def test_forwards_are_recorded_once_and_then_replayed(gpu):
+    machine, pair = gpu
+    with machine:
+        measured(pair, lane())
+        captured, replayed = machine.captured, machine.replayed
+        measured(pair, lane())
+    assert machine.captured == captured > 0 and machine.replayed >= replayed + LENGTH - 1
+
+
+# --- planted faults, each of which the stand-in finds ---
+
+def test_token_ids_on_another_device_fail_the_lane(gpu, monkeypatch):
+    right = Model._inputs
+
+    def ids_on_the_host(model, works):
+        return {name: ids.cpu() for name, ids in right(model, works).items()}
+
+    machine, pair = gpu
+    monkeypatch.setattr(Model, "_inputs", ids_on_the_host)
+    with machine:
+        last = measured(pair, lane("h2o")).last
+    assert isinstance(last, Failed) and "on the same device" in last.message
+
+
+@pytest.mark.parametrize("wait, why", [(lambda rows: float(rows.raw[0, 0]), "read"),
+                                       (lambda rows: torch.cuda.synchronize(), "device"),
+                                       (lambda rows: torch.tensor([1], device=rows.raw.device), "copy")])
+def test_one_more_wait_per_token_exceeds_the_budget(gpu, wait, why):
+    class Waits(Recorder):
+        def committed(self, committed, start, text):
+            wait(committed[0].rows)
+            return super().committed(committed, start, text)
+
+    (machine, pair), (config, _, budget) = gpu, LANES["greedy"]
+    with machine:
+        waits = measured(pair, config, machine, Waits).waits
+    assert sum(waits.values()) > budget and waits[why] >= 1
+
+
+def test_a_wait_within_a_recording_leaves_the_model_without_recordings(monkeypatch, caplog):
+    right = GraphSegment.bias
+    monkeypatch.setattr(GraphSegment, "bias", lambda seat, *how: (seat._inputs.seen.any().item(), right(seat, *how))[1])
+    with Standin() as machine:
+        assert models(machine.move).target.replay is None
+    assert "not permitted when stream is capturing" in caplog.text
+
+
+# --- Apple GPUs ---
+
+WITHOUT_FLOAT64 = {
+    "anchored": LaneConfig("anchored"),
+    "knn_lm": lane("knn_lm", knn_lm={"tokens": 32, "held": 16}),
+    "temperature": lane("temperature", "top_p"),
+}
+
+
+@pytest.fixture(scope="module")
+def apple() -> tuple[Standin, Models]:
+    with Standin("mps") as machine:
+        return machine, models(machine.move, torch.float32)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_FLOAT64)
+def test_a_lane_runs_on_a_device_without_float64(apple, kind):
+    machine, pair = apple
+    with machine:
+        last = measured(pair, WITHOUT_FLOAT64[kind]).last
+    assert isinstance(last, Done), last
+
+
+def test_a_threshold_is_fitted_on_a_device_without_float64():
+    with Standin("mps") as machine:
+        logits, ids = DeviceTensor(torch.randn(4, 8), machine), DeviceTensor(torch.arange(4), machine)
+        entropies, right = judge(TokenReading(ids, logits))
+    assert entropies.dtype == torch.float64 and entropies.is_cpu and right.is_cpu
