@@ -276,7 +276,7 @@ def test_results_come_in_the_order_of_the_lanes(models):
     )
     assert [result.strategy for result in results] == ["speculative", "greedy", "sample"]
     assert results[0].difference(results[1]) is None
-    assert [result.reason for result in results] == ["length", "length", "failed"] and "temperature" in results[
+    assert [result.reason for result in results] == ["length", "length", "failed"] and "Temperature" in results[
         2
     ].message
 

@@ -140,6 +140,7 @@ def test_one_more_wait_per_token_exceeds_the_budget(gpu, wait, why):
 
 
 def test_a_wait_within_a_recording_leaves_the_model_without_recordings(monkeypatch, caplog):
+    caplog.set_level("WARNING", logger="playground.engine.model")
     right = GraphSegment.bias
     monkeypatch.setattr(GraphSegment, "bias", lambda seat, *how: (seat._inputs.seen.any().item(), right(seat, *how))[1])
     with Standin() as machine:

@@ -154,7 +154,7 @@ def test_compare_compares_every_lane_with_the_first(client):
 
 def test_a_lane_that_fails_says_why_and_the_others_are_reported(client):
     wrong, plain = compare(client, {"strategy": "sample", "knobs": {"temperature": 9}}, GREEDY)
-    assert wrong["reason"] == "failed" and "temperature must be between" in wrong["message"]
+    assert wrong["reason"] == "failed" and "Temperature must be between" in wrong["message"]
     assert plain["same_text"] is None and len(plain["token_ids"]) == 12
 
 

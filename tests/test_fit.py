@@ -221,7 +221,7 @@ def test_the_command_prints_knobs_as_options_to_paste(shell, fits_length, saved,
 def test_knobs_beyond_their_limits_are_refused(shell, fits_length, saved, tmp_path):
     (tmp_path / "a.txt").write_text("zx" * 50)
     code, out, err = shell("fit", "ead", "--model", saved, "--texts", tmp_path / "a.txt")
-    assert code == 2 and out == "" and "window must be between 1 and 32" in err
+    assert code == 2 and out == "" and "Window must be between 1 and 32" in err
 
 
 @pytest.mark.parametrize(

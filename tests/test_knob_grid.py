@@ -44,7 +44,7 @@ def test_values_are_typed_as_a_list_or_a_range(knob, typed, values):
     [
         ("temperature", "", "no values"),
         ("temperature", "warm", "must be a number"),
-        ("temperature", "-1", "must lie between"),
+        ("temperature", "-1", "must be between"),
         ("temperature", "0.1, 0.2, 0.3, 0.4, 0.5, 0.6", "6 values; at most 5"),
         ("temperature", "0.1..1 by 0.01", "91 values; at most 5"),
         ("temperature", "1..0.5", "must go up"),

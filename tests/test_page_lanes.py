@@ -202,10 +202,12 @@ def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
     visit(page, address, verifying("prompt_lookup", "rejection", "temperature"))
     page.get_by_label("Edit lane 1").click()
     assert in_menu(page, "[data-slot='verifier'] .opener") == {
+        "block_verification": True,
         "greedy_match": False,
         "k_seq": False,
         "rejection": True,
         "sample_match": True,
+        "typical_acceptance": True,
     }
     page.locator("[data-slot='verifier'] .opener").click()
     expect(page.locator(".option[data-name='k_seq']")).to_have_attribute(

@@ -575,21 +575,13 @@ def test_a_late_lane_reuses_the_shared_prefill_and_reports_it(once, monkeypatch)
     assert check(session.trace) == []
 
 
-def test_prompt_tokens_read_by_others_are_reported_as_given(once, pieces, monkeypatch):
-    """Lanes with different clocks take turns with its chunks, although both wait for each of them."""
-    monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
+def test_a_lane_that_joins_a_prefill_shares_the_rest_and_reports_what_was_read_before(once, pieces):
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
-    borne = [sum(event.tokens for event in prefills(session, lane)) for lane in (0, 1)]
-    assert (
-        sum(borne) == 32
-        and min(borne) > 0
-        and {event.readers for lane in (0, 1) for event in prefills(session, lane)} == {1}
-    )
-    for lane in (0, 1):
-        (note,) = told(session, lane, Note)
-        assert note.text.startswith(
-            f"{32 - borne[lane]} of the 32 prompt tokens of the target were read for another lane"
-        )
+    first, joined = ([(event.tokens, event.readers) for event in prefills(session, lane)] for lane in (0, 1))
+    assert first == [(4, 1)] + 7 * [(4, 2)] and joined == 7 * [(4, 2)]
+    (note,) = told(session, 1, Note)
+    assert note.text.startswith("4 of the 32 prompt tokens of the target were read for another lane")
+    assert told(session, 0, Note) == []
 
 
 class Breaks(TableModel):

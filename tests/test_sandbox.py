@@ -488,7 +488,7 @@ def test_a_search_ends_when_its_programs_took_too_long(monkeypatch, bundled):
     told = playground.run("pg_td", "Python: def work(items). Return 7.", chat=True, max_new_tokens=24, models=bundled,
                           knobs={"tests": "work(1) == 2", "rollouts": 6})
     notes = [stamped.event.text for stamped in told.trace.events if stamped.event.kind == "note"]
-    assert sum(note.startswith("Rollout") for note in notes) == 1 and any("longer than" in note for note in notes)
+    assert sum(note.startswith("Rollout") for note in notes) == 1 and any("its programs took more than" in note for note in notes)
 
 
 # --- machines without confinement ---
@@ -554,7 +554,7 @@ def test_there_programs_are_not_judged_and_other_answers_are(unconfined):
 
 def test_there_the_shell_says_why(unconfined):
     question = program_question()
-    assert "not judged: this machine cannot confine a program" in screen._standing(verdict(question, question.answer))
+    assert "not judged: this machine cannot confine a program" in screen._score_text(verdict(question, question.answer))
 
 
 # --- a gallery question with an answer chosen by the visitor ---

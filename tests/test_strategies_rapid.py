@@ -192,7 +192,7 @@ def test_an_empty_short_context_is_the_question_alone():
     assert make("rapid", part=4).passages(PASSAGE, "Who swims?") == {"retrieved": ""}
     session = prepare(pair(), [rapid(part=4)], Prompt("Who swims?", context=PASSAGE), Limits(0, 4))
     notes = [stamped.event.text for stamped in session if stamped.event.kind == "note"]
-    assert any("the question alone" in note for note in notes)
+    assert any("reads only the question" in note for note in notes)
     assert len(session._runners[0].lane.prompts["retrieved"]) < len(session._runners[0].lane.prompts["target"]) / 2
 
 

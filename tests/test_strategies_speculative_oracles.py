@@ -27,7 +27,7 @@ from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.sampling import one_hot, residual_distribution
+from playground.engine.sampling import largest, one_hot, residual_distribution
 from playground.events import Verdict
 from strategies.speculative.aded import TriGrams
 
@@ -680,9 +680,10 @@ class RemembersTheLastRow(find("stand")):
     def observe(self, tree, rows, verdict):
         for node in (ROOT, *verdict.kept):
             context = rows.committed[-self.orders:] + tree.prefix(node)
+            p = self._final(rows, node)
+            likely = largest(p, min(self.stored, len(p)))
             for n in range(1, self.orders + 1):
-                self._memory.known.pop(tuple(context[-n:]), None)
-            self._memory.learn(context, self._final(rows, node), self.orders, self.stored)
+                self._memory.known[tuple(context[-n:])] = (dict(zip(likely.indices.tolist(), likely.values.tolist())), 1)
 
 
 @pytest.mark.oracle("stand")

@@ -160,7 +160,7 @@ def test_the_large_model_takes_one_forward_per_segment_and_is_named_at_switches(
     assert (
         len(small) > 3
         and any("rolled back" in turn.why for turn in large)
-        and any("unsure" in turn.why for turn in large)
+        and any("uncertain" in turn.why for turn in large)
     )
     asked = sum(event.stream == "target" for event in of(Forward, events)) - 1  # the prompt
     assert 0 < len(of(Draft, events)) <= asked < LENGTH - 1

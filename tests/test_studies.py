@@ -238,7 +238,7 @@ def test_two_drafts_or_different_prompts_give_no_scaling_law():
 def test_for_a_draft_without_acceptance_the_best_length_is_zero():
     told = study(lane([1] * 30, "noise", 1e6))
     assert numbers(told)["α from counts"] == [0.0] and numbers(told)["best draft length"] == [0]
-    assert numbers(told)["speed-up there, predicted"] == [1.0]
+    assert numbers(told)["speed-up at that length, predicted"] == [1.0]
 
 
 def test_the_window_takes_the_last_rounds():
@@ -284,7 +284,7 @@ def test_the_report_of_a_recorded_run_equals_its_events(recorded):
     ]
     tested = sum(len(v.tests) for v in verdicts)
     assert numbers(told)["α from counts"] == [pytest.approx(sum(len(v.kept) for v in verdicts) / tested)]
-    assert numbers(told)["cost of a further row"][0] >= 0 and numbers(told)["draft cost"][0] > 0
+    assert numbers(told)["cost of a further token"][0] >= 0 and numbers(told)["draft cost"][0] > 0
     assert json.dumps(recorded.to_json()) == before, "a study changes nothing"
 
 

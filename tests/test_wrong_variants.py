@@ -5,7 +5,7 @@ import pytest
 from registry import registered
 from tables import TableModel, distance, law, product_law
 
-from playground.contract import Decoder, Verifier, make
+from playground.contract import Decoder, Verifier, find, make
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT
 from playground.events import Verdict
@@ -37,6 +37,13 @@ class BelievesAll(Verifier):
         return Verdict(kept=path, token=-1 if rows.unread(node) else lm.pick(rows, node).token)
 
 
+class WeighsEachTokenAlone(find("block_verification")):
+    """Ignores what the tokens before contribute to the joint weight."""
+
+    def worth(self, block):
+        return [1.0, *(min(1.0, float(p[t] / q[t])) for t, p, q in zip(block.tokens, block.p, block.q))]
+
+
 def rounds(name: str, drafter, verifier) -> Assembly:
     decoder = make(name)
     decoder.verifier = verifier
@@ -48,6 +55,7 @@ def rounds(name: str, drafter, verifier) -> Assembly:
 VARIANTS = {
     "sample": Assembly(ReadsOneRowTwice(), [make(AT_ONE[0], **AT_ONE[1])]),
     "speculative": rounds("speculative", make("draft_model", depth=2), BelievesAll()),
+    "block_verification": rounds("speculative", make("draft_model", depth=2), WeighsEachTokenAlone()),
     "rejection": rounds("speculative", Siblings(independent), Judged(redraws_from_p)),
     "sample_match": rounds("speculative", Siblings(independent), Judged(draws_again_after_a_miss)),
     "k_seq": rounds("speculative", make("spectr", rows=2), JudgedByNumbers(divided_by(lambda k: 1.0))),

@@ -49,6 +49,9 @@ ARGUMENTS = {
     "model": "default",
     "draft": "default",
     "before": None,
+    "remote": "",
+    "remote_model": "",
+    "remote_key": "",
 }
 
 

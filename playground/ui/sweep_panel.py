@@ -21,7 +21,7 @@ from playground.ui.site import Site
 from playground.ui.theme import PRIVATE
 
 
-class Progress(Protocol):
+class PanelProgress(Protocol):
     """The state of the lanes so far."""
 
     def add(self, events: Facts) -> None: ...
@@ -43,7 +43,7 @@ class SweepPanel:
         """The panel's own controls."""
         raise NotImplementedError
 
-    def request(self, settings: Settings, *values: Any) -> tuple[Settings, Progress]:
+    def request(self, settings: Settings, *values: Any) -> tuple[Settings, PanelProgress]:
         """The settings of the lanes to run, from those of the page and the values of `inputs`. Raises Refusal."""
         raise NotImplementedError
 
@@ -83,7 +83,7 @@ class SweepPanel:
         visit.stop()
         return gr.skip()
 
-    def _stream(self, visit: Visit, progress: Progress) -> Iterator[Changes]:
+    def _stream(self, visit: Visit, progress: PanelProgress) -> Iterator[Changes]:
         loading = self.site.model_load(visit.settings)
         for now in loading.watch():
             yield {self.output: status(now)} if not visit.stopped else gr.skip()
@@ -103,7 +103,7 @@ class SweepPanel:
         finally:
             visit.run.stop()
 
-    def _watch(self, visit: Visit, progress: Progress) -> Iterator[Changes]:
+    def _watch(self, visit: Visit, progress: PanelProgress) -> Iterator[Changes]:
         for news in visit.run.frames():
             progress.add(news["events"] if news else [])
             yield {self.output: progress.draw(visit.run.headers)} if news else gr.skip()

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import torch
 
-from playground.algorithms.search.beams import Beams, Offer, compared, log_probabilities
+from playground.algorithms.search.beams import Beams, Offer, compared
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Decoder, Strategy, knob, make
 from playground.events import Branches
@@ -14,10 +14,10 @@ class BeamSample(Decoder):
 
     At every step twice as many continuations as beams are drawn without replacement, in proportion to the probability
     of the whole text so far, and the most probable of these survive. So the beams follow probable texts but differ
-    between runs. Useful where beam search gives repetitive text and plain sampling incoherent text. Samplers and
-    penalties apply before the draw; probabilities are normalised after them, while the transformers library, which this
-    otherwise follows, sums the processed scores unnormalised. Finished texts are ranked by sum / length **
-    length_exponent. Wolf et al. 2020, arXiv 1910.03771.
+    between runs. Useful where beam search gives repetitive text and plain sampling incoherent text. Samplers,
+    penalties and constraints apply before the draw; probabilities are normalised after them, while the transformers
+    library, which this otherwise follows, sums the processed scores unnormalised. Finished texts are ranked by
+    sum / length ** length_exponent. Wolf et al. 2020, arXiv 1910.03771.
     """
 
     name, title, paper, sheet = "beam_sample", "Beam sampling", "1910.03771", "search/diverse-beam-search"
@@ -39,7 +39,7 @@ class BeamSample(Decoder):
         beams.lm = lm
         while beams.live:
             rows = yield lm.extend([beam.leaf for beam in beams.live])
-            logp = log_probabilities(rows)
+            logp = torch.stack([row.distribution().log() for row in rows])
             offers = beams.choose(logp, lm.ends)
             beams.follow(lm, offers, logp)
             yield lm.keep([lm.choose(rows[offer.place], offer.token, leaf=beam.leaf)

@@ -19,6 +19,7 @@ class RoundsPanel extends Panel {
   draw(card, app) {
     const cards = app.cards.filter((one) => one === card || this.has(one));
     this.node.classList.toggle("of-lanes", cards.length > 1);
+    this.node.parentElement.classList.toggle("with-wide-rounds", cards.length > 1);
     setText(this.readout, cards.length > 1 ? "" : sayRounds(judgedOf(card)));
     const tallest = Math.max(4, ...cards.flatMap(judgedOf).map((round) => round.verdict.kept.length + round.hasNext + rejectedIn(round)));
     const columns = el("div", "columns");
