@@ -49,7 +49,7 @@ def test_a_lane_that_cannot_do_without_a_context_opens_it_and_says_so_where_ther
     expect(page.locator("#context textarea")).to_be_visible()
     expect(page.locator(".lane-card .mark.need").first).to_have_text("needs a context")
     page.click("#run")
-    expect(running(page, 0).locator(".trouble")).to_contain_text("enter a passage as context")
+    expect(page.locator(".lane-card .complaint")).to_contain_text("enter a passage as context")
     page.fill("#context textarea", "A green bird sleeps.")
     page.click("#run")
     expect(tokens(page, 0).nth(3)).to_be_attached()

@@ -8,6 +8,7 @@ from playground.ui.settings import Settings
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample"}]
 SETTINGS = Settings(prompt="The green bird", length=8, lanes=LANES)
+DRAWN = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 WATCH_COPIES = "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
 
 
@@ -40,6 +41,7 @@ def test_a_link_opens_a_run_at_its_moment_with_its_token_and_the_run_outlasts_a_
         if tokens(page, 1).count() <= 5:
             break
         page.locator("#live .live").press("ArrowLeft")
+        page.evaluate(DRAWN)
     shown = tokens(page, 1).count()
     tokens(page, 1).nth(2).click()
     link = copied(page, "#share")

@@ -163,7 +163,7 @@ class ApiRequest:
 
     def start(self) -> Run | RemoteRun:
         """Start the run; raises Refusal."""
-        self.run = self.site.start(self.loading, self.settings, Memory(), self.server)
+        self.run = self.site.start(self.loading, self.settings, Memory(), server=self.server)
         return self.run
 
     def end(self) -> None:
