@@ -681,9 +681,10 @@ class RemembersTheLastRow(find("stand")):
         for node in (ROOT, *verdict.kept):
             context = rows.committed[-self.orders:] + tree.prefix(node)
             p = self._final(rows, node)
-            likely = largest(p, min(self.stored, len(p)))
+            top = largest(p, min(self.stored, len(p)))
+            likely = dict(zip(top.indices.tolist(), top.values.tolist()))
             for n in range(1, self.orders + 1):
-                self._memory.known[tuple(context[-n:])] = (dict(zip(likely.indices.tolist(), likely.values.tolist())), 1)
+                self._memory.known[tuple(context[-n:])] = (likely, 1)
 
 
 @pytest.mark.oracle("stand")
