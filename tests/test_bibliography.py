@@ -7,7 +7,7 @@ import pytest
 
 from playground.cli import main
 from playground.contract import discover
-from playground.contract.bibliography import bibtex
+from playground.contract.bibliography import bibtex, titles
 from playground.contract.metadata import ARXIV, BASELINE, citation
 
 CLASSES = {name: cls for name, cls in discover().items() if cls.__module__.startswith("strategies.")}
@@ -39,7 +39,7 @@ def test_every_strategy_with_a_paper_is_in_exactly_one_entry(entries):
 def test_an_entry_has_exactly_what_its_strategies_cite(entries):
     for fields in entries.values():
         for cls in (CLASSES[name] for name in named_in(fields)):
-            assert fields.keys() <= {"author", "year", "eprint", "archiveprefix", "url", "note"}
+            assert fields.keys() <= {"author", "year", "title", "eprint", "archiveprefix", "url", "note"}
             assert fields.get("eprint") == (cls.paper if ARXIV.fullmatch(cls.paper) else None)
             author = fields["author"].strip("{}").replace(" and others", " et al.")
             assert citation(cls).startswith(f"{author} {fields['year']}")
@@ -48,6 +48,13 @@ def test_an_entry_has_exactly_what_its_strategies_cite(entries):
 def test_every_paper_has_one_entry(entries):
     papers = [fields["eprint"] for fields in entries.values() if "eprint" in fields]
     assert len(papers) == len(set(papers)) > 80
+
+
+def test_nearly_every_paper_has_its_title_and_no_title_is_left_over(entries):
+    papers = {fields["eprint"]: fields.get("title") for fields in entries.values() if "eprint" in fields}
+    assert titles().keys() <= papers.keys()
+    assert len([title for title in papers.values() if title]) > 0.9 * len(papers)
+    assert papers["1904.09751"] == "{The Curious Case of Neural Text Degeneration}"
 
 
 def test_braces_balance_and_underscores_are_escaped():

@@ -1,13 +1,16 @@
 """The papers of strategies as BibTeX, from what the strategies cite. Imports neither torch nor gradio.
 
-A strategy declares first author, year and identifier of its paper, but neither title nor the full list of authors: take
-these from the paper's page, whose URL is in the entry.
+A strategy declares first author, year and identifier of its paper, but not the full list of authors: take it from the
+paper's page, whose URL is in the entry. Titles are in assets/paper_titles.json, by arXiv identifier.
 """
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
+from functools import cache
 
+from playground.asset_files import ASSETS
 from playground.contract.base import Strategy
 from playground.contract.metadata import ARXIV, citation, link
 
@@ -25,10 +28,18 @@ def bibtex(classes: Iterable[type[Strategy]]) -> str:
     return "\n\n".join(sorted(_entry(source, found) for source, found in sources.items()))
 
 
+@cache
+def titles() -> dict[str, str]:
+    """Title of each paper, by arXiv identifier."""
+    return json.loads((ASSETS / "paper_titles.json").read_text(encoding="utf-8"))
+
+
 def _entry(source: str, classes: list[type[Strategy]]) -> str:
     cited, paper = max((citation(cls) for cls in classes), key=len), classes[0].paper
     named = NAMED.fullmatch(cited)
     fields = {"author": _authors(named["authors"]), "year": named["year"]} if named else {}
+    if title := titles().get(paper):
+        fields["title"] = f"{{{title.translate(SPECIAL)}}}"  # inner braces keep the capitals
     if ARXIV.fullmatch(paper):
         fields |= {"eprint": paper, "archiveprefix": "arXiv", "url": link(classes[0])}
     fields["note"] = f"In the decoding playground: {', '.join(cls.name for cls in classes)}".translate(SPECIAL)
