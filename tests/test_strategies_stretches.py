@@ -107,7 +107,7 @@ class ScaledByTheStretchItself(LagKV):
         from strategies.kv_cache import lag_kv
         right = lag_kv.spread
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(lag_kv, "spread", lambda here, after: right(here, here))
+            patch.setattr(lag_kv, "spread", lambda all_: torch.cat([right(one.expand(2, -1, -1)) for one in all_[:-1]]))
             return super().scores(held)
 
 

@@ -26,25 +26,28 @@ class LagKV(TopKEviction):
     lag: int = knob(16, 2, 256, step=1, help="tokens per partition")
 
     def scores(self, held):
-        live = held.live.expand(held.read("keys").shape[:2])
-        found = torch.full(live.shape, ALWAYS, dtype=held.read("keys").dtype, device=live.device)
+        keys, values = held.read("keys"), held.read("values")
+        live = held.live.expand(keys.shape[:2])
+        found = torch.full(live.shape, ALWAYS, dtype=keys.dtype, device=live.device)
         for head, row in enumerate(live):
             slots = row.nonzero()[:, 0][self.sinks:]
             partitions = slots[:len(slots) // self.lag * self.lag].view(-1, self.lag)
-            states = [held.read(part)[head] for part in ("keys", "values")]
-            for here, after in zip(partitions, partitions[1:]):
-                found[head, here] = ranks(sum(spread(each[here], each[after]) for each in states))
+            if len(partitions) > 1:
+                deviations = sum(spread(states[head][partitions]) for states in (keys, values))
+                found[head, partitions[:-1]] = ranks(deviations)
         return found
 
 
-def spread(here: Tensor, after: Tensor) -> Tensor:
-    """Softmax over tokens of the deviation across their channels, scaled by the tokens after them; [n] from [n, d]."""
-    low, high = after.amin(0), after.amax(0)
-    scaled = (here - low) / (high - low).clamp(min=torch.finfo(here.dtype).tiny)
+def spread(states: Tensor) -> Tensor:
+    """For all partitions but the last: a softmax over the tokens of the deviation across their channels, scaled by the
+    next partition; [n - 1, lag] from [n, lag, d].
+    """
+    low, high = states[1:].amin(1, keepdim=True), states[1:].amax(1, keepdim=True)
+    scaled = (states[:-1] - low) / (high - low).clamp(min=torch.finfo(states.dtype).tiny)
     return scaled.std(-1, correction=min(1, scaled.shape[-1] - 1)).softmax(-1)
 
 
 def ranks(scores: Tensor) -> Tensor:
-    """The share of lower scores, in [0, 1); of equal scores the later one counts as higher, [n]."""
-    order = scores.argsort(stable=True)
-    return torch.empty_like(scores).scatter(0, order, torch.arange(len(scores)).to(scores) / len(scores))
+    """The share of lower scores in each row, in [0, 1); of equal scores the later one counts as higher, [n, lag]."""
+    order, size = scores.argsort(stable=True), scores.shape[-1]
+    return torch.empty_like(scores).scatter(-1, order, (torch.arange(size).to(scores) / size).expand_as(scores))
