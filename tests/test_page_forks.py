@@ -49,8 +49,11 @@ def test_a_fork_goes_beside_its_lane_and_undo_brings_the_lanes_and_their_run_bac
     assert texts(page) == before
     fork(page, 1, 2)
     expect(page.locator("#live .lane .title").nth(2)).to_have_text("Sampling, forked at token 3")
+    ended(page, 4)
+    live = page.locator("#live .live")
+    forked = live.get_attribute("data-run")
     page.locator("#run").click()
-    expect(page.locator("#stop")).to_be_visible()
+    expect(live).not_to_have_attribute("data-run", forked)
     ended(page, 4)
     expect(page.locator("#live .lane .title").nth(2)).to_have_text("Sampling, forked at token 3")
 
