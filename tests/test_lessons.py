@@ -40,6 +40,7 @@ SUBJECTS = {
     "grammars",
     "same-text",
     "several-texts",
+    "watermark",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")

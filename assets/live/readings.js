@@ -115,6 +115,12 @@ function testWords({ piece, p, residual, q, among, draw, kept }) {
   return `“${pieceLabel(piece)}”: ${ours}, ${theirs}${test}, ${kept ? "accepted" : "rejected"}`;
 }
 
+/** What a watermark's detector says after the last token, in standard deviations; null without a watermark. */
+function watermarkScore({ figures }) {
+  const parts = figures.get("watermark")?.parts;
+  return parts ? parts[parts.length - 1].series["z-score"] : null;
+}
+
 function firstMask({ shown }) {
   const first = Math.min(...shown.masks.keys());
   return shown.masks.get(first) || null;
@@ -164,6 +170,8 @@ const READINGS = {
   first_allowed: { label: "tokens allowed by the first mask", write: whole, of: (state) => firstMask(state)?.allowed ?? null },
   forced_share: { label: "tokens that were forced", write: percent, of: (state) => share(state.shown.tokens, (token) => token.origin === "forced") },
   banned: { label: "mean probability masked", write: percent, of: (state) => mean([...state.shown.masks.values()].map((mask) => mask.banned)) },
+
+  watermark_z: { label: "z-score of the watermark", write: (value) => fixed(value, 2), of: watermarkScore },
 
   switches: { label: "switches between the models", write: whole, of: (state) => Math.max(0, state.switches.length - 1) },
   small_share: { label: "tokens written by the draft model", write: percent, of: (state) => share(stepsOf(state), (step) => step.stream === "draft") },
