@@ -11,7 +11,7 @@ from live_page import address, browser, drawn, feed, page, seek, send, token_tex
 from playwright.sync_api import expect
 
 from playground.decoding.logit_lens import Inside, Lens
-from playground.events import Candidate, Commit, Done, Forward, Header, Stamped, Step
+from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Stamped, Step
 from playground.ui.frames import frame, new_name, recording
 
 RIVALS = 10
@@ -73,8 +73,10 @@ def pieces(page, feed, *written: str) -> None:
 MIXED = [
     (0.0, Forward(phase="prefill")),
     step(0, 1.5, 0.1),
+    (0.1, Figure("spans", "green tokens", {"spans": [[0, 1, "green", 1.0]]})),
     event(0, " a", 0.1, p=0.25),
     event(1, " b", 0.1, "forced", None),
+    (0.2, Figure("spans", "won coin flips", {"spans": [[2, 3, "0.30", 0.3], [4, 5, "0.00", 0.0]]})),
     step(2, 6.0, 0.2),
     step(3, 0.06, 0.2),
     step(4, 0.0, 0.2),
@@ -89,6 +91,7 @@ MIXED = [
     ("probability", ["h8", "unknown", "h1", "h1", "h1"]),
     ("surprisal", ["h4", "unknown", "h1", "h1", "h1"]),
     ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; together with the previous token; 100 ms for three
+    ("watermark", ["h10", "unknown", "h3", "unknown", "h0"]),
     ("origin", ["tinted", "tinted", "tinted", "tinted", "tinted"]),
 ])
 def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):

@@ -2,6 +2,7 @@
 // The scales are fixed: a colour means the same in every lane and at any time.
 
 const LEVELS = 10;
+const DETECTED = new Set(["green tokens", "won coin flips"]); // figures by which watermarks report what their detector counts
 
 const ORIGINS = {
   sampled: { label: "chosen", help: "Chosen from the target's distribution." },
@@ -42,6 +43,12 @@ const COLOURS = {
     help: "Time on the lane's clock since the previous commit, split among the tokens of this commit; the first includes the prefill.",
     level: (token) => (isNumber(token.seconds) ? (LEVELS * Math.log10(Math.max(0.001, token.seconds) / 0.001)) / 3 : null),
   },
+  watermark: {
+    label: "watermark",
+    ends: ["0", "0.5", "1"],
+    help: "What the detector of a watermark counts for this token: 1 if it is in the green list, or the share of coin flips it won.",
+    level: (token, step, mark) => (isNumber(mark) ? LEVELS * mark : null),
+  },
   origin: {
     label: "origin",
     ends: null,
@@ -51,23 +58,23 @@ const COLOURS = {
 };
 
 /** Colour and underline show one quantity each; `channels` names them as "colour/underline". */
-function tokenClass(token, step, channels) {
+function tokenClass(token, step, channels, mark) {
   const [colour, underline] = channels.split("/");
-  const base = "t o-" + (token.origin in ORIGINS ? token.origin : "sampled") + lineClass(token, step, underline);
+  const base = "t o-" + (token.origin in ORIGINS ? token.origin : "sampled") + lineClass(token, step, underline, mark);
   if (colour === "origin") return base + " tinted";
-  const level = levelOf(token, step, colour);
+  const level = levelOf(token, step, colour, mark);
   return base + (level === null ? " unknown" : " h" + Math.round(level));
 }
 
 /** Each origin has its own line style; for a number, larger values have a thicker line. */
-function lineClass(token, step, underline) {
+function lineClass(token, step, underline, mark) {
   if (underline === "origin") return "";
-  const level = underline === "none" ? null : levelOf(token, step, underline);
+  const level = underline === "none" ? null : levelOf(token, step, underline, mark);
   return " lined" + (level === null ? "" : " u" + Math.round(level / 2));
 }
 
-function levelOf(token, step, name) {
-  const level = COLOURS[name].level(token, step);
+function levelOf(token, step, name, mark) {
+  const level = COLOURS[name].level(token, step, mark);
   return level === null ? null : Math.max(0, Math.min(LEVELS, level));
 }
 

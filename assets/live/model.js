@@ -24,6 +24,7 @@ class LaneState {
     this.switches = [];
     this.notes = [];
     this.figures = new Map(); // by name: {shape, parts}
+    this.marks = new Map(); // by position: what a watermark's detector counts for the token, 0 to 1
     this.canvas = new Canvas(this.record.header.canvas);
     this.judged = null; // the verdict on the text, if the answer is known
     this.done = null;
@@ -309,6 +310,7 @@ const APPLY = {
   },
 
   figure(state, event) {
+    if (DETECTED.has(event.name)) for (const [from, , , value] of event.data.spans) state.marks.set(from, value);
     const known = state.figures.get(event.name);
     if (known && known.shape === event.shape) known.parts.push(event.data);
     else state.figures.set(event.name, { name: event.name, shape: event.shape, parts: [event.data] });

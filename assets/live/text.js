@@ -65,7 +65,7 @@ class TextView {
     for (let i = same; i < tokens.length; i++) this.add(tokens[i], i);
     const { canvas } = state;
     this.body.classList.toggle("is-canvas", canvas.size > 0);
-    tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels)));
+    tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels, state.marks.get(i))));
     if (canvas.size && !tokens.length) this.drawCanvas(canvas);
     else this.drawGhosts(state.pendingRound(sequence.id));
   }
@@ -157,13 +157,12 @@ class TextView {
     host.append(span);
   }
 
-  /** Colour one token if its step or the channels have changed. */
-  paint(i, token, step, channels) {
+  /** Colour one token if its step, its mark or the channels have changed. */
+  paint(i, token, step, channels, mark) {
     const span = this.spans[i];
-    if (span.step === step && span.channels === channels) return;
-    span.step = step;
-    span.channels = channels;
-    span.className = tokenClass(token, step, channels) + (span.isSoft ? " soft" : "") + (span === this.marked ? ` ${this.markedAs}` : "");
+    if (span.step === step && span.channels === channels && span.mark === mark) return;
+    Object.assign(span, { step, channels, mark });
+    span.className = tokenClass(token, step, channels, mark) + (span.isSoft ? " soft" : "") + (span === this.marked ? ` ${this.markedAs}` : "");
   }
 
   /** A filled position keeps its colour from the canvas, independent of the chosen colour scale. */
