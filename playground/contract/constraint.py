@@ -28,7 +28,7 @@ class Constraint(Strategy):
     kind = "constraint"
 
     def grammar(self) -> tuple[str, str]:
-        """Kind and source of the grammar: json_schema, regex, lark, gbnf or choice."""
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice or triggered."""
         raise NotImplementedError
 
     def check_source(self) -> None:

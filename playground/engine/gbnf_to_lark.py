@@ -23,25 +23,57 @@ from playground.engine.gbnf_expressions import (
 from playground.engine.greedy_lexing import terminals
 
 SURROGATES = (0xD800, 0xDFFF)
+CLOSED, TAIL, INNER = "a text and its end", "what follows", "a text"  # no names that a grammar can give
 
 
-def lark_of(source: str) -> str:
-    """The same grammar in the Lark dialect; raises Refusal, with the line if there is one."""
+def lark_of(source: str, end: str = "") -> str:
+    """The same grammar in the Lark dialect; raises Refusal, with the line if there is one.
+
+    With `end` every text of it ends with that string, and stays the same if any other text follows it.
+    """
     try:
-        return "\n".join(["%llguidance {}", *_Writer(rules_of(source)).lines()])
+        writer = _Writer(followed(rules_of(source), end), CLOSED) if end else _Writer(rules_of(source))
+        return "\n".join(["%llguidance {}", *writer.lines()])
     except RecursionError:
         raise refusal("its brackets are nested too deeply") from None
+
+
+def followed(rules: dict[str, Expression], end: str) -> dict[str, Expression]:
+    """The rules with `end` behind the root, as the rule CLOSED, and any text behind that."""
+    any_character = Chars(((0, LAST),))
+    inner = {_renamed(name): _with_renamed(rule) for name, rule in rules.items()}
+    return {
+        ROOT: Seq((Ref(CLOSED), Ref(TAIL))),
+        CLOSED: Seq((Ref(INNER), *(Chars(((ord(letter), ord(letter)),)) for letter in end))),
+        TAIL: Alt((Seq((any_character, Ref(TAIL))), Seq(()))),  # recursive, so that it is no part of a terminal
+        **inner,
+    }
+
+
+def _renamed(name: str) -> str:
+    return INNER if name == ROOT else name
+
+
+def _with_renamed(expression: Expression) -> Expression:
+    match expression:
+        case Ref(name):
+            return Ref(_renamed(name))
+        case Seq(parts) | Alt(parts):
+            return type(expression)(tuple(map(_with_renamed, parts)))
+        case Repeat(part, least, most):
+            return Repeat(_with_renamed(part), least, most)
+    return expression
 
 
 class _Writer:
     """Writes rules as lines of Lark, named by numbers, since Lark reserves some names."""
 
-    def __init__(self, rules: dict[str, Expression]):
-        self.rules, self.terminals = rules, terminals(rules)
-        self.names = {ROOT: "start"}  # of the rules that are referred to
+    def __init__(self, rules: dict[str, Expression], start: str = ROOT):
+        self.rules, self.start, self.terminals = rules, start, terminals(rules)
+        self.names = {start: "start"}  # of the rules that are referred to
 
     def lines(self) -> Iterator[str]:
-        waiting = [ROOT]
+        waiting = [self.start]
         while waiting:
             known = len(self.names)
             name = waiting.pop()

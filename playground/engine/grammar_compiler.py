@@ -17,7 +17,8 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from playground.engine import grammar_limits as limits
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
-from playground.engine.schema_subset import check_size, enforceable
+from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
+from playground.engine.triggered_grammar import LABEL, TriggeredSource, lark_around
 from playground.errors import Refusal
 
 KINDS = {
@@ -26,6 +27,7 @@ KINDS = {
     "lark": "Lark grammar",
     "gbnf": "GBNF grammar",
     "choice": "list of choices",
+    "triggered": LABEL,
 }
 PROBED = 16  # tokens the compiled grammar is followed over
 PAGE = 4096
@@ -49,12 +51,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
 
     {"text", "seconds", "bytes"}: seconds of processor time and bytes of memory are those of building its parser.
     """
-    text = _in_one_sentence(kind, _READERS[kind], source)
-    failed, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=parser_limits())
-    if failed:
-        raise refusal(kind, messages[0])
-    if kind == "lark" and (reason := unreadable(source)):
-        raise refusal(kind, reason)
+    text = _triggered_text(tokenizer, source) if kind == "triggered" else _checked_text(tokenizer, kind, source)
     start, before = process_time(), _resident()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     seconds, size = process_time() - start, len(text) + max(0, _resident() - before)
@@ -64,6 +61,35 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
             kind, f"its parser takes {seconds:.1f} s to build, and at most {limits.REPEATED_SECONDS} s are allowed"
         )
     return {"text": text, "seconds": seconds, "bytes": size}
+
+
+def _triggered_text(tokenizer: LLTokenizer, packed: str) -> str:
+    """A constraint with free text around it; what is wrong with the constraint alone is said first."""
+    parts = TriggeredSource.unpacked(packed)
+    parts.check()
+    source = _with_fixed_whitespace(parts.source) if parts.kind == "json_schema" else parts.source
+    alone = _checked_text(tokenizer, parts.kind, source)
+    _probe(parts.kind, LLMatcher(tokenizer, alone, log_level=0, limits=parser_limits()))
+    if parts.kind == "gbnf" and parts.end:
+        alone = LLMatcher.grammar_from_lark(lark_of(source, parts.end))
+    text = LLMatcher.grammar_from_lark(lark_around(parts, alone))
+    _validate(tokenizer, "triggered", text)
+    return text
+
+
+def _checked_text(tokenizer: LLTokenizer, kind: str, source: str) -> str:
+    """The grammar as llguidance reads it; raises Refusal if it cannot be used."""
+    text = _in_one_sentence(kind, _READERS[kind], source)
+    _validate(tokenizer, kind, text)
+    if kind == "lark" and (reason := unreadable(source)):
+        raise refusal(kind, reason)
+    return text
+
+
+def _validate(tokenizer: LLTokenizer, kind: str, text: str) -> None:
+    failed, messages = LLMatcher.validate_grammar_with_warnings(text, tokenizer, limits=parser_limits())
+    if failed:
+        raise refusal(kind, messages[0])
 
 
 def _in_one_sentence(kind: str, read: Callable[[str], str], source: str) -> str:
@@ -122,6 +148,15 @@ def _read_schema(source: str) -> str:
     check_size(schema)
     sound = enforceable(schema)
     return LLMatcher.grammar_from_json_schema(source if sound == schema else json.dumps(sound))
+
+
+def _with_fixed_whitespace(source: str) -> str:
+    """A schema whose texts have no white space at their end, where an end string may have some."""
+    try:
+        schema = json.loads(source)
+    except (ValueError, RecursionError):  # the reader says what is wrong
+        return source
+    return json.dumps({**schema, "x-guidance": FIXED_WHITESPACE}) if isinstance(schema, dict) else source
 
 
 def _read_gbnf(source: str) -> str:

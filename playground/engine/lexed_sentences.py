@@ -10,6 +10,7 @@ it says nothing.
 """
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ except ImportError:  # then no grammar is checked
 UNICODE = re.compile(r"\\[dDwWsS]")  # which the automata read as ASCII, and the parser does not
 SECONDS = 0.3  # CPU time; a grammar that takes longer is accepted
 TERMINALS = 200
+FOLLOWED = "followed_by_the_end"  # a rule added to a grammar
 Pairs = dict[int, int]
 """By first terminal of a text, the last terminals as bits."""
 
@@ -37,14 +39,16 @@ class _OutOfTime(Exception):
     pass
 
 
-def unreadable(source: str) -> str | None:
-    """Why the lexer never finishes; None if it does, or if that is unknown."""
+def unreadable(source: str, end: str = "") -> str | None:
+    """Why the lexer never finishes a text that has `end` behind it; None if it does, or if that is unknown."""
     if load_grammar is None:
         return None
+    start = FOLLOWED if end else "start"
+    rule = f"\n{FOLLOWED}: start {json.dumps(end, ensure_ascii=False)}" if end else ""
     try:
-        grammar, _ = load_grammar(_plain(source), "the grammar", [], False)
-        terminals, rules, ignored = grammar.compile(["start"], "*")
-        return _Grammar(terminals, rules, ignored).reason() if len(terminals) <= TERMINALS else None
+        grammar, _ = load_grammar(_plain(source) + rule, "the grammar", [], False)
+        terminals, rules, ignored = grammar.compile([start], "*")
+        return _Grammar(start, terminals, rules, ignored).reason() if len(terminals) <= TERMINALS else None
     except (LarkError, _OutOfTime, RecursionError, ValueError, TypeError, AttributeError):
         return None
 
@@ -56,8 +60,8 @@ def _plain(source: str) -> str:
 class _Grammar:
     """Terminals by number, what may stand before each, and rules as lists of symbols."""
 
-    def __init__(self, terminals: list[Any], rules: list[Any], ignored: list[str]):
-        self.deadline = process_time() + SECONDS
+    def __init__(self, start: str, terminals: list[Any], rules: list[Any], ignored: list[str]):
+        self.start, self.deadline = start, process_time() + SECONDS
         self.names = [terminal.name for terminal in terminals]
         self.shown = [_shown(terminal) for terminal in terminals]
         automata = [self._automaton(terminal) for terminal in terminals]
@@ -103,7 +107,7 @@ class _Grammar:
     def _living(self) -> int:
         """Terminals of all rules that have a readable text and are reached through such rules, as bits."""
         rules = [(name, symbols) for name, symbols in self.rules if self._is_readable(symbols)]
-        found, grown = {"start"}, True
+        found, grown = {self.start}, True
         while grown:
             more = {symbol for name, symbols in rules if name in found for symbol in symbols}
             grown, found = not more <= found, found | more
@@ -115,7 +119,7 @@ class _Grammar:
     def _reached(self) -> int:
         """Terminals that may come next after some beginning of a text, completed or not, as bits."""
         start = 1 << len(self.names)  # stands for the terminal before the text
-        context, found, grown = defaultdict(int, {"start": start}), 0, True
+        context, found, grown = defaultdict(int, {self.start: start}), 0, True
         while grown:
             grown = False
             for name, symbols in self.rules:
@@ -176,7 +180,7 @@ class _Grammar:
                 grown |= _merge(known[name], self._texts(symbols, known, empty))
                 if name not in empty and empty.issuperset(symbols):
                     grown = bool(empty.add(name) or True)
-        return bool(known["start"]) or "start" in empty
+        return bool(known[self.start]) or self.start in empty
 
     def _texts(self, symbols: list[str], known: dict[str, Pairs], empty: set[str]) -> Pairs:
         found, maybe_nothing = {}, True

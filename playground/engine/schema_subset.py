@@ -25,6 +25,7 @@ from playground.errors import Refusal
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there
 ANY = r"[\s\S]"
+FIXED_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of x-guidance
 LENIENT = ("lenient", "coerce_one_of")
 LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 

@@ -3,12 +3,12 @@ import json
 
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import check_text
+from playground.engine.schema_subset import FIXED_WHITESPACE
 
 EXAMPLE = (
     '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name",'
     ' "age"]}'
 )
-FIXED = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class JsonSchema(Constraint):
@@ -35,7 +35,7 @@ class JsonSchema(Constraint):
         check_text("JSON Schema", self.source)
         try:
             schema = json.loads(self.source)
-            strict = json.dumps({"x-guidance": FIXED, **schema}) if isinstance(schema, dict) else self.source
+            strict = json.dumps({"x-guidance": FIXED_WHITESPACE, **schema}) if isinstance(schema, dict) else self.source
         except (ValueError, RecursionError):  # what is no schema is refused by the engine
             strict = self.source
         return "json_schema", self.source if self.whitespace == "free" else strict
