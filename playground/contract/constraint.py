@@ -28,7 +28,7 @@ class Constraint(Strategy):
     kind = "constraint"
 
     def grammar(self) -> tuple[str, str]:
-        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice or triggered."""
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered or template."""
         raise NotImplementedError
 
     def check_source(self) -> None:

@@ -18,6 +18,7 @@ from playground.engine import grammar_limits as limits
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
+from playground.engine.template_grammar import Template, lark_of_template
 from playground.engine.triggered_grammar import LABEL, TriggeredSource, lark_around
 from playground.errors import Refusal
 
@@ -28,6 +29,7 @@ KINDS = {
     "gbnf": "GBNF grammar",
     "choice": "list of choices",
     "triggered": LABEL,
+    "template": "template",
 }
 PROBED = 16  # tokens the compiled grammar is followed over
 PAGE = 4096
@@ -51,7 +53,7 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
 
     {"text", "seconds", "bytes"}: seconds of processor time and bytes of memory are those of building its parser.
     """
-    text = _triggered_text(tokenizer, source) if kind == "triggered" else _checked_text(tokenizer, kind, source)
+    text = _composed(tokenizer, kind, source) if kind in _COMPOSERS else _checked_text(tokenizer, kind, source)
     start, before = process_time(), _resident()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
     seconds, size = process_time() - start, len(text) + max(0, _resident() - before)
@@ -63,17 +65,37 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
     return {"text": text, "seconds": seconds, "bytes": size}
 
 
-def _triggered_text(tokenizer: LLTokenizer, packed: str) -> str:
-    """A constraint with free text around it; what is wrong with the constraint alone is said first."""
+def _composed(tokenizer: LLTokenizer, kind: str, source: str) -> str:
+    """A grammar around others, which are compiled alone before: messages about them are about what people wrote."""
+    text = LLMatcher.grammar_from_lark(_COMPOSERS[kind](tokenizer, source))
+    _validate(tokenizer, kind, text)
+    return text
+
+
+def _template(tokenizer: LLTokenizer, source: str) -> str:
+    template = Template.read(source)
+    for hole in template.holes:
+        try:
+            _check_alone(tokenizer, "regex", hole.pattern or ".")
+        except Refusal as refused:
+            raise Refusal(f"The hole {hole.name!r}: {refused}", "source") from None
+    return lark_of_template(template)
+
+
+def _triggered(tokenizer: LLTokenizer, packed: str) -> str:
     parts = TriggeredSource.unpacked(packed)
     parts.check()
     source = _with_fixed_whitespace(parts.source) if parts.kind == "json_schema" else parts.source
-    alone = _checked_text(tokenizer, parts.kind, source)
-    _probe(parts.kind, LLMatcher(tokenizer, alone, log_level=0, limits=parser_limits()))
+    alone = _check_alone(tokenizer, parts.kind, source)
     if parts.kind == "gbnf" and parts.end:
-        alone = LLMatcher.grammar_from_lark(lark_of(source, parts.end))
-    text = LLMatcher.grammar_from_lark(lark_around(parts, alone))
-    _validate(tokenizer, "triggered", text)
+        alone = lark_of(source, parts.end)
+    return lark_around(parts, alone)
+
+
+def _check_alone(tokenizer: LLTokenizer, kind: str, source: str) -> str:
+    """A grammar inside another, as llguidance reads it; raises Refusal if no text satisfies it."""
+    text = _checked_text(tokenizer, kind, source)
+    _probe(kind, LLMatcher(tokenizer, text, log_level=0, limits=parser_limits()))
     return text
 
 
@@ -181,6 +203,8 @@ _READERS = {
     "gbnf": _read_gbnf,
     "choice": _read_choice,
 }
+
+_COMPOSERS = {"triggered": _triggered, "template": _template}
 
 
 def refusal(kind: str, message: str) -> Refusal:
