@@ -88,6 +88,18 @@ class ModelLoader:
             self._drop()
             return loading
 
+    def inherited(self, request: ModelRequest) -> Any:
+        """The requested models in a forked process, which inherits loaded sets; another is loaded here.
+
+        Does not wait for locks and events of the parent, whose threads do not run here. Raises Refusal.
+        """
+        loading = self._sets.get(request)
+        if loading is None or loading.models is None:
+            self._lock, self._turn = threading.Lock(), threading.Lock()
+            loading = self._sets[request] = ModelLoad()
+            self._fill(request, loading)
+        return loading.result()
+
     def _drop(self) -> None:
         """Drop the least recently used sets; a run that still uses one keeps it alive."""
         loaded = [request for request, loading in self._sets.items() if loading.ended.is_set()]

@@ -57,6 +57,9 @@ def _score(models: Any, settings: Settings):
 def _load(*names: Any, **how: Any) -> Any:
     from playground.decoding.session import leave_a_core  # imports torch
     leave_a_core()
+    if on_zero():
+        from playground.decoding.host_models import load_on_host
+        return load_on_host(*names, **how)
     return playground.load(*names, **how)
 
 
@@ -75,9 +78,7 @@ class Site:
         self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
         self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
         self.proxies = trusted_proxies()
-        self._remote, self._remote_score = on_gpu(self._batches), on_gpu(self._score_batches)
-        self._remote_look, self._remote_survey = on_gpu(self._looks), on_gpu(self._survey_batches)
-        self._remote_attribute = on_gpu(self._attributions)
+        self._on_gpu = on_gpu(self._serve)
         self._workers: dict[str, Worker] = {}
         self.stopping = False
 
@@ -155,7 +156,7 @@ class Site:
         """
         models = loading.result()
         if on_zero():
-            return RemoteRun(self._remote(settings, siblings))
+            return RemoteRun(self._on_gpu("run", settings, siblings))
         session = self._session(models, settings, memory, siblings)
         if server and not siblings:  # in a fork, the server's lane is one of the siblings
             self._add_remote(session, server, settings)
@@ -175,13 +176,31 @@ class Site:
         alone = replace(settings, lanes=settings.lanes[siblings.place:siblings.place + 1])
         return ForkedSession(self._judged(models, alone, memory), siblings)
 
+    def _serve(self, kind: str, *given: Any) -> Iterator[Any]:
+        """Everything that needs the GPU, as one function: ZeroGPU keeps a process, with its models, for each."""
+        serve = {
+            "run": self._batches,
+            "score": self._score_batches,
+            "survey": self._survey_batches,
+            "look": self._looks,
+            "attribution": self._attributions,
+        }
+        yield from serve[kind](*given)
+
     def _batches(self, settings: Settings, siblings: Siblings | None = None) -> Iterator[Batch]:
         """A run in the process that ZeroGPU forks for it, with this object and the models in it.
 
         What strategies learn there is lost with that process, so such a run starts with an empty memory, and the
         visitor's memory stays empty.
         """
-        yield from batches(self._session(self.model_load(settings).result(), settings, Memory(), siblings))
+        yield from batches(self._session(self._models(settings), settings, Memory(), siblings))
+
+    def _models(self, settings: Settings) -> Any:
+        """The models of a run; in a process forked by ZeroGPU they are moved to its GPU. Raises Refusal."""
+        if not on_zero():
+            return self.model_load(settings).result()
+        from playground.decoding.host_models import moved
+        return moved(self.model_loader.inherited(self.model_request_for(settings)))
 
     def _judged(self, models: Any, settings: Settings, memory: Memory) -> Any:
         """A session that scores each lane's answer if the right answer is known."""
@@ -193,58 +212,49 @@ class Site:
         """Start a run that only scores the prompt; raises Refusal as `start` does."""
         models = loading.result()
         return (
-            RemoteRun(self._remote_score(settings))
+            RemoteRun(self._on_gpu("score", settings))
             if on_zero()
             else self.worker(models).take(self.score(models, settings))
         )
 
     def _score_batches(self, settings: Settings) -> Iterator[Batch]:
-        yield from batches(self.score(self.model_load(settings).result(), settings))
+        yield from batches(self.score(self._models(settings), settings))
 
     def survey(self, loading: ModelLoad, choice: SurveySettings) -> Run | RemoteRun:
         """Start a survey, whose events are answers; raises Refusal as `start` does. The caller holds a seat for it."""
         models = loading.result()
         return (
-            RemoteRun(self._remote_survey(choice))
+            RemoteRun(self._on_gpu("survey", choice))
             if on_zero()
             else self.worker(models).take(survey_session(models, choice, self.rules))
         )
 
     def _survey_batches(self, choice: SurveySettings) -> Iterator[Batch]:
-        yield from batches(survey_session(self.model_load(choice).result(), choice, self.rules))
+        yield from batches(survey_session(self._models(choice), choice, self.rules))
 
     def look(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> dict[str, Any]:
         """Predictions and attention by layer of one of a run's models, before the token `chosen`; raises Refusal."""
-        return next(self._remote_look(settings, model, tokens, chosen))
+        return next(self._on_gpu("look", settings, model, tokens, chosen))
 
     def _looks(self, settings: Settings, model: str, tokens: list[int], chosen: int) -> Iterator[dict[str, Any]]:
         from playground.decoding.logit_lens import look  # imports torch
-        yield asdict(look(self._one_of(settings, model), tokens, chosen))
+        yield asdict(look(_one_of(self._models(settings), model), tokens, chosen))
 
     def attribute(self, settings: Settings, model: str, tokens: list[int], prompt: int, chosen: int) -> dict[str, Any]:
         """The effects of the words of a prompt of `prompt` tokens on the token `chosen` after them; raises Refusal."""
-        return next(self._remote_attribute(settings, model, tokens, prompt, chosen))
+        return next(self._on_gpu("attribution", settings, model, tokens, prompt, chosen))
 
     def _attributions(
         self, settings: Settings, model: str, tokens: list[int], prompt: int, chosen: int
     ) -> Iterator[dict[str, Any]]:
         from playground.decoding.attribution import attribute  # imports torch
 
-        one = self._one_of(settings, model)
+        one = _one_of(self._models(settings), model)
         yield {**asdict(attribute(one, tokens, prompt, chosen)), "piece": one.tokens.piece(chosen)}
 
     def continuation_tokens(self, settings: Settings, model: str, text: str) -> list[int]:
         """The tokens of a text that continues another, for one of a run's models."""
-        return self._one_of(settings, model).tokens.encode_continuation(text)
-
-    def _one_of(self, settings: Settings, model: str) -> Any:
-        """The target or the draft of a run, by name."""
-        models = self.model_load(settings).result()
-        return (
-            models.draft
-            if models.draft is not None and models.draft.name == model != models.target.name
-            else models.target
-        )
+        return _one_of(self.model_load(settings).result(), model).tokens.encode_continuation(text)
 
     def worker(self, models: Any) -> Worker:
         """The worker of the device these models are on."""
@@ -253,7 +263,8 @@ class Site:
     def _check_memory(self, model_request: ModelRequest, held: int) -> int:
         """On a public page, refuse models that do not fit into memory. The page's own models are checked on loading."""
         is_visitors = self.rules.public and model_request != self.model_request
-        return MemoryGuard().check(model_request, held) if is_visitors else 0
+        placed = replace(model_request, device="cpu") if on_zero() else model_request
+        return MemoryGuard().check(placed, held) if is_visitors else 0
 
     def join(self, kind: str) -> Ticket:
         """Queue the sender of the current request for a seat; raises Refusal if the page is busy."""
@@ -290,6 +301,12 @@ class Site:
     def named(self, model: str) -> str:
         """The name of the model behind a visitor's choice."""
         return model.strip() if model not in (DEFAULT, "") else self.model_request.model or BUNDLED[0].name
+
+
+def _one_of(models: Any, name: str) -> Any:
+    """The target or the draft of a run, by name."""
+    is_draft = models.draft is not None and models.draft.name == name != models.target.name
+    return models.draft if is_draft else models.target
 
 
 def trusted_proxies() -> int:

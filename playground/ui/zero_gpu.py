@@ -1,20 +1,31 @@
 """Support for ZeroGPU, where a GPU is allocated for one call at a time and the call runs in its own process.
 
-There a run cannot be held or stepped on the server; the browser's player does that. Elsewhere none of this is used.
+The page's process loads models on the CPU (`decoding.host_models`). The forked process moves them to its GPU and sends
+back plain data. It keeps no KV cache between calls, so a fork of a lane reads its text again. A run cannot be held or
+stepped on the server; the browser's player does that. Elsewhere none of this is used.
 """
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
+from functools import wraps
 from importlib.util import find_spec
 from time import monotonic, time
 from typing import Any
 
+import gradio as gr
+
+from playground.errors import Refusal
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, Facts, frame, new_name, trace_of, within
 
-LEAST, EACH, MOST = 10, 0.05, 120  # seconds of GPU time: at least, per token of every lane, at most
+# Seconds of GPU time: at least (moving weights, building the model), per token of every lane, at most.
+LEAST, EACH, MOST = 20, 0.05, 120
+ABORTED = "GPU task aborted"  # the message of `spaces` if the process ended by itself
+log = logging.getLogger(__name__)
 Batch = tuple[Facts, Facts, str, float]  # headers (in the first), events, state, time of the oldest event (Unix)
 
 
@@ -23,15 +34,60 @@ def on_zero() -> bool:
 
 
 def on_gpu(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
-    """A generator function of the visitor's settings that runs on an allocated GPU if ZeroGPU is available."""
+    """A generator function that runs on an allocated GPU if ZeroGPU is available; there it raises only Refusal."""
     if not on_zero():
         return work
-    import spaces
-    return spaces.GPU(duration=seconds)(work)
+    import spaces  # in the main thread: it replaces torch's CUDA functions for the thread that imports it
+    return _received(spaces.GPU(duration=seconds)(_sent(work)))
 
 
-def seconds(settings, *_: Any) -> int:
-    return int(min(MOST, LEAST + EACH * settings.written()))
+def seconds(kind: str, settings, *given: Any) -> int:
+    """The GPU time to ask for, by the number of tokens to be generated or, for an attribution, of those before."""
+    tokens = {"run": settings.length if any(given) else settings.written(), "survey": settings.written()}
+    if kind == "attribution":
+        _, before, *_ = given
+        tokens[kind] = len(before)
+    return int(min(MOST, LEAST + EACH * tokens.get(kind, 0)))
+
+
+def _sent(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """In the forked process: values with None, or None with a refusal, of which `spaces` would send only the class."""
+    @wraps(work)
+    def sent(*given: Any) -> Iterator:
+        try:
+            with closing(work(*given)) as values:
+                for value in values:
+                    yield value, None
+        except Refusal as refusal:
+            yield None, (str(refusal), refusal.about)
+    return sent
+
+
+def _received(remote: Callable[..., Iterator]) -> Callable[..., Iterator]:
+    """In the page's process: the values, with refusals and errors of `spaces` raised as Refusal."""
+    def received(*given: Any) -> Iterator:
+        try:
+            with closing(remote(*given)) as values:
+                for value, refused in values:
+                    if refused:
+                        raise Refusal(*refused)
+                    yield value
+        except Refusal:
+            raise
+        except Exception as error:
+            raise Refusal(_sentence(error)) from None
+    return received
+
+
+def _sentence(error: Exception) -> str:
+    """What an error of `spaces` means. Its messages on quotas and queues are shown as they are."""
+    message = str(error.message).strip() if isinstance(error, gr.Error) else ""
+    if message == ABORTED:
+        return "The time on the GPU was over before the run ended: shorten the text, or use fewer lanes."
+    if message and getattr(error, "title", "") != "ZeroGPU worker error":
+        return message
+    log.error("a call on ZeroGPU failed: %s", message or repr(error), exc_info=error)
+    return "The run failed on the GPU with an internal error; see the log. Run it again."
 
 
 def batches(session) -> Iterator[Batch]:
@@ -85,22 +141,31 @@ class RemoteRun:
         return trace_of(self.headers, list(self.events))
 
     def frames(self) -> Iterator[dict[str, Any] | None]:
+        """Frames of the run; raises Refusal if it fails before the first, and ends with `error` set if it does later.
+        """
+        try:
+            with closing(self._batches):
+                yield from self._merged()
+        except Refusal as refusal:
+            if self.number < 0:
+                raise
+            self.error = str(refusal)
+            yield self._next([], "done", None)
+        finally:
+            self.over = True
+
+    def _merged(self) -> Iterator[dict[str, Any]]:
         waiting, since, due = [], None, 0.0
         for headers, fresh, state, begun in self._batches:
             ends = state == "done" or self.over
             self.headers, self.events = headers or self.headers, self.events + fresh
             waiting, since = waiting + fresh, since or begun
             if ends or monotonic() >= due:
-                self.number += 1
-                yield frame(
-                    self.name,
-                    self.number,
-                    waiting,
-                    "done" if ends else state,
-                    self.headers if self.number == 0 else None,
-                    since,
-                )
+                yield self._next(waiting, "done" if ends else state, since)
                 waiting, since, due = [], None, monotonic() + self._beat - CLOCK
             if ends:
                 break
-        self.over = True
+
+    def _next(self, waiting: Facts, state: str, since: float | None) -> dict[str, Any]:
+        self.number += 1
+        return frame(self.name, self.number, waiting, state, self.headers if self.number == 0 else None, since)

@@ -1,0 +1,68 @@
+"""Models loaded in one process and run in another: ZeroGPU allocates a GPU to a process that it forks for a call.
+
+The parent has no GPU. It reads the weights into its memory and runs nothing: a tensor created in inference mode cannot
+be packed for another process, and threads started by a forward do not survive a fork. The forked process moves the
+weights to its GPU and builds the models there, once, since it serves later calls too.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+import playground
+from playground.decoding.session import Models
+from playground.engine.load import Facts, Shelf
+from playground.engine.model import Model
+from playground.engine.tokens import Tokens
+from playground.errors import Refusal
+
+GPU, DTYPE = "cuda", "bfloat16"  # of ZeroGPU, whose parent process cannot look them up
+
+
+class HostModel:
+    """A network in the memory of a process without the device, with what a page shows of a model."""
+
+    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Facts):
+        self.network, self.tokenizer, self.tokens = network, tokenizer, Tokens(tokenizer, vocabulary_of(network))
+        self.name, self.revision, self.quantization = facts.name, facts.revision, facts.quantization
+        self.device, self.dtype, self.parameters = torch.device(GPU), network.dtype, facts.parameters
+
+    @cached_property
+    def moved(self) -> Model:
+        """The model on the device; its weights are no longer on the host. Raises Refusal if it cannot be run."""
+        return Model(self.network.to(GPU), self.tokenizer, self.name, self.revision, self.quantization)
+
+
+def vocabulary_of(network: PreTrainedModel) -> int:
+    return network.config.get_text_config().vocab_size
+
+
+def load_on_host(
+    model: str | None,
+    draft: str | None,
+    *,
+    device: str,
+    dtype: str,
+    quantization: str,
+    progress: Callable[[float, str], None],
+    draft_device: str = "",
+) -> Models:
+    """The models of `playground.load`, of HostModels; raises Refusal for quantised weights.
+
+    device, draft_device: not used, as there is one GPU.
+    """
+    from playground.engine.catalogue import PACKED
+    if quantization != "none" or draft in PACKED:
+        raise Refusal("Weights are quantised on a GPU, which this page has only during a run: choose no quantization.",
+                      "draft" if draft in PACKED else "quantization")
+    dtype = DTYPE if dtype == "auto" else dtype
+    return playground.load(model, draft, device="cpu", dtype=dtype, progress=progress, shelf=Shelf(HostModel))
+
+
+def moved(models: Models) -> Models:
+    """The models on the device of this process; what was not loaded by `load_on_host` stays where it is."""
+    target, draft = (one.moved if isinstance(one, HostModel) else one for one in (models.target, models.draft))
+    return Models(target, draft)
