@@ -141,3 +141,12 @@ def test_on_a_switch_the_other_models_tokens_are_read_in_one_forward():
         assert all(later.context == earlier.context + earlier.tokens for earlier, later in zip(read, read[1:])), (
             "no token is read twice, none left out"
         )
+
+
+@pytest.mark.parametrize("policy", ["q_filters", "h2o"])
+def test_a_cache_policy_has_nothing_to_evict_while_the_follower_writes_the_start(policy):
+    """Until the leader reads the text, its KV cache is empty."""
+    models = playground.load()
+    result = playground.run("foreal", "Tell me a story.", knobs={"p": 0.0}, extras=[policy], models=models,
+                            max_new_tokens=6)
+    assert result.reason == "length" and len(result.token_ids) == 6

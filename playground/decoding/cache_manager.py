@@ -122,7 +122,8 @@ class CacheManager:
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        settled = self._apply(moment, next_position) if self.policy else Settled()
+        begun = self.policy and self.store.length  # another model may write the first tokens
+        settled = self._apply(moment, next_position) if begun else Settled()
         events = self.recorder.cache(self.store, drafted, settled)
         if not self.policy:
             return events
