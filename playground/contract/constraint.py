@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from playground.contract.base import Strategy
 
@@ -26,6 +26,7 @@ class Constraint(Strategy):
     """Declares a grammar, or a checker. The lane keeps the matcher's state in step with the text."""
 
     kind = "constraint"
+    narrows_forced: ClassVar[bool] = False  # `permits` may forbid a token to which the grammar has no alternative
 
     def grammar(self) -> tuple[str, str]:
         """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered or template."""

@@ -549,7 +549,17 @@ class Lane:
         """Tokens without an alternative under the grammar; they need no forward, unless their probability counts."""
         chain = sequence.chain
         forced = chain.matcher.forced() if chain.matcher and chain.forcing else []
+        if forced and chain.constraint.narrows_forced:
+            forced = self._permitted(forced, sequence)
         return [CommittedToken(token, "forced") for token in forced]
+
+    def _permitted(self, forced: list[int], sequence: Sequence) -> list[int]:
+        """Forced tokens up to the first one that the constraint forbids: the next row is then empty, and refused."""
+        permits, vocabulary = sequence.chain.constraint.permits, self.target_model.vocabulary
+        for place, token in enumerate(forced):
+            if not permits(sequence.tokens + forced[:place], token, vocabulary):
+                return forced[:place]
+        return forced
 
     # --- caches ---
 
