@@ -59,7 +59,8 @@ LANES = {
     "regex": (lane("regex", regex={"pattern": "[a-z ,]{1,400}"}), Recorder, 5),
     "prompt lookup": (lane("prompt_lookup", "greedy_match", strategy="speculative"), Recorder, 4),
     "draft model": (lane("draft_model", "greedy_match", strategy="speculative"), Recorder, 5.5),
-    "heavy hitters": (lane("h2o"), Recorder, 15),
+    "heavy hitters": (lane("h2o"), Recorder, 10),
+    "heavy hitters, evicting": (lane("h2o", h2o={"heavy": 8, "recent": 8}), Recorder, 17),
 }
 """Lanes by kind, how they are recorded, and the most waits per token."""
 

@@ -230,7 +230,7 @@ class KVCache:
 
         `live` is one mask [1 or kv_heads, slots] for all layers, or one for each.
         """
-        if all(bool(mask.all()) for mask in live):
+        if bool(torch.stack([mask.all() for mask in live]).all()):  # read once for all layers
             return 0
         before = self.live_slots()
         if self.freed and not self.freed.empty:

@@ -184,12 +184,13 @@ def top_slots(scores: Tensor, count: int | Tensor, among: Tensor) -> Tensor:
     `count` may differ between heads, [heads]. Scores are finite.
     """
     among = among.expand_as(scores)
-    surplus = among.sum(-1) - count
-    most = int(surplus.max())
-    if most <= 0:
-        return among
-    if most == 1:  # every decode step in which one token is appended and one evicted
-        return _without_lowest(scores, among, surplus == 1)
+    if scores.is_cpu:  # on a GPU, reading the surplus of every layer takes longer than sorting
+        surplus = among.sum(-1) - count
+        most = int(surplus.max())
+        if most <= 0:
+            return among
+        if most == 1:  # every decode step in which one token is appended and one evicted
+            return _without_lowest(scores, among, surplus == 1)
     ascending = scores.masked_fill(~among, REMOVED).argsort(dim=-1, stable=True)  # ties in the order of slots
     rank = torch.arange(scores.shape[1], 0, -1, device=scores.device)  # 1 for the largest
     selected = rank <= (count[:, None] if isinstance(count, Tensor) else count)
