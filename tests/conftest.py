@@ -47,8 +47,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Collecting makes millions of objects that stay. The garbage collector would scan them again and again, which takes
-    a third of the collection, and later in the tests.
+    """Collection makes millions of objects that stay. Scanning them again and again would take a third of its time, and
+    slow down the tests.
     """
     gc.disable()
     try:
