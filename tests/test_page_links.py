@@ -13,7 +13,10 @@ WATCH_COPIES = "navigator.clipboard.writeText = async (text) => { window.copied 
 
 
 def ran(page) -> None:
+    live = page.locator("#live .live")
+    shown = live.get_attribute("data-run")
     page.click("#run")
+    expect(live).not_to_have_attribute("data-run", shown or "")
     expect(status(page, 1)).to_have_text("reached the token limit")
     expect(page.locator("#run")).to_be_visible()
 
