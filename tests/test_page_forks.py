@@ -42,6 +42,8 @@ def test_a_fork_goes_beside_its_lane_and_undo_brings_the_lanes_and_their_run_bac
     assert texts(page)[:3] == after[:3]
     page.locator("#settings .undo").click()
     expect(page.locator("#live .lane .title").nth(3)).to_have_text("Greedy")
+    expect(page.locator(".lane-card[data-lane='3'] .forced")).to_have_count(0)  # the first undo has arrived
+    expect(page.locator("#settings .undo")).to_be_enabled()
     page.locator("#settings .settings-open").focus()
     page.keyboard.press("Control+z")
     expect(page.locator("#live .live")).to_have_attribute("data-run", first)
