@@ -257,7 +257,8 @@ class Figure(Event):
     - bars: {"labels": [...], "values": [...]}.
     - matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
     - tree: {"labels": [...], "parents": [...], "values": [...]}.
-    - spans: {"spans": [[from, to, label, value]]}, over token positions.
+    - spans: {"spans": [[from, to, label, value]]}, over token positions, and "shades": true if each is one token whose
+      value, from 0 to 1, the page may show as the token's colour (a watermark's detection).
     - points: {"points": [[x, y, label, group, crossed out]]} in a plane centred at 0, 0, and "path": [[x, y, label]]
       for arrows from the centre.
     """

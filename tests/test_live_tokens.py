@@ -73,10 +73,10 @@ def pieces(page, feed, *written: str) -> None:
 MIXED = [
     (0.0, Forward(phase="prefill")),
     step(0, 1.5, 0.1),
-    (0.1, Figure("spans", "green tokens", {"spans": [[0, 1, "green", 1.0]]})),
+    (0.1, Figure("spans", "green tokens", {"spans": [[0, 1, "green", 1.0]], "shades": True})),
     event(0, " a", 0.1, p=0.25),
     event(1, " b", 0.1, "forced", None),
-    (0.2, Figure("spans", "won coin flips", {"spans": [[2, 3, "0.30", 0.3], [4, 5, "0.00", 0.0]]})),
+    (0.2, Figure("spans", "won coin flips", {"spans": [[2, 3, "0.30", 0.3], [4, 5, "0.00", 0.0]], "shades": True})),
     step(2, 6.0, 0.2),
     step(3, 0.06, 0.2),
     step(4, 0.0, 0.2),

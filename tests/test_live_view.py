@@ -279,7 +279,7 @@ def test_a_user_action_does_not_wait_for_the_pause_of_playback(page, feed, slow_
 
 @pytest.mark.parametrize("hours", [0, 5, -5])
 def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_clock(page, feed, hours):
-    late = [{**one, "told": time.time() + 3600 * hours - 3.0 * i} for i, one in enumerate(plain_frames(15))]
+    late = [{**one, "told": time.time() + 3600 * hours - 60.0 * i} for i, one in enumerate(plain_frames(15))]
     send(page, feed, *late)
     assert CLOCK < wait_for(page, feed, "pace")["beat"] <= SLOWEST
     expect(page.locator(".lane .tokens > .t")).to_have_count(15)

@@ -228,7 +228,7 @@ def test_a_selected_token_is_selected_in_every_lane_and_every_view(page, feed):
     show(page, feed, THREE)
     page.click(".lane[data-lane='1'] .tokens > .t >> nth=1")
     expect(page.locator(".tokens > .t.chosen, .tokens > .t.level")).to_have_text([WORDS[1]] * 3)
-    assert page.locator(".panel-entropy .dot[data-lane]").count() == 3
+    expect(page.locator(".panel-entropy .dot[data-lane]")).to_have_count(3)
     expect(page.locator(".panel-rounds .bar.marked")).to_have_count(2)
     assert page.locator(".panel-rounds .bar.marked").first.get_attribute("data-round") == "1"
     expect(page.locator(".panel-cost .pin"), "the forward of each lane that gave this token").to_have_count(3)

@@ -342,12 +342,12 @@ def run(session: Session) -> Session:
     return session
 
 
-def told(session: Session, lane: int, kind: type[Event]) -> list[Event]:
+def events_of(session: Session, lane: int, kind: type[Event]) -> list[Event]:
     return [stamped.event for stamped in session.trace.lane(lane).events if isinstance(stamped.event, kind)]
 
 
 def written(session: Session, lane: int = 0) -> tuple[list[int], list[float]]:
-    commits = told(session, lane, Commit)
+    commits = events_of(session, lane, Commit)
     return [token for commit in commits for token in commit.ids], [
         logprob for commit in commits for logprob in commit.logprobs
     ]
@@ -358,13 +358,13 @@ def store_of(session: Session, lane: int, name: str = "target") -> KVCache:
 
 
 def prefills(session: Session, lane: int, name: str = "target") -> list[Forward]:
-    return [event for event in told(session, lane, Forward) if event.phase == "prefill" and event.stream == name]
+    return [event for event in events_of(session, lane, Forward) if event.phase == "prefill" and event.stream == name]
 
 
 def same_as_alone(session: Session, lane: int, alone: Session) -> None:
     """Token by token, with log-probabilities."""
     (ids, logprobs), (expected, theirs) = written(session, lane), written(alone)
-    assert ids == expected and isinstance(told(session, lane, Done)[-1], Done)
+    assert ids == expected and isinstance(events_of(session, lane, Done)[-1], Done)
     assert all(a is b is None or abs(a - b) < 1e-8 for a, b in zip(logprobs, theirs, strict=True))
 
 
@@ -433,14 +433,14 @@ def test_the_model_is_asked_for_the_rows_of_one_prompt(monkeypatch):
 
 def test_shared_memory_is_reported_and_counted_once(once):
     session = run(side_by_side(*["greedy"] * 3))
-    last = [told(session, lane, Cache)[-1] for lane in range(3)]
+    last = [events_of(session, lane, Cache)[-1] for lane in range(3)]
     prompt = len(session.headers[0].prompt_ids)
     assert [cache.common for cache in last] == [prompt] * 3
     stores = [store_of(session, lane) for lane in range(3)]
     assert len({store.keys[0].prefix.data_ptr() for store in stores}) == 1
     slot = last[0].common_bytes // prompt
     assert sum(cache.bytes - cache.common_bytes for cache in last) == slot * 3 * (last[0].length - prompt)
-    assert [cache.bytes for cache in last] == [told(run(side_by_side("greedy")), 0, Cache)[-1].bytes] * 3, (
+    assert [cache.bytes for cache in last] == [events_of(run(side_by_side("greedy")), 0, Cache)[-1].bytes] * 3, (
         "what one lane holds does not depend on the others"
     )
 
@@ -457,7 +457,7 @@ def test_a_short_prompt_is_read_once_and_copied():
     session = run(side_by_side("greedy", "greedy"))
     assert [prefills(session, lane)[0].readers for lane in (0, 1)] == [2, 2]
     assert [store_of(session, lane).common for lane in (0, 1)] == [0, 0]
-    assert [told(session, lane, Cache)[-1].common for lane in (0, 1)] == [0, 0]
+    assert [events_of(session, lane, Cache)[-1].common for lane in (0, 1)] == [0, 0]
 
 
 def test_drafts_share_it_as_well(once):
@@ -568,7 +568,7 @@ class ComesLate(Decoder):
 def test_a_late_lane_reuses_the_shared_prefill_and_reports_it(once, monkeypatch):
     monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
     session = run(decoders(make("greedy"), make("greedy"), ComesLate()))
-    (note,) = told(session, 2, Note)
+    (note,) = events_of(session, 2, Note)
     assert note.text.startswith("3 of the 3 prompt tokens of the target were read for another lane")
     assert prefills(session, 2) == [] and [event.readers for event in prefills(session, 0)] == [2]
     assert written(session, 2)[0] == written(session, 0)[0] and store_of(session, 2).common == 3
@@ -579,9 +579,9 @@ def test_a_lane_that_joins_a_prefill_shares_the_rest_and_reports_what_was_read_b
     session = run(decoders(make("greedy"), ComesSoon(), prompt=[0, 1, 2, 3] * 8))
     first, joined = ([(event.tokens, event.readers) for event in prefills(session, lane)] for lane in (0, 1))
     assert first == [(4, 1)] + 7 * [(4, 2)] and joined == 7 * [(4, 2)]
-    (note,) = told(session, 1, Note)
+    (note,) = events_of(session, 1, Note)
     assert note.text.startswith("4 of the 32 prompt tokens of the target were read for another lane")
-    assert told(session, 0, Note) == []
+    assert events_of(session, 0, Note) == []
 
 
 class Breaks(TableModel):
@@ -598,7 +598,7 @@ class Breaks(TableModel):
 
 def test_if_the_shared_prefill_fails_for_some_lanes_the_others_read_it(once):
     session = run(decoders(*[make("greedy") for _ in range(4)], model=Breaks("abcde")))
-    assert [type(told(session, lane, Event)[-1]) for lane in range(4)] == [Failed, Failed, Done, Done]
+    assert [type(events_of(session, lane, Event)[-1]) for lane in range(4)] == [Failed, Failed, Done, Done]
     assert [event.readers for event in prefills(session, 3)] == [2] and written(session, 2)[0] == written(session, 3)[0]
 
 

@@ -236,8 +236,9 @@ def test_a_run_records_what_the_detector_sees(lane, build):
     done, events = run(lane, {"target": TableModel([chr(33 + i) for i in range(V)])}, [0, 1], 30, 3)
     seen = build().read(done.main.written)
     assert figures(events, "watermark")[-1]["series"]["z-score"] == pytest.approx(seen.z)
-    spans = [span for name in ("green tokens", "won coin flips") for data in figures(events, name)
-             for span in data["spans"]]
+    shades = [data for name in ("green tokens", "won coin flips") for data in figures(events, name)]
+    assert all(data["shades"] for data in shades)
+    spans = [span for data in shades for span in data["spans"]]
     assert spans and {span[0]: span[3] for span in spans} == {i: v for i, v in enumerate(seen.values) if v is not None}
 
 

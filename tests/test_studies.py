@@ -207,24 +207,24 @@ def study(*traces: Trace, **knobs) -> list:
     return make("scaling_laws", **knobs).draw(list(traces))
 
 
-def numbers(told: list) -> dict[str, list]:
-    table = next(event for event in told if isinstance(event, Figure) and event.name == "Speculation")
+def numbers(report: list) -> dict[str, list]:
+    table = next(event for event in report if isinstance(event, Figure) and event.name == "Speculation")
     return dict(zip(table.data["rows"], table.data["values"]))
 
 
-def notes(told: list) -> str:
-    return " ".join(event.text for event in told if isinstance(event, Note))
+def notes(report: list) -> str:
+    return " ".join(event.text for event in report if isinstance(event, Note))
 
 
 def test_a_scaling_law_over_three_drafts_is_recovered_exactly():
     traces = [lane([1, 2], "small", 1e7), lane([2, 2], "middle", 1e8), lane([2, 3], "large", 1e9)]
-    told = study(*traces)
-    law = next(event for event in told if isinstance(event, Figure) and event.name.startswith("Tokens per round"))
+    report = study(*traces)
+    law = next(event for event in report if isinstance(event, Figure) and event.name.startswith("Tokens per round"))
     assert law.data["rows"] == ["small", "middle", "large"]
     assert [row[0] for row in law.data["values"]] == pytest.approx([7, 8, 9])
     assert [row[1] for row in law.data["values"]] == pytest.approx([1.5, 2.0, 2.5])
     assert [row[3] for row in law.data["values"]] == pytest.approx([0, 0, 0])
-    assert "0.5 log10 N -2, R² = 1.000, over 3" in notes(told)
+    assert "0.5 log10 N -2, R² = 1.000, over 3" in notes(report)
 
 
 def test_two_drafts_or_different_prompts_give_no_scaling_law():
@@ -236,14 +236,14 @@ def test_two_drafts_or_different_prompts_give_no_scaling_law():
 
 
 def test_for_a_draft_without_acceptance_the_best_length_is_zero():
-    told = study(lane([1] * 30, "noise", 1e6))
-    assert numbers(told)["α from counts"] == [0.0] and numbers(told)["best draft length"] == [0]
-    assert numbers(told)["speed-up at that length, predicted"] == [1.0]
+    report = study(lane([1] * 30, "noise", 1e6))
+    assert numbers(report)["α from counts"] == [0.0] and numbers(report)["best draft length"] == [0]
+    assert numbers(report)["speed-up at that length, predicted"] == [1.0]
 
 
 def test_the_window_takes_the_last_rounds():
-    told = study(lane([1] * 10 + [5] * 10, "draft", 1e6), window=10)
-    assert numbers(told)["rounds"] == [10] and numbers(told)["α from counts"] == [1.0]
+    report = study(lane([1] * 10 + [5] * 10, "draft", 1e6), window=10)
+    assert numbers(report)["rounds"] == [10] and numbers(report)["α from counts"] == [1.0]
 
 
 def test_lanes_that_shared_every_forward_have_no_separate_costs():
@@ -251,17 +251,17 @@ def test_lanes_that_shared_every_forward_have_no_separate_costs():
     for stamped in shared.events:
         if isinstance(stamped.event, Forward):
             stamped.event.lanes = 2
-    told = study(shared)
-    assert numbers(told)["draft cost"] == [None] and "alone" in notes(told)
-    assert not any(event.name.startswith("Predicted") for event in told if isinstance(event, Figure))
+    report = study(shared)
+    assert numbers(report)["draft cost"] == [None] and "alone" in notes(report)
+    assert not any(event.name.startswith("Predicted") for event in report if isinstance(event, Figure))
     assert numbers(study(shared, costs="computed"))["draft cost"][0] > 0, "operations are each lane's own"
 
 
 def test_predictions_are_labelled_as_such():
-    told = study(lane([1, 3, 5], "draft", 1e6))
-    assert all("predicted" in row for row in numbers(told) if "speed-up" in row)
-    assert any("Predicted" in event.name for event in told if isinstance(event, Figure)) and "Predictions" in notes(
-        told
+    report = study(lane([1, 3, 5], "draft", 1e6))
+    assert all("predicted" in row for row in numbers(report) if "speed-up" in row)
+    assert any("Predicted" in event.name for event in report if isinstance(event, Figure)) and "Predictions" in notes(
+        report
     )
 
 
@@ -275,16 +275,16 @@ def recorded() -> Trace:
 
 def test_the_report_of_a_recorded_run_equals_its_events(recorded):
     before = json.dumps(recorded.to_json())
-    told = study(recorded.lane(0), recorded.lane(1))
+    report = study(recorded.lane(0), recorded.lane(1))
     speculative = [stamped.event for stamped in recorded.lane(1).events]
     drafts, verdicts = ([event for event in speculative if isinstance(event, kind)] for kind in (Draft, Verdict))
-    assert numbers(told)["rounds"] == [len(drafts)] == [len(verdicts)]
-    assert numbers(told)["tokens per round, measured"] == [
+    assert numbers(report)["rounds"] == [len(drafts)] == [len(verdicts)]
+    assert numbers(report)["tokens per round, measured"] == [
         pytest.approx(sum(len(v.kept) + 1 for v in verdicts) / len(verdicts))
     ]
     tested = sum(len(v.tests) for v in verdicts)
-    assert numbers(told)["α from counts"] == [pytest.approx(sum(len(v.kept) for v in verdicts) / tested)]
-    assert numbers(told)["cost of a further token"][0] >= 0 and numbers(told)["draft cost"][0] > 0
+    assert numbers(report)["α from counts"] == [pytest.approx(sum(len(v.kept) for v in verdicts) / tested)]
+    assert numbers(report)["cost of a further token"][0] >= 0 and numbers(report)["draft cost"][0] > 0
     assert json.dumps(recorded.to_json()) == before, "a study changes nothing"
 
 
@@ -293,8 +293,8 @@ def test_a_target_that_drafts_for_itself_is_always_right():
     result = playground.run(
         "speculative", PROMPT, models=Models(target, target), max_new_tokens=25, extras=[("draft_model", {"depth": 4})]
     )
-    told = study(result.trace)
-    assert numbers(told)["α from counts"] == [1.0]
+    report = study(result.trace)
+    assert numbers(report)["α from counts"] == [1.0]
     full = [r for r in rounds(result.trace) if r.levels == 4]
     assert full and all(r.tokens == 5 for r in full)
 
@@ -320,8 +320,8 @@ def test_the_command_prints_tables_or_json(shell, recorded, tmp_path):
     assert code == 0 and "Predicted speed-up, by draft length" in out and "plain decoding: 1.000" in out
     curve = out[out.index("Predicted speed-up"):].split("\n\n")[0].splitlines()
     assert [row.split()[0] for row in curve[2:6]] == ["0", "1", "2", "3"]
-    told = json.loads(shell("study", "scaling_laws", tmp_path / "t.jsonl", "--json")[1])
-    assert {event["kind"] for event in told} == {"figure", "note"}
+    report = json.loads(shell("study", "scaling_laws", tmp_path / "t.jsonl", "--json")[1])
+    assert {event["kind"] for event in report} == {"figure", "note"}
 
 
 @pytest.mark.parametrize(

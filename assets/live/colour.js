@@ -2,7 +2,6 @@
 // The scales are fixed: a colour means the same in every lane and at any time.
 
 const LEVELS = 10;
-const DETECTED = new Set(["green tokens", "won coin flips"]); // figures by which watermarks report what their detector counts
 
 const ORIGINS = {
   sampled: { label: "chosen", help: "Chosen from the target's distribution." },

@@ -310,7 +310,7 @@ const APPLY = {
   },
 
   figure(state, event) {
-    if (DETECTED.has(event.name)) for (const [from, , , value] of event.data.spans) state.marks.set(from, value);
+    if (event.data.shades) for (const [from, , , value] of event.data.spans) state.marks.set(from, value);
     const known = state.figures.get(event.name);
     if (known && known.shape === event.shape) known.parts.push(event.data);
     else state.figures.set(event.name, { name: event.name, shape: event.shape, parts: [event.data] });

@@ -77,7 +77,7 @@ class Template:
 
 def lark_of_template(template: Template) -> str:
     """The grammar in the Lark dialect."""
-    before = [_literal(template.before)] if template.before else []
+    before = [literal(template.before)] if template.before else []
     names = [f"HOLE_{number}" for number in range(len(template.holes))]
     rules = [line for name, hole in zip(names, template.holes) for line in _rules(name, hole)]
     return "\n".join([
@@ -95,7 +95,7 @@ def _rules(name: str, hole: Hole) -> Iterator[str]:
     if not hole.after:
         yield f"{name}: {slashed(pattern)}"
         return
-    after = _literal(hole.after)
+    after = literal(hole.after)
     yield f"{name}_FILLED: {slashed(pattern)}"
     yield f"{name}_WITH_MORE: ANY {after} SOME"
     yield f"{name}_CLOSED: {name}_FILLED {after}"
@@ -112,7 +112,8 @@ def _letter(letter: str) -> str:
     return f"\\x{{{ord(letter):X}}}"
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
+    """A string as Lark writes it."""
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 
 from playground.engine import grammar_limits as limits
 from playground.engine.lexed_sentences import unreadable
+from playground.engine.template_grammar import literal
 from playground.errors import Refusal
 
 LABEL = "triggered constraint"
@@ -76,7 +77,7 @@ def lark_around(parts: TriggeredSource, compiled: str) -> str:
 
     The end string of a GBNF grammar is part of it already.
     """
-    trigger, once_more = _literal(parts.trigger), " rest" if parts.end else ""
+    trigger, once_more = literal(parts.trigger), " rest" if parts.end else ""
     return "\n".join([
         HEADER.rstrip(),
         f"start: triggered body{once_more}" + ("" if parts.required else " | FREE"),
@@ -91,7 +92,7 @@ def lark_around(parts: TriggeredSource, compiled: str) -> str:
 
 
 def _body(parts: TriggeredSource, compiled: str) -> list[str]:
-    end = f" {_literal(parts.end)}" if parts.end else ""
+    end = f" {literal(parts.end)}" if parts.end else ""
     match parts.kind:
         case "json_schema":
             return [f"body: %json {json.dumps(json.loads(compiled)['grammars'][0]['json_schema'])}{end}"]
@@ -100,7 +101,3 @@ def _body(parts: TriggeredSource, compiled: str) -> list[str]:
             return [f"WHOLE: {lark.removeprefix('start: ')}", f"body{'[lazy]' if end else ''}: WHOLE{end}"]
     inner = compiled.removeprefix(HEADER)
     return [f"body: %lark {{\n{inner}\n}}{end if parts.kind == 'lark' else ''}"]
-
-
-def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

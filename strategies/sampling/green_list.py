@@ -47,6 +47,6 @@ class GreenList(Sampler):
         place = len(history) - self.start
         if seen.values[-1] is not None:
             span = [place, place + 1, "green" if seen.values[-1] else "not green", seen.values[-1]]
-            yield Figure("spans", "green tokens", {"spans": [span]})
+            yield Figure("spans", "green tokens", {"spans": [span], "shades": True})
         series = {"x": place, "series": {"z-score": seen.z}, "lines": {"threshold": SIGNIFICANT}}
         yield Figure("scalar", "watermark", series)

@@ -73,6 +73,7 @@ class SynthID(Sampler):
         seen = self._detector.read([*history[self.start:], token])
         place, value = len(history) - self.start, seen.values[-1]
         if value is not None:
-            yield Figure("spans", "won coin flips", {"spans": [[place, place + 1, f"{value:.2f}", value]]})
+            span = [place, place + 1, f"{value:.2f}", value]
+            yield Figure("spans", "won coin flips", {"spans": [span], "shades": True})
         series = {"x": place, "series": {"z-score": seen.z}, "lines": {"threshold": SIGNIFICANT}}
         yield Figure("scalar", "watermark", series)

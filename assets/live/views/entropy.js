@@ -152,13 +152,13 @@ function limitLine(name, value, scale) {
 
 /**
  * Events at tokens by kind, {name, look, level, places: [[from, to]]}: rejected draft tokens, and spans reported by the method.
- * What a watermark's detector counts is a colour of the tokens instead.
+ * Spans that shade the tokens are left out.
  */
 function entropyMarks(state, sequence) {
   const rejected = sequence.tokens.flatMap(({ origin }, i) => (origin === "redraw" ? [[i, i + 1]] : []));
   const marks = new Map(rejected.length ? [["redraw", { name: "rejected, resampled", look: "refused", level: 0, places: rejected }]] : []);
   for (const { name, shape, parts } of state.figures.values()) {
-    if (shape !== "spans" || DETECTED.has(name)) continue;
+    if (shape !== "spans" || parts[0].shades) continue;
     for (const [from, to, label] of parts.flatMap((part) => part.spans || [])) {
       const title = label ? `${name}: ${label}` : name;
       if (!marks.has(title)) marks.set(title, { name: title, look: `span-${marks.size % 3}`, level: marks.size % 3, places: [] });
