@@ -130,16 +130,26 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
     expect(pages[1].locator("#run")).to_be_visible()
 
 
-def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
+def offers_of_stop() -> list[bool]:
+    """Whether Stop is shown by the message before the first frame, and by each message with a frame."""
     page = MagicMock(**{f"{name}.return_value": {} for name in ("idle", "show_memory", "figures_of")})
     page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
     acts, wanted = (
         Handlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),
         Settings(prompt="one"),
     )
-    before, *told = acts.run(None, *(getattr(wanted, name) for name in Settings.names()))
-    first, *others = [change for change in told if page.live in change]
-    assert before["stop"] == first["stop"] == "offered" and others and not any("stop" in change for change in others)
+    before, *changes = acts.run(None, *(getattr(wanted, name) for name in Settings.names()))
+    return ["stop" in change for change in (before, *(change for change in changes if page.live in change))]
+
+
+def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
+    before, first, *others = offers_of_stop()
+    assert before and first and others and not any(others)
+
+
+def test_stop_is_offered_again_while_the_run_goes_on(monkeypatch):
+    monkeypatch.setattr("playground.ui.handlers.STOP_SHOWN_AGAIN", 0.0)
+    assert len(offers := offers_of_stop()) > 2 and all(offers)
 
 
 class Seen:

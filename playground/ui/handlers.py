@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from html import escape
 from itertools import chain
+from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -36,6 +37,7 @@ from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
 LONGEST_NAME = 40  # characters of the name of a run
@@ -377,15 +379,17 @@ class Handlers:
 
     def _stream(self, visit: Visit, loading: ModelLoad) -> Iterator[Changes]:
         """Stream frames and the status line until the run is over; a visitor who leaves stops it."""
-        # The buttons are sent again with the first frame: a browser was seen to lose the message before it.
-        status_before, again = "", self.page.stoppable()
+        # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
+        status_before, offered = "", -inf
         try:
             for news in visit.run.frames():
                 self._limit_hold(visit)
                 shown = self._shown(visit, loading)
                 shared = {self.page.status: shown} if shown != status_before else {}
+                again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
+                offered = monotonic() if again else offered
                 yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
-                status_before, again = shown, {}
+                status_before = shown
             # A separate message: a browser gets the last one twice, which would close figures opened meanwhile.
             yield gr.skip() if visit.left else self.page.close_figures()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(loading)}
