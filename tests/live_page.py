@@ -71,6 +71,7 @@ def visitor(browser, address):
 def page(visitor, feed):
     feed.heard.clear()
     visitor.set_viewport_size({"width": 1440, "height": 2400})
+    visitor.evaluate("scrollTo(0, 0)")  # views out of sight are not drawn, and the page is shared
     if visitor.locator(".live .player").is_visible():
         visitor.select_option(".live .mode", "time")
         visitor.keyboard.press("Escape")

@@ -146,6 +146,7 @@ def two_beams(sums: bool) -> Trace:
 
 def test_a_dropped_sequence_with_a_better_score_than_the_text_is_explained_with_both_scores(page, feed):
     show(page, feed, two_beams(sums=True))
+    expect(page.locator(".panel-branches .branch")).to_have_count(2)
     assert page.locator(".panel-branches .branch").evaluate_all(
         "all => all.map((one) => [...one.querySelectorAll('.num, .branch-state')].map((part) => part.textContent))"
     ) == [["#1", "-0.750", "from sum -1.500 over 2 tokens", "became the text"],

@@ -232,6 +232,7 @@ def test_a_selected_token_is_selected_in_every_lane_and_every_view(page, feed):
     expect(page.locator(".panel-rounds .bar.marked")).to_have_count(2)
     assert page.locator(".panel-rounds .bar.marked").first.get_attribute("data-round") == "1"
     expect(page.locator(".panel-cost .pin"), "the forward of each lane that gave this token").to_have_count(3)
+    page.locator(".panel-tree").scroll_into_view_if_needed()
     expect(page.locator(".panel-tree .which"), "its round, not the newest").to_have_text("round 1 of 2")
     page.keyboard.press("Escape")
     expect(page.locator(".panel-tree .which")).to_have_text("round 2 of 2")
