@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 from registry import registered
 
-from playground.contract import Decoder, Drafter, Knob, Strategy, find, knob, make, slot
+from playground.contract import Decoder, Drafter, Knob, Strategy, base, find, knob, make, slot
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
@@ -270,6 +270,29 @@ def test_an_unknown_guarantee_or_need_is_an_error(field, value):
         type("Odd", (Decoder,), {"name": "odd", field: value})
     with pytest.raises(Refusal):
         find("odd")
+
+
+@pytest.mark.parametrize("taken", ["values", "check", "decode"])
+def test_a_knob_cannot_have_the_name_of_what_every_strategy_has(taken):
+    field = {"__annotations__": {taken: "int"}, taken: knob(3, 0, 5, help="how many")}
+    with pytest.raises(TypeError, match=f"rename its knob '{taken}'"):
+        type("Odd", (Decoder,), {"name": "odd", **field})
+    with pytest.raises(Refusal):
+        find("odd")
+
+
+def test_a_strategy_may_change_the_default_of_a_knob_that_it_inherits(monkeypatch):
+    monkeypatch.setattr(base, "REGISTERED", {})  # the class is registered for this test only
+
+    class Deep(Decoder):
+        depth: int = knob(3, 0, 5, help="how deep")
+
+    class Deeper(Deep):
+        name = "deeper"
+
+        depth: int = knob(4, 0, 5, help="how deep")
+
+    assert Deeper().values() == {"depth": 4}
 
 
 def test_knobs_and_slots_come_in_the_order_they_are_written():

@@ -136,4 +136,13 @@ def _register(cls: type[Strategy]) -> None:
     unknown = [g for g in cls.guarantee if g not in GUARANTEES] + [n for n in cls.needs if n not in NEEDS]
     if unknown:
         raise TypeError(f"{cls.__name__} declares {unknown[0]!r}; guarantees are {GUARANTEES}, needs are {NEEDS}")
+    for hidden in _hiding(cls):
+        raise TypeError(f"{cls.__name__}: rename its knob {hidden!r}, which hides that attribute of its base class")
     REGISTERED[cls.name] = cls
+
+
+def _hiding(cls: type[Strategy]) -> list[str]:
+    """Knobs and slots with the name of something else that a base class has, such as `values` or `check`."""
+    return [f.name for f in fields(cls) if any(
+        f.name in vars(base) and f.name not in getattr(base, "__dataclass_fields__", {}) for base in cls.__mro__[1:]
+    )]
