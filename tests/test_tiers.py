@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from itertools import combinations, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import conftest
 import pytest
+from registry import TOGGLES, registered
 
+from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from support import marks, tiers
 from support.tiers import PARTS, chosen
@@ -68,6 +71,20 @@ def test_in_every_part_each_strategy_meets_another(part):
     kept = by_tier(PAIRS, "default", part)
     assert {name for item in kept for name in item.params["both"]} == set(SAMPLERS)
     assert len(kept) < len(PAIRS)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_every_part_each_toggle_meets_every_kind_of_toggle(part):
+    """Shown on all pairs of toggles there are, as `test_contract.py` makes them."""
+    names = [cls.name for cls in registered(*TOGGLES)]
+    pairs = [
+        Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [pytest.mark.matrix.mark])
+        for a, b in combinations(names, 2)
+    ]
+    kept = by_tier(pairs, "default", part)
+    met = {(a, find(b).kind) for item in kept for a, b in permutations(item.params["both"])}
+    assert met == {(a, find(b).kind) for a, b in permutations(names, 2)}
+    assert len(kept) < len(pairs) / 6
 
 
 def test_what_is_outside_the_matrix_is_in_every_default_run():

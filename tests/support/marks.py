@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -28,10 +29,15 @@ def about(item: pytest.Item) -> set[str]:
     return marked(item) | parametrized(item)
 
 
+@cache
+def names() -> frozenset[str]:
+    return frozenset(discover())
+
+
 def named_in(value: Any) -> Iterator[str]:
     """Names of the strategies that a parameter is made of: a recipe, a lane of it, a class, or a name."""
     if isinstance(value, str):
-        yield from [value] if value in discover() else []
+        yield from [value] if value in names() else []
     elif isinstance(value, (list, tuple)):
         for part in value:
             yield from named_in(part)

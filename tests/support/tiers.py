@@ -6,15 +6,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import permutations
 from pathlib import Path
 from zlib import crc32
 
 import pytest
 
+from playground.contract import find
 from support.marks import about, marked, parametrized
 
 Items = list[pytest.Item]
-PARTS = 8  # of the matrix, of which the default run takes one
+PARTS = 24  # of the matrix, of which the default run takes one
 PER_FUNCTION = 3  # cases of one test function that `--quick` runs, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 FOR_ALL = ("test_contract.py", "test_guarantees.py", "test_house.py")  # files that make their cases from the registry
@@ -34,9 +36,7 @@ def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
 # --- the default: a part of the matrix ---
 
 def sampled(items: Items, part: int) -> set[pytest.Item]:
-    """Everything outside the matrix, one part of it, and of each test function one case at least for every strategy it
-    meets.
-    """
+    """Everything outside the matrix, one part of it, and of each test function representatives."""
     return set(outside_matrix(items)) | {
         item for group in matrix(items) for item in [*in_part(group, part), *representatives(group)]
     }
@@ -57,15 +57,21 @@ def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
 
 
 def representatives(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Cases that together meet every strategy, and every test that meets none: the first in `turn` order that bring a
-    new one.
+    """Cases that together meet every strategy, and every pair of toggles' strategy with every kind of the other one;
+    also every test that meets none. They are the first in `turn` order that bring something new.
     """
-    met: set[str] = set()
+    met: set[str | tuple[str, str]] = set()
     for item in sorted(items, key=turn):
-        names = about(item)
-        if not names or names - met:
-            met |= names
+        brought = about(item) | with_kinds(item)
+        if not brought or brought - met:
+            met |= brought
             yield item
+
+
+def with_kinds(item: pytest.Item) -> set[tuple[str, str]]:
+    """For a case with a pair of toggles, named `both`: each of them with the kind of the other."""
+    both = item.callspec.params.get("both", ()) if hasattr(item, "callspec") else ()
+    return {(name, find(other).kind) for name, other in permutations(both, 2)}
 
 
 # --- quick: no matrix, no benches, no browser ---
