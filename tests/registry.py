@@ -48,16 +48,17 @@ def corners(cls: type[Strategy], most: float = 2) -> list[dict[str, Any]]:
 
 
 def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 3) -> list:
-    """Test parameters: every corner of these strategies with a share of all lanes. The corners of one strategy together
-    cover every lane."""
+    """Test parameters: every corner of these strategies with a share of all lanes, a third of it in each case. The
+    corners of one strategy together cover every lane."""
     found = [
         (cls, turn, knobs, min(parts, len(corners(cls, most))))
         for cls in classes
         for turn, knobs in enumerate(corners(cls, most))
     ]
     return [
-        pytest.param((cls.name, knobs), slice(turn % of, None, of), id=str((cls.name, knobs)))
+        pytest.param((cls.name, knobs), slice(turn % of + of * third, None, of * 3), id=f"{cls.name}-{knobs}-{third}")
         for cls, turn, knobs, of in found
+        for third in range(3)
     ]
 
 

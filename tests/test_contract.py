@@ -39,6 +39,14 @@ def each_of(named: dict[str, LaneConfig]):
     return lambda test: pytest.mark.matrix(cases(test))
 
 
+def in_groups(named: dict[str, LaneConfig], size: int = 8):
+    """A case for every few of these lanes, which run side by side."""
+    recipes = list(named.values())
+    groups = [recipes[start:start + size] for start in range(0, len(recipes), size)]
+    cases = pytest.mark.parametrize("recipes", groups, ids=lambda group: f"{title(group[0])} and {len(group) - 1} more")
+    return lambda test: pytest.mark.matrix(cases(test))
+
+
 every_lane = each_of(ALL)
 ANSWERING = {name: recipe for name, recipe in ALL.items() if find(recipe.strategy).whole_answers}
 GROWING = {name: recipe for name, recipe in ALL.items() if name not in ANSWERING}
@@ -231,14 +239,15 @@ def test_a_lane_can_be_stopped_at_every_request_without_affecting_the_model(reci
 
 
 @pytest.mark.slow
-def test_lanes_that_share_a_model_write_what_each_writes_alone():
+@in_groups(ALL, size=15)
+def test_lanes_that_share_a_model_write_what_each_writes_alone(recipes):
     """Rows that went through a matrix product together are rounded together, so numbers agree to rounding and tokens
     exactly.
     """
-    together = start(*ALL.values(), seed=5)
+    together = start(*recipes, seed=5)
     shared = [event for event in events(together) if isinstance(event, Forward) and event.lanes > 1]
     assert shared, "nobody shared a forward, so this says nothing"
-    for i, recipe in enumerate(ALL.values()):
+    for i, recipe in enumerate(recipes):
         recorded, alone = (rounded(found) for found in (events(together, i), events(start(recipe, seed=5))))
         assert recorded == alone, title(recipe)
 
@@ -265,27 +274,6 @@ def rounded(recorded: list[Event]) -> list:
 def reads_the_prompt(event: Event) -> bool:
     recorded = isinstance(event, Note) and "prompt tokens" in event.text
     return recorded or isinstance(event, Forward) and event.context <= PROMPT_LENGTH
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
-def test_every_strategy_runs_on_other_architectures(architecture):
-    assert unfinished(pair(architecture)) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_strategy_runs_in_half_precision(dtype):
-    assert unfinished(pair(dtype=dtype)) == []
-
-
-def unfinished(models: Models) -> list:
-    """Reasons of lanes that failed, and contradictions in the trace."""
-    recipes = [*ALL.values(), *COMPANY.values()]
-    session = start(*recipes, models=models, length=5)
-    events(session)
-    ends = [(title(recipe), session.trace.lane(i).events[-1].event) for i, recipe in enumerate(recipes)]
-    return [end for end in ends if not isinstance(end[1], Done)] + check(session.trace)
 
 
 # --- forks ---
@@ -357,6 +345,28 @@ def test_toggles_give_consistent_and_reproducible_traces(recipe):
     assert timeless(recorded) == timeless(events(start(recipe, seed=3)))
 
 
+@pytest.mark.slow
+@in_groups(ALL | COMPANY)
+@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
+def test_every_strategy_runs_on_other_architectures(architecture, recipes):
+    assert unfinished(recipes, pair(architecture)) == []
+
+
+@pytest.mark.slow
+@in_groups(ALL | COMPANY)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_every_strategy_runs_in_half_precision(dtype, recipes):
+    assert unfinished(recipes, pair(dtype=dtype)) == []
+
+
+def unfinished(recipes: list[LaneConfig], models: Models) -> list:
+    """Reasons of lanes that failed, and contradictions in the trace."""
+    session = start(*recipes, models=models, length=5)
+    events(session)
+    ends = [(title(recipe), session.trace.lane(i).events[-1].event) for i, recipe in enumerate(recipes)]
+    return [end for end in ends if not isinstance(end[1], Done)] + check(session.trace)
+
+
 @every_company
 def test_toggles_can_be_held_and_stopped_anywhere(recipe):
     whole = events(start(recipe, seed=3, length=5))
@@ -364,6 +374,8 @@ def test_toggles_can_be_held_and_stopped_anywhere(recipe):
         session = start(recipe, seed=3, length=5)
         for _ in range(turns):
             session.advance()
+        if session.finished:
+            break
         session.stop()
         recorded = events(session)
         assert timeless(recorded[:-1]) == timeless(whole[:len(recorded) - 1]) and check(session.trace) == []
@@ -447,7 +459,7 @@ def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
 
 # --- combinations: they work or are refused before the run ---
 
-SLICES = 6  # of all lanes, each a case of its own
+SLICES = 18  # of all lanes, each a case of its own
 
 
 def outcome(recipe: LaneConfig, models: dict) -> str:

@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from playground.decoding.requests import Request, Steps
+from playground.events import rounded
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,7 +31,7 @@ class AsyncForward:
         """Wait for the forward; returns what Model.forward returned. Sets `meanwhile` to the overlapped seconds."""
         start = perf_counter()
         outputs = self._future.result()
-        self.event.meanwhile = max(0.0, self._seconds - (perf_counter() - start))
+        self.event.meanwhile = rounded(max(0.0, self._seconds - (perf_counter() - start)))
         return outputs
 
 

@@ -25,7 +25,7 @@ from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Event, Fill, Forward, Reason
+from playground.events import Event, Fill, Forward, Reason, rounded
 
 if TYPE_CHECKING:
     from playground.contract import Decoder
@@ -149,7 +149,7 @@ class Canvas:
         canvas = [*self.tokens, *self.ids]
         start = perf_counter()
         marginals = self.model.denoise(canvas)
-        seconds = perf_counter() - start
+        seconds = rounded(perf_counter() - start)
         depth = self.model.depth
         self.record(
             Forward(tokens=len(canvas), layers=depth, seconds=seconds, flops=self.model.flops(len(canvas), 0, depth))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT
 from playground.engine.sampling import entropy_of, largest
-from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step
+from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
 if TYPE_CHECKING:
@@ -91,10 +91,10 @@ class Recorder:
         for i, (item, position, index, row) in enumerate(zip(committed, positions, indices, numbers)):
             (raw_entropy, final_entropy, _), *columns, numbers_of_stages = row
             top = self._candidates(*columns, [names[int(number)] for number in numbers_of_stages])
-            events.append(Step(position, raw_entropy, final_entropy, item.token, top, rows.stream))
+            events.append(Step(position, rounded(raw_entropy), rounded(final_entropy), item.token, top, rows.stream))
             if rows.masks is not None:
                 events.append(self._mask(rows, index, position, p[i]))
-        return events, [row[0][2] for row in numbers]
+        return events, [rounded(row[0][2]) for row in numbers]
 
     def _candidates(
         self, raw: list[float], final: list[float], ids: list[float], removed_by: list[str | None]
@@ -120,12 +120,12 @@ class Recorder:
             position,
             int(count),
             len(allowed),
-            banned_mass,
+            rounded(banned_mass),
             favourites,
             [],
             bool(may_end),
             rows.grammar_state,
-            rows.mask_seconds / len(rows.masks),
+            rounded(rows.mask_seconds / len(rows.masks)),
         )
 
     def cache(self, store: KVCache, drafted: int, settled: Settled) -> list[Event]:

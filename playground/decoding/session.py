@@ -35,7 +35,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped
+from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped, rounded
 from playground.request_limits import check_text, quoted
 from playground.trace import Trace
 from playground.trace.result import Result
@@ -336,7 +336,7 @@ def _plan_of(feeds: list[Feed]) -> LayerPlan:
 def _charge(runners: list[Runner], event: Forward) -> None:
     """Record a forward in the lanes that waited for it and split its cost equally among them."""
     count = len(runners)
-    event.readers, event.seconds, event.flops = count, event.seconds / count, event.flops / count
+    event.readers, event.seconds, event.flops = count, rounded(event.seconds / count), event.flops / count
     for runner in runners:
         runner.clock += event.seconds
         runner.lane.record(event if count == 1 else replace(event))  # events are mutable, so each lane gets a copy

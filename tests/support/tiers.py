@@ -22,15 +22,16 @@ PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only
 FOR_ALL = ("test_contract.py", "test_guarantees.py", "test_house.py")  # files that make their cases from the registry
 # fixtures with a server or a browser behind them
 PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
+SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test, by its mark or need
 MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on another network
 
 
 def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
-    """The collected items that a run of this tier selects, in their order."""
+    """The collected items that a run of this tier selects, in their order if they are about one strategy."""
     if strategy:
         return about_strategy(items, strategy)
     kept = {"quick": quick, "default": lambda items: sampled(items, part), "full": set}[tier](items)
-    return [item for item in items if item in kept]
+    return longest_files_first([item for item in items if item in kept])
 
 
 # --- the default: a part of the matrix ---
@@ -129,6 +130,22 @@ def plainest(item: pytest.Item) -> tuple[int, int]:
 
 
 # --- order and groups ---
+
+def longest_files_first(items: Items) -> Items:
+    """Workers take whole files, in this order: a long one that begins last would leave the other workers idle."""
+    seconds: dict[Path, float] = defaultdict(float)
+    for item in items:
+        seconds[item.path] += expected_seconds(item)
+    return sorted(items, key=lambda item: -seconds[item.path])  # stable: a file's tests stay together, in their order
+
+
+def expected_seconds(item: pytest.Item) -> float:
+    """Roughly, on a quiet core."""
+    if needs_page(item):
+        return SECONDS["page"]
+    return max((SECONDS[mark.name] for mark in item.iter_markers() if mark.name in SECONDS), default=SECONDS["any"])
+
+
 
 def by_function(items: Iterable[pytest.Item]) -> dict[str, Items]:
     found: dict[str, Items] = defaultdict(list)
