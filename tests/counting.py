@@ -27,20 +27,20 @@ class Counting:
         self.log.append(self.name)
         self.count += 1
         self.finished = self.count >= self.length
-        return self._told(Commit(ids=[self.count], pieces=["x"]))
+        return self._recorded(Commit(ids=[self.count], pieces=["x"]))
 
     step = advance
 
     def stop(self, lane=None):
         self.finished = True
         self.stopped.set()
-        return self._told(Done("stopped"))
+        return self._recorded(Done("stopped"))
 
     @property
     def headers(self):
         return self.trace.headers
 
-    def _told(self, event):
+    def _recorded(self, event):
         self.trace.append(Stamped(0, len(self.trace.events) + 1, 0.0, event))
         return self.trace.events[-1:]
 

@@ -34,7 +34,7 @@ LANES = [{"strategy": "greedy"}, {"strategy": "speculative"}, {"strategy": "samp
 
 
 @dataclass
-class Told:
+class Received:
     """What one follower has got."""
 
     delays: list[float] = field(default_factory=list)
@@ -61,7 +61,7 @@ def start() -> tuple[subprocess.Popen, dict[str, str]]:
     return app, found
 
 
-async def follow(link: str, code: str, told: Told) -> None:
+async def follow(link: str, code: str, follower: Received) -> None:
     """Join the class and read its stream until cancelled."""
     async with httpx.AsyncClient(base_url=link, timeout=60) as client:
         joined = await client.post("/classroom/join", json={"code": code})
@@ -69,19 +69,19 @@ async def follow(link: str, code: str, told: Told) -> None:
         async with client.stream("GET", "/classroom/stream") as stream:
             async for line in stream.aiter_lines():
                 if line.startswith("data: "):
-                    take(told, line[6:])
+                    take(follower, line[6:])
 
 
-def take(told: Told, text: str) -> None:
+def take(follower: Received, text: str) -> None:
     now, frame = time.time(), json.loads(text)
-    told.bytes += len(text)
+    follower.bytes += len(text)
     if "run" not in frame:
         return
-    told.events[frame["run"]] = told.events.get(frame["run"], 0) + len(frame["events"])
+    follower.events[frame["run"]] = follower.events.get(frame["run"], 0) + len(frame["events"])
     if frame.get("told"):
-        told.delays.append(now - frame["told"])
+        follower.delays.append(now - frame["told"])
     if frame["state"] == "done":
-        told.over.add(frame["run"])
+        follower.over.add(frame["run"])
 
 
 async def present(address: str, link: str, tokens: int, runs: int) -> None:
@@ -99,15 +99,15 @@ async def present(address: str, link: str, tokens: int, runs: int) -> None:
                 pass
 
 
-async def measure(found: dict[str, str], given: argparse.Namespace) -> tuple[list[Told], float]:
+async def measure(found: dict[str, str], given: argparse.Namespace) -> tuple[list[Received], float]:
     """What each follower got, and the seconds that it took."""
-    address, class_ = found["Class"].removesuffix("/classroom"), [Told() for _ in range(given.followers)]
-    following = [asyncio.create_task(follow(address, found["Code"], told)) for told in class_]
+    address, class_ = found["Class"].removesuffix("/classroom"), [Received() for _ in range(given.followers)]
+    following = [asyncio.create_task(follow(address, found["Code"], follower)) for follower in class_]
     await asyncio.sleep(1)
     begun = time.monotonic()
     await present(address, found["Presenter"], given.tokens, given.runs)
     seconds, deadline = time.monotonic() - begun, time.monotonic() + 10
-    while any(len(told.over) < given.runs for told in class_) and time.monotonic() < deadline:
+    while any(len(follower.over) < given.runs for follower in class_) and time.monotonic() < deadline:
         await asyncio.sleep(0.1)
     for task in following:
         task.cancel()
@@ -118,12 +118,12 @@ async def measure(found: dict[str, str], given: argparse.Namespace) -> tuple[lis
     return class_, seconds
 
 
-def summary(class_: list[Told], seconds: float) -> tuple[str, bool]:
+def summary(class_: list[Received], seconds: float) -> tuple[str, bool]:
     """The figures as text, and whether the promises are kept."""
-    delays = [delay for told in class_ for delay in told.delays]
-    complete = all(told.events == class_[0].events and told.over for told in class_)
+    delays = [delay for follower in class_ for delay in follower.delays]
+    complete = all(follower.events == class_[0].events and follower.over for follower in class_)
     p95 = percentile(delays, 0.95)
-    rate = sum(told.bytes for told in class_) / seconds / 1e6
+    rate = sum(follower.bytes for follower in class_) / seconds / 1e6
     text = (f"{len(class_)} followers, {len(class_[0].over)} runs, {sum(class_[0].events.values())} events in "
             f"{seconds:.1f} s: behind by p50 {1000 * statistics.median(delays):.0f} ms, p95 {1000 * p95:.0f} ms, "
             f"at most {1000 * max(delays):.0f} ms over {len(delays)} frames; {rate:.1f} MB/s; "

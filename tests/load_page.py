@@ -187,8 +187,8 @@ async def once(
     load.running += 1
     leaving = sent + chance.uniform(0.2, 2.0) if habit == "leaves" else math.inf
     try:
-        async with aclosing(visitor.ask(function, data, LONGEST)) as told:
-            await _follow(told, reader, visitor, leaving, chance)
+        async with aclosing(visitor.ask(function, data, LONGEST)) as messages:
+            await _follow(messages, reader, visitor, leaving, chance)
     except (TurnedAway, httpx.HTTPError, TimeoutError) as trouble:
         _fail(reader.outcome, trouble)
     finally:
@@ -197,10 +197,10 @@ async def once(
 
 
 async def _follow(
-    told: AsyncIterator[Message], reader: Reader, visitor: Visitor, leaving: float, chance: random.Random
+    messages: AsyncIterator[Message], reader: Reader, visitor: Visitor, leaving: float, chance: random.Random
 ) -> None:
     held = reader.outcome.habit != "holds"
-    async for message in told:
+    async for message in messages:
         reader.read(message)
         if message.at > leaving:
             reader.outcome.end, reader.outcome.said = "left", ""
@@ -412,7 +412,7 @@ def violations(load: Load, found: dict[str, Any]) -> list[str]:
     return wrong + [said for holds, said in checks if holds]
 
 
-def told(found: dict[str, Any]) -> str:
+def summary_text(found: dict[str, Any]) -> str:
     ends = ", ".join(f"{count} {end}" for end, count in sorted(found["ends"].items()))
     return "\n".join(
         [
@@ -468,7 +468,7 @@ def main(arguments: list[str]) -> int:
             "asked": [asdict(one) for one in load.requests],
         }
         given.out.write_text(json.dumps(whole, indent=1), encoding="utf-8")
-    print(told(found))
+    print(summary_text(found))
     return bool(found["violations"])
 
 

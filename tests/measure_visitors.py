@@ -32,7 +32,9 @@ class Page:
             number for number, component in self.components.items() if component["props"].get("elem_id") == elem_id
         )
         return next(
-            told for told in config["dependencies"] if [target, event] in [list(pair) for pair in told["targets"]]
+            listener
+            for listener in config["dependencies"]
+            if [target, event] in [list(pair) for pair in listener["targets"]]
         )
 
     def data(self, length: int) -> list:

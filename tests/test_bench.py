@@ -145,8 +145,8 @@ def test_a_benchmark_names_its_machine_and_settings(measured):
 
 
 def test_a_processor_is_named_with_family_and_model_number():
-    told = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t:\n\n"
-    assert processor(told + told.replace("17", "18")) == "AMD EPYC, family 25, model 17"
+    cpuinfo = "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nflags\t:\n\n"
+    assert processor(cpuinfo + cpuinfo.replace("17", "18")) == "AMD EPYC, family 25, model 17"
     assert processor("model name\t: Some: thing\n") == "Some: thing"
     with pytest.raises(KeyError):  # an ARM: then the platform's name is used
         processor("processor\t: 0\nCPU part\t: 0xd0c\n")
@@ -310,7 +310,7 @@ def test_a_timer_measures_its_with_statement(monkeypatch):
 
 
 def test_on_a_gpu_a_timer_reads_two_events_and_waits_for_the_second_only_when_asked(monkeypatch):
-    told, moments = [], iter([10.0, 40.0])
+    calls, moments = [], iter([10.0, 40.0])
 
     class Event:
         def __init__(self, enable_timing):
@@ -318,24 +318,24 @@ def test_on_a_gpu_a_timer_reads_two_events_and_waits_for_the_second_only_when_as
 
         def record(self, stream):
             self.at = next(moments)
-            told.append("record")
+            calls.append("record")
 
         def synchronize(self):
-            told.append("wait")
+            calls.append("wait")
 
         def elapsed_time(self, end):
             return end.at - self.at
 
     for name, fake in (
         ("Event", Event),
-        ("synchronize", lambda device: told.append("empty")),
+        ("synchronize", lambda device: calls.append("empty")),
         ("current_stream", lambda device: None),
     ):
         monkeypatch.setattr(torch.cuda, name, fake)
     with Timer(torch.device("cuda")) as timer:
-        assert told == ["empty", "record"]
-    assert told == ["empty", "record", "record"]
-    assert timer.seconds == 0.03 and told[-1] == "wait"
+        assert calls == ["empty", "record"]
+    assert calls == ["empty", "record", "record"]
+    assert timer.seconds == 0.03 and calls[-1] == "wait"
 
 
 # --- shapes ---

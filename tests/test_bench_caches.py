@@ -315,10 +315,10 @@ def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, c
         )
         == 0
     )
-    told, text = json.loads(out.read_text()), page.read_text()
-    assert told["format"] == "decoding-playground-caches" and told["failures"] == []
-    assert [each["name"] for each in told["memory"]] == [FULL, "sink_window"]
-    assert all(len(each["seconds"]) == 2 for each in told["step"]) and len(told["score"]) == 2 * (1 + 2)
+    report, text = json.loads(out.read_text()), page.read_text()
+    assert report["format"] == "decoding-playground-caches" and report["failures"] == []
+    assert [each["name"] for each in report["memory"]] == [FULL, "sink_window"]
+    assert all(len(each["seconds"]) == 2 for each in report["step"]) and len(report["score"]) == 2 * (1 + 2)
     assert "caches/score.svg" in text and (tmp_path / "caches" / "score.svg").exists()
     assert (
         all(title in text for title in ("## Score against cache size", "## Memory", "## A step", "bench caches"))
@@ -350,6 +350,7 @@ def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
         )
         == 0
     )
-    told = json.loads(out.read_text())
-    assert told["score"] == told["memory"] == [] and [pace["name"] for pace in told["step"]] == [FULL, "tova", AGAIN]
+    report = json.loads(out.read_text())
+    assert report["score"] == report["memory"] == []
+    assert [pace["name"] for pace in report["step"]] == [FULL, "tova", AGAIN]
     assert "## Memory" not in page.read_text() and not (tmp_path / "c").exists()

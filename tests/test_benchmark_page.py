@@ -112,10 +112,10 @@ def cells(page: Page) -> list[list[str]]:
     )
 
 
-def row(told_row: dict) -> ResultRow:
+def row(given_row: dict) -> ResultRow:
     kinds = {"score": Score, "tokens_per_second": Spread, "time_ratio": Spread}
     return ResultRow(
-        **{name: kinds[name](**value) if name in kinds and value else value for name, value in told_row.items()}
+        **{name: kinds[name](**value) if name in kinds and value else value for name, value in given_row.items()}
     )
 
 

@@ -114,7 +114,7 @@ def test_trusted_answers_are_right_and_belong_to_other_questions(task):
         if task == "facts":
             assert all(question.meta["subject"] not in asked for asked, _ in pairs)
             assert all(
-                any(subject in asked and answer in told.values() for subject, told in facts.COUNTRY.items())
+                any(subject in asked and answer in known.values() for subject, known in facts.COUNTRY.items())
                 for asked, answer in pairs
             )
 
@@ -149,11 +149,11 @@ def test_a_knob_in_braces_takes_the_questions_input_and_others_stay():
 
 
 def test_an_entrant_uses_the_questions_inputs_and_is_not_asked_without_them():
-    told, untold = answered(
+    informed, uninformed = answered(
         LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED, replace(ASKED, task="edit", meta={})
     )
-    assert told.text.strip() in VALUES["colour"] and not told.failure and not told.lacking
-    assert untold.lacking == "labels to choose from" and not untold.failure and untold.score is None
+    assert informed.text.strip() in VALUES["colour"] and not informed.failure and not informed.lacking
+    assert uninformed.lacking == "labels to choose from" and not uninformed.failure and uninformed.score is None
 
 
 def test_an_entrant_that_does_not_say_what_it_needs_would_fail(monkeypatch):

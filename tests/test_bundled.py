@@ -56,8 +56,8 @@ def test_prompt_lookup_saves_forwards_if_the_answer_repeats_the_prompt(models):
 
 
 def test_the_bundled_model_writes_a_correct_record_in_json(models):
-    told = json.loads(playground.run("greedy", RECORD, models=models, chat=True).text)
-    assert told == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
+    record = json.loads(playground.run("greedy", RECORD, models=models, chat=True).text)
+    assert record == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
 
 
 def test_a_card_shows_sources_tokens_and_limits():

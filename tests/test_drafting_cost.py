@@ -129,12 +129,12 @@ def rounds_of_64(models, forwards: list[float]) -> list[float]:
     count.
     """
     session = prepare(models, [speculative_lane("dyspec", "greedy_match", nodes=64)], Prompt(PROMPT), Limits(0, 40))
-    costs, told, start = [], [], thread_time()
+    costs, recorded, start = [], [], thread_time()
     while not session.finished:
-        told += [stamped.event for stamped in session.advance()]
-        if any(isinstance(event, Commit) for event in told):
-            guesses = sum(len(event.tokens) for event in told if isinstance(event, Draft))
+        recorded += [stamped.event for stamped in session.advance()]
+        if any(isinstance(event, Commit) for event in recorded):
+            guesses = sum(len(event.tokens) for event in recorded if isinstance(event, Draft))
             costs.append((guesses, thread_time() - start - sum(forwards)))
-            told, start = [], thread_time()
+            recorded, start = [], thread_time()
             forwards.clear()
     return [seconds for guesses, seconds in costs[1:] if guesses == 64]

@@ -331,8 +331,8 @@ def test_page_and_json_report_the_results():
     effect = votes(count=24)
     found = [EffectResult.of(effect, answers(effect, polls(gained=gained))) for gained in (10, 0)]
     facts = {"settings": {"model": "toy"}, "machine": {"cores": 2}}
-    told, written = json.loads(json.dumps(document(facts, found), allow_nan=False)), page(facts, found, "effects")
-    assert [each["shown"] for each in told["effects"]] == [True, False] and told["effects"][0]["numbers"][
+    exported, written = json.loads(json.dumps(document(facts, found), allow_nan=False)), page(facts, found, "effects")
+    assert [each["shown"] for each in exported["effects"]] == [True, False] and exported["effects"][0]["numbers"][
         "8 votes at 0.7 against greedy"
     ]["better"] == 10
     assert (
@@ -358,11 +358,11 @@ def test_the_command_writes_its_results(tmp_path, capsys):
             str(tmp_path / "e.md"),
         ]
     )
-    told, printed = json.loads((tmp_path / "e.json").read_text()), capsys.readouterr().out
-    assert code == 0 and printed.startswith("context: ") and not any(effect["failed"] for effect in told["effects"])
+    exported, printed = json.loads((tmp_path / "e.json").read_text()), capsys.readouterr().out
+    assert code == 0 and printed.startswith("context: ") and not any(effect["failed"] for effect in exported["effects"])
     picture = re.search(r"!\[.*\]\((.*\.svg)\)", (tmp_path / "e.md").read_text()).group(1)
     assert ElementTree.parse(tmp_path / picture).getroot().tag == f"{SVG}svg"
-    assert {row["entrant"] for row in told["effects"][0]["table"]} == {PLAIN, "memory alone", *CONTRASTS}
+    assert {row["entrant"] for row in exported["effects"][0]["table"]} == {PLAIN, "memory alone", *CONTRASTS}
 
 
 def test_an_unknown_effect_is_refused(capsys):

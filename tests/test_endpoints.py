@@ -60,9 +60,9 @@ def compare(client: Client, *lanes: dict, **more) -> list[dict]:
 
 def refused(client: Client, *lanes, **more) -> str:
     """The message a program gets instead of an answer."""
-    with pytest.raises(AppError) as told:
+    with pytest.raises(AppError) as answer:
         compare(client, *lanes, **more)
-    return str(told.value)
+    return str(answer.value)
 
 
 # --- list of endpoints ---
@@ -70,8 +70,10 @@ def refused(client: Client, *lanes, **more) -> str:
 def test_a_stream_message_changes_only_what_it_contains():
     """Gradio notifies each component that shows a listener's progress of every message, and copies its value each time.
     """
-    listeners = [told for told in build(Site(load=None)).config["dependencies"] if told["api_visibility"] == "private"]
-    assert len(listeners) > 20 and all(told["show_progress_on"] == [] for told in listeners if told["outputs"])
+    config = build(Site(load=None)).config
+    listeners = [listener for listener in config["dependencies"] if listener["api_visibility"] == "private"]
+    assert len(listeners) > 20
+    assert all(listener["show_progress_on"] == [] for listener in listeners if listener["outputs"])
 
 
 def test_what_is_opened_after_a_run_stays_open(pair):
@@ -122,13 +124,13 @@ def test_run_streams_every_token_of_every_lane(client):
 # --- compare ---
 
 def test_compare_returns_what_python_returns(client, pair):
-    told = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
+    answer = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
     recipes = [LaneConfig(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
     expected = compared(
         playground.compare(recipes, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12),
         0,
     )
-    for lane, other in zip(told, expected, strict=True):
+    for lane, other in zip(answer, expected, strict=True):
         assert without_clocks(lane) == without_clocks(other)
         assert lane["metrics"]["tokens_per_second"] > 0
 
@@ -136,12 +138,12 @@ def test_compare_returns_what_python_returns(client, pair):
 def without_clocks(lane: dict) -> dict:
     """The fields that do not depend on the machine; numbers are rounded in transit."""
     clocks = ("seconds", "tokens_per_second", "time_to_first_token", "mask_seconds_per_token")
-    told = {**lane, "metrics": {name: value for name, value in lane["metrics"].items() if name not in clocks}}
-    told["difference"] = told["difference"] and {
-        **told["difference"],
-        "sentence": told["difference"]["sentence"].partition(";")[0],
+    answer = {**lane, "metrics": {name: value for name, value in lane["metrics"].items() if name not in clocks}}
+    answer["difference"] = answer["difference"] and {
+        **answer["difference"],
+        "sentence": answer["difference"]["sentence"].partition(";")[0],
     }
-    return json.loads(json.dumps(told), parse_float=lambda number: round(float(number), 3))
+    return json.loads(json.dumps(answer), parse_float=lambda number: round(float(number), 3))
 
 
 def test_compare_compares_every_lane_with_the_first(client):
@@ -215,8 +217,8 @@ def test_the_baseline_of_the_shell_is_greedy_if_it_ran(pair):
 # --- strategies and examples ---
 
 def test_strategies_are_reported_as_they_are_declared(client):
-    told = client.predict(api_name="/strategies")
-    assert told == json.loads(json.dumps([facts(cls) for cls in discover().values()]))
+    answer = client.predict(api_name="/strategies")
+    assert answer == json.loads(json.dumps([facts(cls) for cls in discover().values()]))
     assert client.predict("asap", api_name="/strategies")[0]["needs"] == ["constraint"]
 
 
@@ -232,16 +234,16 @@ def test_an_unknown_strategy_is_answered_with_a_sentence(client):
 
 
 def test_examples_are_those_of_the_gallery_and_can_be_compared(client):
-    told = client.predict(api_name="/examples")
-    assert told == examples()
-    assert all(Settings.read(example).prompt == example["prompt"] for example in told)
+    answer = client.predict(api_name="/examples")
+    assert answer == examples()
+    assert all(Settings.read(example).prompt == example["prompt"] for example in answer)
 
 
 def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(client):
-    told = client.predict(api_name="/questions")
-    task = told[0]["task"]
+    answer = client.predict(api_name="/questions")
+    task = answer[0]["task"]
     some = client.predict(task, api_name="/questions")
-    assert some == [question for question in told if question["task"] == task] and len(some) < len(told)
+    assert some == [question for question in answer if question["task"] == task] and len(some) < len(answer)
     asked = {name: some[0][name] for name in ("prompt", "mode", "context", "before")}
     lane, = client.predict(lanes=[GREEDY], length=4, api_name="/compare", **asked)
     assert lane["judged"]["expected"] == some[0]["expected"] and lane["judged"]["score"] < 1

@@ -557,7 +557,7 @@ def test_any_grammar_is_compiled_or_refused_and_the_process_lives(compiler: Comp
 
 @pytest.mark.long
 def test_every_property_holds_for_a_thousand_examples():
-    told = subprocess.run(
+    finished = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not long", __file__],
         cwd=ROOT,
         capture_output=True,
@@ -565,4 +565,4 @@ def test_every_property_holds_for_a_thousand_examples():
         env=os.environ | {"FUZZ_EXAMPLES": str(MANY)},
         timeout=3600,
     )
-    assert told.returncode == 0, told.stdout[-3000:]
+    assert finished.returncode == 0, finished.stdout[-3000:]

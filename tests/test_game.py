@@ -58,9 +58,9 @@ def test_a_token_has_the_probabilities_and_the_entropy_of_its_step():
     trace = Trace(
         [Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)]
     )
-    told = game.game_text(trace, reads=False)
-    assert told["opening"] == ["The red"] and told["ids"] == [1, 2]
-    (found,) = told["tokens"]
+    described = game.game_text(trace, reads=False)
+    assert described["opening"] == ["The red"] and described["ids"] == [1, 2]
+    (found,) = described["tokens"]
     assert found["entropy"] == pytest.approx(2) and found["p"] == pytest.approx(0.25)
     assert found["top"] == [{"id": 7, "piece": " fox", "p": 0.25}, {"id": 8, "piece": " hen", "p": 0.25}]
 

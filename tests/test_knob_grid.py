@@ -40,7 +40,7 @@ def test_values_are_typed_as_a_list_or_a_range(knob, typed, values):
 
 
 @pytest.mark.parametrize(
-    "knob, typed, told",
+    "knob, typed, says",
     [
         ("temperature", "", "no values"),
         ("temperature", "warm", "must be a number"),
@@ -54,8 +54,8 @@ def test_values_are_typed_as_a_list_or_a_range(knob, typed, values):
         ("top_k", 3, "list of values"),
     ],
 )
-def test_values_that_a_knob_does_not_take_are_refused(knob, typed, told):
-    with pytest.raises(Refusal, match=told):
+def test_values_that_a_knob_does_not_take_are_refused(knob, typed, says):
+    with pytest.raises(Refusal, match=says):
         values_of(typed, KNOBS[knob])
 
 
@@ -79,16 +79,16 @@ def test_knobs_of_added_samplers_can_be_swept_too():
 
 
 @pytest.mark.parametrize(
-    "values, length, rules, told",
+    "values, length, rules, says",
     [
         ([1], 9, Rules(), "from 2 to 32 cells"),
         ([1, 2, 3, 4, 5], 9, Rules.for_visitors(), "from 2 to 8 cells, not 10"),
         ([1, 2, 3, 4], MOST_WRITTEN // 8 + 1, Rules(), "fewer values or tokens"),
     ],
 )
-def test_too_many_cells_are_refused(values, length, rules, told):
+def test_too_many_cells_are_refused(values, length, rules, says):
     sweep = KnobSweep(Axis("sample.top_k", "Top k", values), TOP_A if len(values) > 1 else None)
-    with pytest.raises(Refusal, match=told):
+    with pytest.raises(Refusal, match=says):
         swept(Settings(prompt="x", length=length, lanes=[SAMPLED]), 0, sweep, rules)
 
 

@@ -109,9 +109,9 @@ def test_docstrings_are_shown_as_text_without_markup():
 
 
 def test_knobs_are_reported_with_their_kind_their_limits_and_their_default():
-    told_knobs = library._knobs(library.facts(Written)["knobs"])
-    assert "whole number, 1 to 9; default 3" in told_knobs and "how &lt;many&gt;" in told_knobs
-    assert "yes or no; default yes" in told_knobs and "a ba ba" in told_knobs and "…" in told_knobs
+    shown_knobs = library._knobs(library.facts(Written)["knobs"])
+    assert "whole number, 1 to 9; default 3" in shown_knobs and "how &lt;many&gt;" in shown_knobs
+    assert "yes or no; default yes" in shown_knobs and "a ba ba" in shown_knobs and "…" in shown_knobs
 
 
 # --- the page ---

@@ -73,8 +73,8 @@ def test_a_percentile_is_an_observed_value():
 
 
 def carried_out(*command: str) -> None:
-    told = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=900)
-    assert told.returncode == 0, told.stdout[-3000:] + told.stderr[-1500:]
+    process = subprocess.run([sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-1500:]
 
 
 @pytest.mark.long

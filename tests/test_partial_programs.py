@@ -231,10 +231,10 @@ def calibration(starts: list[float], model: str = "toy") -> str:
 
 def test_uncertain_parts_become_holes():
     study = make("pac_sets", eps=0.1, calibration=calibration([GRID[40]] * 30))
-    told = study.draw([lane(f" {CODE}")])
-    notes = [event.text for event in told if isinstance(event, Note)]
+    drawing = study.draw([lane(f" {CODE}")])
+    notes = [event.text for event in drawing if isinstance(event, Note)]
     assert f"sum(items) + {HOLE}" in notes[-1] and f"x * {HOLE}" in notes[-1] and "another model" not in notes[-1]
-    parts = next(event.data for event in told if isinstance(event, Figure) and event.shape == "matrix")
+    parts = next(event.data for event in drawing if isinstance(event, Figure) and event.shape == "matrix")
     lost = [row for row, (_, stays) in zip(parts["rows"], parts["values"]) if not stays]
     assert {row.split()[1] for row in lost} == {"3", "1"}
 
@@ -256,11 +256,12 @@ def test_too_few_programs_are_refused_with_the_number_that_is_needed():
 
 def test_the_bundled_calibration_has_a_threshold_for_every_number_of_holes():
     for holes in range(1, 5):
-        told = make("pac_sets", holes=holes).draw([lane(CODE)])
+        drawing = make("pac_sets", holes=holes).draw([lane(CODE)])
         shares = [
-            event.data["series"]["covered"] for event in told if isinstance(event, Figure) and event.shape == "scalar"
+            event.data["series"]["covered"] for event in drawing
+            if isinstance(event, Figure) and event.shape == "scalar"
         ]
-        assert shares == sorted(shares) and len(shares) == len(GRID) and "may be missed" in told[0].text
+        assert shares == sorted(shares) and len(shares) == len(GRID) and "may be missed" in drawing[0].text
     thresholds = [Calibration.read("").thresholds(holes) for holes in range(1, 5)]
     assert len(thresholds[0]) >= 22 and all(0 < start <= WHOLE for column in thresholds for start in column)
 

@@ -121,8 +121,8 @@ def test_the_windows_of_a_corpus_mix_all_sources_by_their_shares(tmp_path, token
     monkeypatch.setattr(corpus, "code", lambda: (["x = 1\n" * 500], ["y = 2\n" * 500]))
     data.build((tmp_path, tmp_path), tokenizer, 30_000, seed=1)
     windows = data.Windows.load(tmp_path / "train_256.npz")
-    told = sum("foxes. A tale" in tokenizer.decode(row) for row in windows.ids)
-    assert told / len(windows.ids) == pytest.approx(data.SHARES["tales"], abs=0.02)
+    in_tales = sum("foxes. A tale" in tokenizer.decode(row) for row in windows.ids)
+    assert in_tales / len(windows.ids) == pytest.approx(data.SHARES["tales"], abs=0.02)
     asked = {path.name for path in tmp_path.glob("valid_*.npz")}
     assert asked == {f"valid_{name}.npz" for name in data.SHARES if name not in ("notices", "recall", "revise")}, (
         "three sources are only there to teach"

@@ -35,15 +35,15 @@ def small():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "VALIDATION", (256, 2))
         patch.setattr(corpus, "code", lambda: (["x = 1\n" * 500], ["y = 2\n" * 500]))
-        patch.setattr(corpus, "natural", lambda folder: told(seed=2))
-        patch.setattr(data, "tokenizer_texts", lambda folder, seed: told(seed))
+        patch.setattr(corpus, "natural", lambda folder: sentences(seed=2))
+        patch.setattr(data, "tokenizer_texts", lambda folder, seed: sentences(seed))
         patch.setattr(tokens, "OWN", tokens.OWN | dict(size=900))
         patch.setattr(samples, "ROOM", 12)
         patch.setattr(train, "NOTED", 1)
         yield
 
 
-def told(seed, count=120):
+def sentences(seed, count=120):
     """Some items of every task as running text."""
     rng = random.Random(seed)
     return [

@@ -95,8 +95,8 @@ def whole(item):
 
 
 def test_the_split_hashes_passages_in_the_form_the_bundled_models_were_trained_with():
-    told = context_qa.Statement("Ann", "town", "Rome")
-    assert str(told) == "Told(subject='Ann', attribute='town', value='Rome')"
+    statement = context_qa.Statement("Ann", "town", "Rome")
+    assert str(statement) == "Told(subject='Ann', attribute='town', value='Rome')"
 
 
 def test_the_question_of_a_held_out_chat_is_held_out_in_its_own_task():
@@ -207,16 +207,16 @@ def test_the_answer_to_a_passage_is_a_span_of_it(grade):
 @pytest.mark.parametrize("grade", [3, 4])
 def test_at_the_harder_grades_the_attribute_alone_does_not_determine_the_answer(grade):
     rng = random.Random(1)
-    for told in (context_qa.about_strangers(rng, grade) for _ in range(100)):
-        for attribute in {t.attribute for t in told}:
-            values = [t.value for t in told if t.attribute == attribute]
-            assert len(values) == len({t.subject for t in told}) >= 2 and len(set(values)) >= 2
+    for statements in (context_qa.about_strangers(rng, grade) for _ in range(100)):
+        for attribute in {t.attribute for t in statements}:
+            values = [t.value for t in statements if t.attribute == attribute]
+            assert len(values) == len({t.subject for t in statements}) >= 2 and len(set(values)) >= 2
 
 
 def test_at_the_easier_grades_no_two_subjects_share_an_attribute():
     rng = random.Random(1)
-    for told in (context_qa.about_strangers(rng, grade) for grade in (1, 2) for _ in range(100)):
-        assert max(Counter(t.attribute for t in told).values()) == 1
+    for statements in (context_qa.about_strangers(rng, grade) for grade in (1, 2) for _ in range(100)):
+        assert max(Counter(t.attribute for t in statements).values()) == 1
 
 
 def test_few_passages_contradict_memory_and_never_about_the_kept_attributes():
@@ -275,7 +275,7 @@ def test_a_harder_problem_contains_numbers_that_do_not_matter():
 
 def beside_the_point(sentence):
     """Whether a sentence only states ages, distances, times, heights, or visible objects."""
-    told = (
+    known = (
         "years old",
         "miles to",
         "hours",
@@ -287,7 +287,7 @@ def beside_the_point(sentence):
         "look on",
         "the road",
     )
-    return any(words in sentence for words in told)
+    return any(words in sentence for words in known)
 
 
 def test_recall_asks_for_all_in_its_passage_and_for_nothing_that_is_held_out():

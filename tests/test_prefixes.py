@@ -220,7 +220,7 @@ def test_two_prefixes_and_a_private_cache_share_one_forward(llama):
     assert off(found, expected) < EXACT
 
 
-def test_rows_of_all_caches_attend_to_the_prefix_in_one_pass(llama, monkeypatch):
+def test_rows_of_all_caches_attend_to_the_prefix_in_one_forward(llama, monkeypatch):
     """In every layer the prefix is read once for all lanes; nothing concatenates it with what follows."""
     shared, seen = read(llama, words(1, 20)), []
     stores = [beginning_with(llama, shared) for _ in range(3)]

@@ -92,7 +92,7 @@ def test_facts_are_those_of_the_country():
     for question in gallery():
         if question.task == "facts":
             assert any(
-                name in question.prompt and question.answer in told.values() for name, told in facts.COUNTRY.items()
+                name in question.prompt and question.answer in known.values() for name, known in facts.COUNTRY.items()
             )
 
 
@@ -181,7 +181,7 @@ def test_a_public_page_runs_no_program_unless_its_owner_says_so(monkeypatch):
 
 # --- in a session ---
 
-def told(question: Question | None, *recipes: LaneConfig, prompt: str = "abc") -> list[Result]:
+def answered(question: Question | None, *recipes: LaneConfig, prompt: str = "abc") -> list[Result]:
     session = prepare(
         Models(TableModel("abcde")),
         list(recipes or [LaneConfig("greedy")]),
@@ -195,10 +195,10 @@ def told(question: Question | None, *recipes: LaneConfig, prompt: str = "abc") -
 
 
 def test_a_lane_is_judged_once_by_its_final_text_just_before_it_ends():
-    plain = told(None)[0]
+    plain = answered(None)[0]
     assert plain.judged is None and "judged" not in plain.to_json()
     for answer, score in ((plain.text, 1.0), ("something else", 0.0)):
-        result = told(replace(ROMAN, answer=answer))[0]
+        result = answered(replace(ROMAN, answer=answer))[0]
         kinds = [stamped.event.kind for stamped in result.trace.events]
         assert (
             result.judged == Judged(score, answer) and kinds[-2:] == ["judged", "done"] and kinds.count("judged") == 1
@@ -207,12 +207,12 @@ def test_a_lane_is_judged_once_by_its_final_text_just_before_it_ends():
 
 
 def test_a_lane_of_several_sequences_is_judged_by_the_one_that_became_its_text():
-    beams = told(ROMAN, LaneConfig("beam_search"))[0]
-    assert told(replace(ROMAN, answer=beams.text), LaneConfig("beam_search"))[0].judged.score == 1
+    beams = answered(ROMAN, LaneConfig("beam_search"))[0]
+    assert answered(replace(ROMAN, answer=beams.text), LaneConfig("beam_search"))[0].judged.score == 1
 
 
 def test_a_lane_that_was_stopped_or_failed_is_not_judged():
-    refused, fine = told(ROMAN, LaneConfig("speculative"), LaneConfig("greedy"))
+    refused, fine = answered(ROMAN, LaneConfig("speculative"), LaneConfig("greedy"))
     assert refused.reason == "failed" and refused.judged is None and fine.judged
     session = prepare(
         Models(TableModel("abcde")), [LaneConfig("greedy")], Prompt("abc"), Limits(0, 4), judge=judging(ROMAN)
@@ -224,7 +224,7 @@ def test_a_lane_that_was_stopped_or_failed_is_not_judged():
 
 
 def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_reported(tmp_path):
-    result = told(ROMAN)[0]
+    result = answered(ROMAN)[0]
     result.trace.save(tmp_path / "run.jsonl")
     assert Result(Trace.load(tmp_path / "run.jsonl")).judged == result.judged
     result.trace.events[-2] = result.trace.events[-2]._replace(event=Judged(7.0))
@@ -239,7 +239,7 @@ def test_a_saved_trace_keeps_the_verdict_and_a_contradictory_one_is_reported(tmp
     (Judged(0.0, "\x1b[2J", checked=False),
      "greedy: not checked, since programs are not run here; expected: \ufffd[2J")])
 def test_the_shell_says_what_became_of_the_answer(judged, said):
-    result = told(ROMAN)[0]
+    result = answered(ROMAN)[0]
     result.trace.events[-2] = result.trace.events[-2]._replace(event=judged)
     assert isinstance(result.trace.events[-1].event, Done) and screen.costs([result]).endswith(said)
 

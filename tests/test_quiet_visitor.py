@@ -51,8 +51,8 @@ class QuietVisitor(threading.Thread):
                     return
 
     async def _one_run(self, visitor: Visitor) -> None:
-        async with aclosing(visitor.ask("run", request(prompt="The green bird", length=256))) as told:
-            async for message in told:
+        async with aclosing(visitor.ask("run", request(prompt="The green bird", length=256))) as answers:
+            async for message in answers:
                 if message.has_tokens:
                     self.arrivals.append(message.at)
                     self.first.set()

@@ -24,13 +24,13 @@ TOKENS = [5, 9, 2, 7, 7, 1, 30, 12, 5]
 EXACT = 1e-9
 
 
-def told(session: Session, lane: int, kind: type) -> list:
+def recorded(session: Session, lane: int, kind: type) -> list:
     list(session)
     return [stamped.event for stamped in session.trace.lane(lane).events if isinstance(stamped.event, kind)]
 
 
 def logprobs(session: Session, lane: int = 0) -> torch.Tensor:
-    return torch.tensor([p for commit in told(session, lane, Commit) for p in commit.logprobs], dtype=torch.float64)
+    return torch.tensor([p for commit in recorded(session, lane, Commit) for p in commit.logprobs], dtype=torch.float64)
 
 
 def rows_of(library, ids: list[int]) -> torch.Tensor:
@@ -54,7 +54,7 @@ def test_a_token_s_log_probability_is_what_the_library_s_model_gives_it():
 def test_every_token_but_the_first_has_a_row_with_its_rivals():
     session = score(pair(), Prompt(TEXT))
     ids = pair().target.tokens.encode(TEXT)
-    steps, rows = told(session, 0, Step), rows_of(network("llama"), ids)
+    steps, rows = recorded(session, 0, Step), rows_of(network("llama"), ids)
     assert [step.chosen for step in steps] == ids[1:] and [step.position for step in steps] == list(range(len(ids) - 1))
     for step, row in zip(steps, rows):
         assert step.entropy == pytest.approx(float(-(row.exp() * row).sum()))
@@ -67,7 +67,7 @@ def test_a_long_text_scores_the_same_in_pieces(monkeypatch):
     monkeypatch.setattr(scoring, "PIECE", 3)
     pieces = score(pair(), Prompt(TEXT))
     assert torch.allclose(logprobs(pieces), whole, atol=EXACT)
-    assert len(told(pieces, 0, Commit)) == -(-len(whole) // 3)
+    assert len(recorded(pieces, 0, Commit)) == -(-len(whole) // 3)
 
 
 def test_target_and_draft_report_their_own_probabilities():
@@ -83,9 +83,9 @@ def test_scoring_adds_no_token_and_ignores_end_tokens():
     session = score(pair(), Prompt(text))
     ids = pair().target.tokens.encode(text)
     assert pair().target.end_ids & set(ids)
-    written = [token for commit in told(session, 0, Commit) for token in commit.ids]
+    written = [token for commit in recorded(session, 0, Commit) for token in commit.ids]
     assert ids[:1] + written == ids and {
-        origin for commit in told(session, 0, Commit) for origin in commit.origins
+        origin for commit in recorded(session, 0, Commit) for origin in commit.origins
     } == {"forced"}
     assert session.headers[0].prompt_ids + session.headers[0].forced == ids
     assert isinstance(session.trace.events[-1].event, Done)
@@ -109,7 +109,7 @@ def test_a_single_token_cannot_be_scored():
 
 def test_a_diffusion_model_cannot_score_text():
     session = score(Models(OracleDenoiser.bundled()), Prompt("the red fox"))
-    assert "fills masked positions" in told(session, 0, Failed)[0].message
+    assert "fills masked positions" in recorded(session, 0, Failed)[0].message
 
 
 # --- inside the model ---

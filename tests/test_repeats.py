@@ -110,7 +110,7 @@ def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
 
 
 @pytest.mark.parametrize(
-    "lane, times, length, rules, told",
+    "lane, times, length, rules, says",
     [
         (2, 4, 9, Rules(), "no lane 3"),
         (-1, 4, 9, Rules(), "no lane 0"),
@@ -121,14 +121,14 @@ def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
         (0, 32, MOST_WRITTEN // 32 + 1, Rules(), "fewer runs or tokens"),
     ],
 )
-def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, told):
-    with pytest.raises(Refusal, match=told):
+def test_too_many_runs_are_refused_with_what_to_do(lane, times, length, rules, says):
+    with pytest.raises(Refusal, match=says):
         Settings(prompt="x", length=length, lanes=LANES).repeated(lane, times, rules)
 
 
 # --- reports ---
 
-def told(*lanes: list[Event], asked: int) -> str:
+def summary(*lanes: list[Event], asked: int) -> str:
     trace, tally = sample_of(*lanes), SweepProgress(SimpleNamespace(lanes=[{}] * asked, length=4))
     tally.add([stamped.to_json() for stamped in trace.events])
     return tally.draw(
@@ -140,13 +140,13 @@ def told(*lanes: list[Event], asked: int) -> str:
 
 
 def test_progress_counts_what_ended_and_what_was_written():
-    said = told(wrote(" a", " b"), wrote(" a")[:1], asked=4)
+    said = summary(wrote(" a", " b"), wrote(" a")[:1], asked=4)
     assert "1 of 4 runs ended, 3 tokens" in said and "value='0.250'" in said and said.count("<li") == 1
 
 
 def test_runs_that_stopped_or_failed_are_distinguished_from_whole_ones():
-    said = told(wrote(" a"), wrote(" b", last=Done("stopped")), [Failed("Choose <another> draft.")], asked=3)
-    assert "2 runs, 1 different text." in told(wrote(" a"), wrote(" a"), asked=2)
+    said = summary(wrote(" a"), wrote(" b", last=Done("stopped")), [Failed("Choose <another> draft.")], asked=3)
+    assert "2 runs, 1 different text." in summary(wrote(" a"), wrote(" a"), asked=2)
     assert (
         "1 of 3 runs finished their text." in said
         and "Choose &lt;another&gt; draft." in said

@@ -79,9 +79,9 @@ def ask(place: str, path: str, body: bytes | None = None, method: str = "POST", 
     sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
     connection.request(method, path, body, sent)
     answer = connection.getresponse()
-    told = answer.status, answer.read().decode("utf-8", "replace")
+    reply = answer.status, answer.read().decode("utf-8", "replace")
     connection.close()
-    return told
+    return reply
 
 
 def join(place: str, body: bytes, **headers: str) -> tuple[int, str]:
@@ -133,8 +133,8 @@ def test_a_body_without_a_length_is_counted_while_it_comes(public):
     ],
 )
 def test_expensive_or_malicious_json_is_refused_with_a_sentence(public, value, status, says):
-    got, told = join(public, b'{"session_hash": "s", "fn_index": 0, "data": [%s]}' % value.encode())
-    assert got == status and says in json.loads(told)["detail"]
+    got, reply = join(public, b'{"session_hash": "s", "fn_index": 0, "data": [%s]}' % value.encode())
+    assert got == status and says in json.loads(reply)["detail"]
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_expensive_or_malicious_json_is_refused_with_a_sentence(public, value, s
     ],
 )
 def test_unused_routes_are_closed(public, path):
-    status, told = ask(public, path, method="GET")
-    assert status == 404 and "no such route" in told
+    status, reply = ask(public, path, method="GET")
+    assert status == 404 and "no such route" in reply
 
 
 def test_a_page_of_another_site_cannot_ask_for_anything(public):
@@ -295,8 +295,8 @@ MALFORMED = [
 def test_requests_beyond_public_limits_are_refused_in_a_short_sentence(change, says):
     with pytest.raises(Refusal) as refused:
         Settings(**({"prompt": "Hello"} | change)).check(STRANGERS)
-    told = str(refused.value)
-    assert says in told and len(told) < 400 and told.encode()
+    reply = str(refused.value)
+    assert says in reply and len(reply) < 400 and reply.encode()
 
 
 def test_a_local_page_has_higher_limits_than_a_public_one():
@@ -531,8 +531,8 @@ def test_an_unavailable_address_is_refused_in_one_sentence(options, says, capsys
     monkeypatch.setattr(app, "build", lambda site: None)
     with pytest.raises(SystemExit) as ended:
         app.main(options)
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and says in told and "Traceback" not in told and len(told) < 400
+    reply = capsys.readouterr().err
+    assert ended.value.code == 2 and says in reply and "Traceback" not in reply and len(reply) < 400
 
 
 def test_a_port_in_use_is_refused_in_one_sentence(capsys, monkeypatch):
@@ -692,12 +692,12 @@ def test_no_request_within_the_limits_holds_the_worker_for_two_seconds(public, h
     settings = Settings("The red fox", length=60, lanes=[{"knobs": {}, "extras": [], "forced": []} | HEAVY[heavy]])
     settings.check(STRANGERS)
     session = _prepare(playground.load(MODELS["target"], MODELS["draft"]), settings, Memory())
-    told = []
+    reply = []
     for _ in range(150):
         start = thread_time()
-        told += session.advance()
+        reply += session.advance()
         assert thread_time() - start < 2
-    messages = [stamped.event.message for stamped in told if isinstance(stamped.event, Failed)]
+    messages = [stamped.event.message for stamped in reply if isinstance(stamped.event, Failed)]
     assert [TOO_MUCH[heavy] in message for message in messages] == ([True] if heavy in TOO_MUCH else [])
 
 
@@ -723,7 +723,7 @@ def test_a_full_disk_is_reported_in_a_sentence():
     for write in (lambda: write_text("/dev/full", "x"), lambda: Trace([Header()], []).save("/dev/full")):
         with pytest.raises(Refusal, match="No space left"):
             write()
-    told = subprocess.run(
+    reply = subprocess.run(
         [sys.executable, "-m", "playground", "list"],
         cwd=ROOT,
         stdout=open("/dev/full", "w"),
@@ -731,4 +731,4 @@ def test_a_full_disk_is_reported_in_a_sentence():
         text=True,
         timeout=200,
     )
-    assert told.returncode == 2 and "No space left" in told.stderr and "Traceback" not in told.stderr
+    assert reply.returncode == 2 and "No space left" in reply.stderr and "Traceback" not in reply.stderr

@@ -50,9 +50,9 @@ class Heard:
 
     def rows(self) -> set[int]:
         """Positions of the reported rows, the same in every layer."""
-        told = {tuple(held.sum((0, 2)).nonzero().flatten().tolist()) for held in self.layers.values()}
-        assert len(told) == 1
-        return set(told.pop())
+        recorded = {tuple(held.sum((0, 2)).nonzero().flatten().tolist()) for held in self.layers.values()}
+        assert len(recorded) == 1
+        return set(recorded.pop())
 
 
 def listening(model: Model) -> tuple[KVCache, Heard]:
@@ -181,17 +181,17 @@ def _stays(slots: Slots, live: torch.Tensor) -> torch.Tensor:
 
 def test_an_evicted_slot_has_no_weight_although_its_token_was_attended_to(llama):
     model, _ = llama
-    store, told = model.new_store(), []
-    store.on_attention = lambda layer, weights, queries, keys: told.append(
+    store, recorded = model.new_store(), []
+    store.on_attention = lambda layer, weights, queries, keys: recorded.append(
         weights.masked_select((keys == EMPTY)[:, None])
     )
     feed_watched(model, store, words(7, 6), chain(6))
     store.commit(5)
     feed_watched(model, store, [5], [-1])  # it attends to evicted slots before its commit
     store.evict([torch.tensor([[1, 1, 1, 0, 1, 1], [1, 0, 0, 1, 1, 1]]).bool()])
-    told.clear()
+    recorded.clear()
     store.commit(0)
-    assert [weights.tolist() for weights in told] == [[0.0]] * 3
+    assert [weights.tolist() for weights in recorded] == [[0.0]] * 3
 
 
 def test_selection_for_one_row_does_not_affect_others(llama):
@@ -210,7 +210,7 @@ def test_selection_for_one_row_does_not_affect_others(llama):
 @pytest.mark.parametrize("seed", range(3))
 def test_evicting_and_masking_slots_give_equal_rows_and_attention_in_trees(pair, seed):
     model, _ = pair
-    (freed, told), (hidden, expected) = listening(model), listening(model)
+    (freed, recorded), (hidden, expected) = listening(model), listening(model)
     lives = torch.rand(20, 3, 4, ROOM, generator=torch.Generator().manual_seed(seed)) < 0.8
     largest, text = 0.0, words(7, 12)
 
@@ -227,7 +227,7 @@ def test_evicting_and_masking_slots_give_equal_rows_and_attention_in_trees(pair,
         mask(hidden, live[:, :freed.heads])
     assert largest < EXACT
     assert freed.live_slots() == hidden.live_slots() < freed.depth * freed.heads * len(text) / 2
-    assert all((told.layers[layer] - expected.layers[layer]).abs().max() < EXACT for layer in range(3))
+    assert all((recorded.layers[layer] - expected.layers[layer]).abs().max() < EXACT for layer in range(3))
     assert max(slots.count for slots in freed.slots) < len(text)
 
 
@@ -286,19 +286,20 @@ def test_merged_slots_act_like_slots_written_that_way_in_trees(pair, seed):
         feed(model, store, words(13, 14), chain(14))
         store.commit(13)
         feed(model, store, [9, 10, 11], [-1, 0, 0])
-    told = []
+    recorded = []
     for layer in range(3):
         merge = some_merge(merged, 10 * seed + layer)
         for pool in (plain.keys[layer], plain.values[layer]):
             pool.rows[:, :14] = mixed(pool.rows[:, :14], merge)
-        told.append(merged.merge(layer, *merge).by_head(merged.heads))
-        assert [len(head) for head in told[-1]] == merge.merge_map.sources[0].bincount(minlength=merged.heads).tolist()
+        recorded.append(merged.merge(layer, *merge).by_head(merged.heads))
+        expected = merge.merge_map.sources[0].bincount(minlength=merged.heads).tolist()
+        assert [len(head) for head in recorded[-1]] == expected
     stays = torch.rand(3, merged.heads, 14, generator=torch.Generator().manual_seed(seed)) < 0.7
     evict(merged, stays)
     mask(plain, stays)
     tree = [5, 6, 7], [0, 2, 3]
     assert (feed(model, merged, *tree) - feed(model, plain, *tree)).abs().max() < EXACT
-    assert all(source != target for layer in told for head in layer for source, target in head)
+    assert all(source != target for layer in recorded for head in layer for source, target in head)
 
 
 def test_merges_are_reported_by_position_after_compaction(llama):

@@ -485,9 +485,15 @@ def test_a_visitor_without_a_place_gets_a_message_and_nothing_is_judged(monkeypa
 def test_a_search_ends_when_its_programs_took_too_long(monkeypatch, bundled):
     planning = sys.modules[find("pg_td").__module__]
     monkeypatch.setattr(planning, "PROGRAM_SECONDS", 0.0)
-    told = playground.run("pg_td", "Python: def work(items). Return 7.", chat=True, max_new_tokens=24, models=bundled,
-                          knobs={"tests": "work(1) == 2", "rollouts": 6})
-    notes = [stamped.event.text for stamped in told.trace.events if stamped.event.kind == "note"]
+    outcome = playground.run(
+        "pg_td",
+        "Python: def work(items). Return 7.",
+        chat=True,
+        max_new_tokens=24,
+        models=bundled,
+        knobs={"tests": "work(1) == 2", "rollouts": 6},
+    )
+    notes = [stamped.event.text for stamped in outcome.trace.events if stamped.event.kind == "note"]
     assert sum(note.startswith("Rollout") for note in notes) == 1
     assert any("its programs took more than" in note for note in notes)
 

@@ -380,10 +380,10 @@ def test_counts_of_the_tables_add_up(findings):
     assert int(total[1]) == len(CASES) == sum(map(int, total[2:2 + len(OUTCOMES)]))
     assert len(schema_rows(everything)) == 1 + len(CASES) and {len(row) for row in [head, *rows, total]} == {len(head)}
     assert verdict(everything) == "No accepted schema was violated."
-    told = json.loads(json.dumps(document({}, everything), allow_nan=False))
-    assert [entry["name"] for entry in told["schemas"]] == [case.name for case in CASES]
+    exported = json.loads(json.dumps(document({}, everything), allow_nan=False))
+    assert [entry["name"] for entry in exported["schemas"]] == [case.name for case in CASES]
     assert all(
-        entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in told["schemas"] if entry["masks"]
+        entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in exported["schemas"] if entry["masks"]
     )
 
 
@@ -445,8 +445,8 @@ def test_the_command_reports_every_schema_and_writes_a_file(tmp_path, capsys):
     )
     shown = capsys.readouterr().out
     assert "const.json: an object" in shown and "No accepted schema was violated." in shown
-    told = json.loads(out.read_text())
-    assert len(told["schemas"]) == 2 and told["settings"]["scribbles"] == 4 and told["machine"]["torch"]
+    exported = json.loads(out.read_text())
+    assert len(exported["schemas"]) == 2 and exported["settings"]["scribbles"] == 4 and exported["machine"]["torch"]
 
 
 def test_a_violation_sets_the_exit_code_after_the_whole_report(tmp_path, capsys, monkeypatch):

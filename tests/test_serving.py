@@ -248,12 +248,12 @@ def test_health_answers_for_the_worker(monkeypatch):
         models = site.model_loader.request(site.model_request).result()
         run = site.worker(models).take(Counting([], forward=PATIENCE))
         site.join(PAGE)
-        code, told = asked(address)
+        code, described = asked(address)
         assert (
             code == 200
-            and told["seated"] == 1
-            and told["models"] == ["counter"]
-            and [one["runs"] for one in told["workers"].values()] == [1]
+            and described["seated"] == 1
+            and described["models"] == ["counter"]
+            and [one["runs"] for one in described["workers"].values()] == [1]
         )
         monkeypatch.setattr(worker_module, "STUCK", 0.0)
         assert asked(address)[0] == 503

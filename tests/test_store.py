@@ -253,7 +253,7 @@ def test_runs_of_all_heads_equal_those_of_each_head(seed):
         store.slots = [some_slots(chance, length) for _ in range(3)]
         expected = [[walked(head) for head in slots.positions.tolist()] for slots in store.slots]
         agree = [slots.dense and slots.count == length for slots in store.slots]
-        assert store.runs() == [[[(0, length)]] if all_there else told for all_there, told in zip(agree, expected)]
+        assert store.runs() == [[[(0, length)]] if all_there else ranges for all_there, ranges in zip(agree, expected)]
         assert [slots.live for slots in store.slots] == [
             sum(p != EMPTY for head in slots.positions.tolist() for p in head) for slots in store.slots
         ]

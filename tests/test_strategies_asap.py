@@ -691,7 +691,7 @@ def test_lanes_side_by_side_learn_separately():
 def test_a_run_that_is_stopped_keeps_what_it_learned():
     memory = Memory()
     session = prepare(Models(table(2)), [OPTIONS], Prompt("q"), Limits(0, 24), memory=memory)
-    while not any(isinstance(event, Figure) for event in told_so_far(session)):
+    while not any(isinstance(event, Figure) for event in recorded_so_far(session)):
         session.advance()
     session.advance()
     assert len(memory) == 0
@@ -699,5 +699,5 @@ def test_a_run_that_is_stopped_keeps_what_it_learned():
     assert len(trie_of(memory)) > 1
 
 
-def told_so_far(session) -> list[Event]:
+def recorded_so_far(session) -> list[Event]:
     return [stamped.event for stamped in session.trace.events]

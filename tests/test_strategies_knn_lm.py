@@ -233,12 +233,12 @@ def test_growth_is_the_least_squares_slope_without_rolled_back_tokens():
     sampler = knn()
     for position, value in enumerate([9.0, 1.0, 2.0, 4.0, 3.0, 5.0, 5.0, 8.0, 7.0]):
         list(sampler._entropies(position, value, 2 * value))
-    told_again = list(sampler._entropies(8, 1.0, 30.0))[-1].data["series"]
+    later = list(sampler._entropies(8, 1.0, 30.0))[-1].data["series"]
     expected = torch.linalg.lstsq(
         torch.stack([torch.arange(9.0), torch.ones(9)], 1), torch.tensor([9.0, 1, 2, 4, 3, 5, 5, 8, 1])[:, None]
     ).solution
-    assert told_again["of the model"] == pytest.approx(float(expected[0]), abs=1e-5)
-    assert told_again["of the neighbours"] > told_again["of the model"]
+    assert later["of the model"] == pytest.approx(float(expected[0]), abs=1e-5)
+    assert later["of the neighbours"] > later["of the model"]
 
 
 def test_a_text_of_one_token_is_refused():

@@ -102,7 +102,7 @@ def test_sources_may_be_processed_in_chunks(monkeypatch):
     assert all(seeks(heads_of_one_layer, seed) for seed in range(4))
 
 
-def all_are_told(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
+def all_slots_are_searched(keys: Tensor, among: Tensor, seekers: Tensor) -> NearestSlots:
     return nearest([keys], among, everyone(keys))
 
 
@@ -123,7 +123,7 @@ def long_keys_count_more(keys: Tensor, among: Tensor, seekers: Tensor) -> Neares
 
 @pytest.mark.parametrize("each", [None, 1])
 @pytest.mark.parametrize(
-    "wrong", [all_are_told, they_look_among_themselves, places_are_taken_for_slots, long_keys_count_more]
+    "wrong", [all_slots_are_searched, they_look_among_themselves, places_are_taken_for_slots, long_keys_count_more]
 )
 def test_a_wrong_similarity_search_is_detected(wrong, each):
     assert not all(seeks(wrong, seed, each) for seed in range(4))

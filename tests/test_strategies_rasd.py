@@ -296,7 +296,7 @@ def test_a_tree_has_distinct_nodes_within_its_limit_and_ends_with_the_text(nodes
 
 def test_the_draft_models_tree_holds_its_most_probable_paths():
     models, width = tables("abcd", seed=3), 2
-    drafts_told = [
+    drafts = [
         e
         for e in ran(speculative_lane("rasd", nodes=4, width=width, depth=2, retrieved=0), models, [0], 3)
         if isinstance(e, Draft)
@@ -310,7 +310,7 @@ def test_the_draft_models_tree_holds_its_most_probable_paths():
     ]
     expected = {text for text, _ in sorted([*first, *per_parent], key=lambda item: -item[1])[:4]}
     tree = TokenTree()
-    for token, parent in zip(drafts_told[0].tokens, drafts_told[0].parents):
+    for token, parent in zip(drafts[0].tokens, drafts[0].parents):
         tree.add(token, parent)
     assert paths(tree) == expected
 

@@ -340,11 +340,11 @@ def test_the_estimate_is_the_share_of_accepted_among_tested_draft_tokens(cls, es
 
 
 def test_a_heavy_load_turns_speculation_off_and_a_light_one_on_and_the_text_is_the_same():
-    (busy, told_busy), (idle, told_idle) = (recorded(smart(load=load), length=30) for load in (64, 1))
+    (busy, busy_events), (idle, idle_events) = (recorded(smart(load=load), length=30) for load in (64, 1))
     assert busy._runners[0].lane.tokens == idle._runners[0].lane.tokens
     assert metrics(busy.trace)["target_forwards"] > metrics(idle.trace)["target_forwards"]
-    assert not of(Draft, told_busy) and len(of(Draft, told_idle)) > 5
-    names = {event.name for event in of(Figure, told_busy) if "goodput" in event.name}
+    assert not of(Draft, busy_events) and len(of(Draft, idle_events)) > 5
+    names = {event.name for event in of(Figure, busy_events) if "goodput" in event.name}
     assert names and all("simulated batch of 64" in name for name in names)
 
 

@@ -419,7 +419,7 @@ def test_plain_decoding_gives_exactly_one_token_per_forward():
     assert found["origins"] == {"sampled": 4}
 
 
-def test_a_pass_that_a_stop_left_without_a_token_is_not_counted_against_the_lane():
+def test_a_forward_that_a_stop_left_without_a_token_is_not_counted_against_the_lane():
     stopped = metrics(trace(prefill(), ONE, Forward(), commit(1, [2]), Forward(), Done("stopped")))
     assert stopped["target_forwards"] == 2 and stopped["tokens_per_target_forward"] == 1.0
 
@@ -478,7 +478,7 @@ def test_rows_of_dropped_branches_were_wasted():
     assert metrics(beams)["wasted_tokens"] == 2 - 1 and metrics(beams)["tokens"] == 2
 
 
-def test_forced_tokens_cost_no_pass_of_their_own():
+def test_forced_tokens_cost_no_forward_of_their_own():
     forced = commit(1, [2, 3, 4], ["sampled", "forced", "forced"])
     found = metrics(trace(prefill(), ONE, Forward(), forced, Forward(tokens=3), commit(4, [5]), END))
     assert found["tokens_per_target_forward"] == (3 + 1) / 2 and found["wasted_tokens"] == (1 + 3) - (5 - 1)

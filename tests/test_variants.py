@@ -185,8 +185,8 @@ def test_a_new_model_is_in_the_catalogue_and_loads_by_its_name(base):
 
 
 def test_a_card_shows_all_it_takes_to_make_the_model_again(base):
-    told_live = []
-    card = made(base, told_live.append, seed=5)
+    live_events = []
+    card = made(base, live_events.append, seed=5)
     assert (
         card["method"] == "hyperfitting"
         and card["knobs"]["length"] == 16
@@ -196,10 +196,10 @@ def test_a_card_shows_all_it_takes_to_make_the_model_again(base):
     assert card["texts"]["count"] == 2 and len(card["texts"]["sha256"]) == 64 and len(card["base_revision"]) == 12
     assert (
         [point["x"] for point in card["curve"]]
-        == [event.data["x"] for event in told_live if isinstance(event, Figure)]
+        == [event.data["x"] for event in live_events if isinstance(event, Figure)]
         == [0, 1]
     )
-    assert card["notes"] == [told_live[-1].text]
+    assert card["notes"] == [live_events[-1].text]
 
 
 def test_a_public_page_opens_what_its_owner_made(base):
