@@ -62,6 +62,11 @@ def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 
     ]
 
 
+def share(recipes: list[LaneConfig], part: slice) -> list[LaneConfig]:
+    """A part of these lanes; all, if they are too few for each part to have one."""
+    return recipes[part] or recipes
+
+
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
     """Whether a knob value is valid with the defaults of the others and needs no model-specific training."""
     try:

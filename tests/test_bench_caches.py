@@ -18,7 +18,6 @@ from playground.bench.caches.freed_memory import (
     allocated,
     freed,
     measure,
-    measure_all,
     tensors,
 )
 from playground.bench.caches.freed_memory import rows as memory_rows
@@ -155,7 +154,7 @@ def full_bytes(tokens: int) -> int:
 
 
 def test_a_refused_policy_is_reported():
-    bad, = measure_all([MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1)])
+    bad = measure(MemoryRequest(Point("snapkv", "snapkv", {"capacity": 8}), "tiny", 20, 2, 1))
     assert "capacity" in bad.failure and bad.early is None and memory_rows([bad])[-1][:2] == ["snapkv", "failed"]
 
 
@@ -284,6 +283,7 @@ def run(*words: str) -> int:
 def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("sink_window")])
     monkeypatch.setattr("playground.bench.caches.recall_score.policies", lambda: [find("sink_window")])
+    monkeypatch.setattr("playground.bench.caches.recall_score.ANSWER", 8)
     out, page = tmp_path / "caches.json", tmp_path / "caches.md"
     assert (
         run(

@@ -10,7 +10,7 @@ import pytest
 import torch
 from architectures import ARCHITECTURES
 from pairs import greedy_text, pair
-from registry import Collapse, can_be_had, declared, lanes, registered, shared_out, title
+from registry import Collapse, can_be_had, declared, lanes, registered, share, shared_out, title
 from tables import TableModel, distance, law, product_law, watch, write
 from toys import byte_tokenizer
 
@@ -71,7 +71,7 @@ def test_the_distribution_is_the_targets_if_a_text_may_end_early(recipe):
 @pytest.mark.matrix
 @pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
 def test_the_distribution_is_the_targets_with_every_sampler(sampler, part):
-    for recipe in lanes("distribution_identical", added=(sampler,))[part]:
+    for recipe in share(lanes("distribution_identical", added=(sampler,)), part):
         assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
 
 
@@ -280,7 +280,7 @@ def test_the_drafts_of_these_tests_are_partly_accepted():
 
 # --- constraint_sound ---
 
-SLICES = 4  # of all lanes, each a case of its own
+SLICES = 16  # of all lanes, each a case of its own
 
 
 def constrained() -> list:
@@ -317,7 +317,7 @@ def test_finished_texts_under_a_constraint_are_valid(constraint, valid, part, ba
 @pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
 def test_no_head_exceeds_the_budget_after_a_commit(policy, part):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
-    for recipe in drawing(lanes(added=(policy,))[part]):
+    for recipe in drawing(share(lanes(added=(policy,)), part)):
         generated = 0
         for lane in watch(assemble(recipe), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
             if lane.generated > generated:

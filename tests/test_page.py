@@ -30,6 +30,7 @@ from playground.ui.settings import Settings
 
 
 def test_a_recording_greets_the_visitor(page, address):
+    page.emulate_media(reduced_motion="no-preference")  # it plays
     visit(page, address)
     recorded = page.locator("#live [data-recorded='true'] .lane")
     expect(recorded).to_have_count(len(Trace.load(ROOT / "assets/traces/first_view.jsonl").headers))

@@ -364,7 +364,6 @@ MOVING = """() => document.getAnimations().filter((one) => one.playState === 'ru
 
 
 def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(page, address):
-    page.emulate_media(reduced_motion="reduce")
     visit(page, address, Settings(prompt="The red fox", length=400, lanes=[GREEDY]))
     expect(page.locator("#live .play")).to_have_attribute("aria-label", "Play")
     # colours that came with the style sheet, before it could say so
