@@ -3,11 +3,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import product
 
 import pytest
 from pairs import pair
-from toys import byte_tokenizer
 
 from playground.contract import Constraint, find
 from playground.contract.lane_config import LaneConfig
@@ -17,9 +15,9 @@ from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.template_grammar import Template
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Forward
+from support.texts_of_masks import check_texts, engine  # noqa: F401
 
 FilledTemplate = find("template")
-TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
 
 
 @dataclass(frozen=True)
@@ -65,31 +63,8 @@ def fits(parts: tuple[str | None, ...], text: str) -> bool:
     return text == ""
 
 
-def written(engine: GrammarEngine, constraint: Constraint, letters: str, longest: int) -> set[str]:
-    """Every text of these letters, up to a length, that the masks lead to and that may end."""
-    found, matchers = set(), [("", engine.compile(*constraint.grammar()).matcher())]
-    tokens = {letter: TOKENIZER(letter, add_special_tokens=False)["input_ids"][0] for letter in letters}
-    while matchers:
-        text, matcher = matchers.pop()
-        if matcher.accepting:
-            found.add(text)
-        mask = matcher.mask() if len(text) < longest and not matcher.stopped else ()
-        for letter in (letter for letter, token in tokens.items() if len(mask) and mask[token]):
-            twin = matcher.fork()
-            assert twin.advance(tokens[letter]), "a token of the mask is refused"
-            matchers.append((text + letter, twin))
-    return found
-
-
 def check_template(cls: type[Constraint], engine: GrammarEngine, case: Filling) -> None:
-    texts = ("".join(letters) for n in range(case.longest + 1) for letters in product(case.letters, repeat=n))
-    found = written(engine, cls(case.source), case.letters, case.longest)
-    assert found == {text for text in texts if fits(case.parts, text)}
-
-
-@pytest.fixture(scope="module")
-def engine() -> GrammarEngine:
-    return GrammarEngine(TOKENIZER, len(TOKENIZER), [TOKENIZER.eos_token_id])
+    check_texts(engine, cls(case.source), case.letters, case.longest, lambda text: fits(case.parts, text))
 
 
 class GoesPastTheFixedText(FilledTemplate):

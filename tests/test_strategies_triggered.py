@@ -18,10 +18,12 @@ from playground.contract import Constraint, find
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
+from support.texts_of_masks import check_texts, engine  # noqa: F401
 
 Triggered = find("triggered")
-BYTES = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
 MERGED = byte_tokenizer(merges=80)  # it has "the" and " the"
+
+
 @dataclass(frozen=True)
 class Case:
     """Knobs, what the constraint accepts, and the letters of the texts that are compared."""
@@ -97,32 +99,8 @@ def scanned(case: Case, text: str) -> bool:
     return came and len(text) <= most
 
 
-def written(engine: GrammarEngine, constraint: Constraint, case: Case) -> set[str]:
-    """Every text of these letters, up to a length, that the masks lead to and that may end."""
-    found, matchers = set(), [("", engine.compile(*constraint.grammar()).matcher())]
-    tokens = {letter: BYTES.convert_tokens_to_ids(BYTES.tokenize(letter))[0] for letter in case.letters}
-    while matchers:
-        text, matcher = matchers.pop()
-        if matcher.accepting:
-            found.add(text)
-        if len(text) == case.longest or matcher.stopped:
-            continue
-        mask = matcher.mask()
-        for letter in (letter for letter, token in tokens.items() if mask[token]):
-            twin = matcher.fork()
-            assert twin.advance(tokens[letter]), "a token of the mask is refused"
-            matchers.append((text + letter, twin))
-    return found
-
-
 def check_triggered(cls: type[Constraint], engine: GrammarEngine, case: Case) -> None:
-    texts = ("".join(letters) for n in range(case.longest + 1) for letters in product(case.letters, repeat=n))
-    assert written(engine, cls(**case.knobs), case) == {text for text in texts if scanned(case, text)}
-
-
-@pytest.fixture(scope="module")
-def engine() -> GrammarEngine:
-    return GrammarEngine(BYTES, len(BYTES), [BYTES.eos_token_id])
+    check_texts(engine, cls(**case.knobs), case.letters, case.longest, lambda text: scanned(case, text))
 
 
 class ActsOnce(Triggered):
