@@ -214,6 +214,7 @@ def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monke
 
 def test_a_local_run_can_be_held_indefinitely(monkeypatch):
     monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
+    monkeypatch.setattr("playground.ui.worker.HELD_PATIENCE", 0.1)
     site = counting_site(lambda models, settings, memory: Counting([]))
     page, changes = stream(site)
     visit = next(change[page.visit] for change in changes if page.visit in change)

@@ -5,47 +5,37 @@ import json
 from collections import deque
 from dataclasses import replace
 from functools import cache
-from itertools import combinations, filterfalse, groupby
+from itertools import filterfalse, groupby
 
 import pytest
-import torch
 from pairs import pair
-from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
+from registry import lanes, title
 from tables import TableModel, watch, write
-from toys import byte_tokenizer
 
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.session import Models, Session, prepare
 from playground.decoding.stream import Stream
 from playground.engine.forward_input import ForwardInput
-from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Forward, Note, event_from_json
+from playground.events import Done, Event, Forward, Note, event_from_json
 from playground.trace import Trace, check
+from support.contract_lanes import (
+    ALL,
+    LENGTH,
+    PROMPT,
+    commits,
+    each_of,
+    events,
+    ids,
+    in_groups,
+    prompt_of,
+    start,
+    timeless,
+)
 from support.laws import drawing
-
-LENGTH = 8
-TEXT = "The green bird"
-LANES = lanes()
-ALL = {title(recipe): recipe for recipe in LANES + drawing(LANES)}
-
-
-def each_of(named: dict[str, LaneConfig]):
-    """A case for each of these lanes. They cross decoders, drafters and verifiers, so they belong to the matrix."""
-    cases = pytest.mark.parametrize("recipe", named.values(), ids=named)
-    return lambda test: pytest.mark.matrix(cases(test))
-
-
-def in_groups(named: dict[str, LaneConfig], size: int = 8):
-    """A case for every few of these lanes, which run side by side."""
-    recipes = list(named.values())
-    groups = [recipes[start:start + size] for start in range(0, len(recipes), size)]
-    cases = pytest.mark.parametrize("recipes", groups, ids=lambda group: f"{title(group[0])} and {len(group) - 1} more")
-    return lambda test: pytest.mark.matrix(cases(test))
-
 
 every_lane = each_of(ALL)
 ANSWERING = {name: recipe for name, recipe in ALL.items() if find(recipe.strategy).whole_answers}
@@ -53,12 +43,6 @@ GROWING = {name: recipe for name, recipe in ALL.items() if name not in ANSWERING
 every_growing_lane = each_of(GROWING)
 every_answering_lane = each_of(ANSWERING)
 every_greedy_lane = each_of({title(recipe): recipe for recipe in lanes("greedy_identical")})
-
-
-def start(
-    *recipes: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT
-) -> Session:
-    return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
 
 
 @cache
@@ -74,30 +58,7 @@ def finished(recipe: LaneConfig) -> tuple[Session, list[Event]]:
     return session, [stamped.event for stamped in session.trace.events]
 
 
-def prompt_of(text: str) -> Prompt:
-    return Prompt(text, context="A bird.")
-
-
-PROMPT_LENGTH = len(prompt_of(TEXT).encode(pair().target))
-
-
-def events(session: Session, lane: int = 0) -> list[Event]:
-    deque(session, maxlen=0)
-    return [stamped.event for stamped in session.trace.events if stamped.lane == lane]
-
-
-def commits(recorded: list[Event]) -> list[Commit]:
-    """The events of the lane's text; branches have numbers of their own."""
-    return [event for event in recorded if isinstance(event, Commit) and event.sequence == 0]
-
-
-def ids(recorded: list[Event]) -> list[int]:
-    return [token for commit in commits(recorded) for token in commit.ids]
-
-
-def timeless(recorded: list[Event]) -> list[dict]:
-    """Events as JSON without measured times."""
-    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in recorded]
+PROMPT_LENGTH = len(prompt_of(PROMPT).encode(pair().target))
 
 
 def lane_of(session: Session, index: int = 0) -> Lane:
@@ -316,79 +277,6 @@ def test_a_fork_may_end_the_text_by_itself(recipe):
         assert (lane.reason, lane.tokens[1:]) == (reason, left)
 
 
-# --- toggles, and lanes that require one ---
-
-REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
-BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
-COMPANY = {
-    title(recipe): recipe
-    for recipe in [
-        *(
-            LaneConfig("greedy", {}, [REGEX if name == "regex" else (name, {})])
-            for name in sorted(cls.name for cls in registered(*TOGGLES))
-        ),
-        *(
-            LaneConfig("speculative", {}, [("draft_model", {"width": 2}), ("rejection", {}), *beside])
-            for beside in BESIDE.values()
-        ),
-        *(LaneConfig(cls.name, {}, [REGEX]) for cls in registered(*TEXT) if "constraint" in cls.needs),
-    ]
-}
-every_company = each_of(COMPANY)
-
-
-@every_company
-def test_toggles_give_consistent_and_reproducible_traces(recipe):
-    session = start(recipe, seed=3)
-    recorded = events(session)
-    assert isinstance(recorded[-1], Done) and check(session.trace) == []
-    assert timeless(recorded) == timeless(events(start(recipe, seed=3)))
-
-
-@pytest.mark.slow
-@in_groups(ALL | COMPANY)
-@pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
-def test_every_strategy_runs_on_other_architectures(architecture, recipes):
-    assert unfinished(recipes, pair(architecture)) == []
-
-
-@pytest.mark.slow
-@in_groups(ALL | COMPANY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_strategy_runs_in_half_precision(dtype, recipes):
-    assert unfinished(recipes, pair(dtype=dtype)) == []
-
-
-def unfinished(recipes: list[LaneConfig], models: Models) -> list:
-    """Reasons of lanes that failed, and contradictions in the trace."""
-    session = start(*recipes, models=models, length=5)
-    events(session)
-    ends = [(title(recipe), session.trace.lane(i).events[-1].event) for i, recipe in enumerate(recipes)]
-    return [end for end in ends if not isinstance(end[1], Done)] + check(session.trace)
-
-
-@every_company
-def test_toggles_can_be_held_and_stopped_anywhere(recipe):
-    whole = events(start(recipe, seed=3, length=5))
-    for turns in range(0, 40, 3):
-        session = start(recipe, seed=3, length=5)
-        for _ in range(turns):
-            session.advance()
-        if session.finished:
-            break
-        session.stop()
-        recorded = events(session)
-        assert timeless(recorded[:-1]) == timeless(whole[:len(recorded) - 1]) and check(session.trace) == []
-
-
-@every_company
-def test_toggles_work_with_a_fork(recipe):
-    text = ids(events(start(recipe, seed=3)))
-    recorded = events(start(replace(recipe, forced=text[:2]), seed=3))
-    assert isinstance(recorded[-1], Done), recorded[-1]
-    assert ids(recorded)[:2] == text[:2]
-
-
 # --- how a text ends ---
 
 @every_growing_lane
@@ -455,76 +343,3 @@ def test_a_stop_string_inside_a_token_ends_the_text_with_that_token(recipe):
     lane = write(assemble(recipe), models, [0, 1, 2], Limits(1, 30, ("wo", "hre")), Draws(1))
     assert lane.reason == "stop_string" and lane.text.endswith(("two ", "three "))
     assert set(lane.text.split()[:-1]) <= {"one"}
-
-
-# --- combinations: they work or are refused before the run ---
-
-SLICES = 18  # of all lanes, each a case of its own
-
-
-def outcome(recipe: LaneConfig, models: dict) -> str:
-    """ "refused", or why the text ended; fails if the lane fails."""
-    try:
-        assembly = assemble(recipe)
-    except Refusal as refusal:
-        assert str(refusal).endswith(".") and "\n" not in str(refusal)
-        return "refused"
-    return write(assembly, models, [54, 71, 71], Limits(1, 6), Draws(1)).reason
-
-
-def toggles() -> list[str]:
-    return [cls.name for cls in registered(*TOGGLES)]
-
-
-@pytest.fixture(scope="module")
-def speakers() -> dict[str, TableModel]:
-    tokenizer = byte_tokenizer()
-    return {"target": TableModel(tokenizer=tokenizer), "draft": TableModel(tokenizer=tokenizer, seed=1)}
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("part", range(SLICES))
-@pytest.mark.parametrize("toggle", toggles())
-def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
-    models = {"target": pair().target, "draft": pair().draft}
-    for recipe in LANES[part::SLICES]:
-        assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
-            "refused",
-            "length",
-            "end",
-            "grammar",
-        )
-
-
-def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
-    """Every pair of toggles with a third of the decoders, each pair with other ones, their slots filled in one of their
-    ways.
-    """
-    fillings: dict[str, list[LaneConfig]] = {}
-    for recipe in lanes():
-        fillings.setdefault(recipe.strategy, []).append(recipe)
-    decoders = list(fillings.values())
-    return [
-        (pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3 :: 3]])
-        for turn, pair_ in enumerate(combinations(toggles(), 2))
-    ]
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
-)
-def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
-    for recipe in beside:
-        added = [(name, {}) for name in both]
-        assert outcome(replace(recipe, extras=[*recipe.extras, *added]), speakers) in (
-            "refused",
-            "length",
-            "end",
-            "grammar",
-        )
-
-
-def test_most_combinations_of_toggles_are_supported():
-    asked = [replace(recipe, extras=[*recipe.extras, (toggle, {})]) for recipe in lanes() for toggle in toggles()]
-    assert sum(map(can_be_had, asked)) > len(asked) / 2

@@ -3,250 +3,34 @@ browser or a program.
 """
 from __future__ import annotations
 
-import http.client
 import json
-import re
-import socket
-import subprocess
-import sys
-from dataclasses import asdict, fields, replace
-from pathlib import Path
-from resource import RUSAGE_SELF, getrusage
-from time import process_time, thread_time
+from time import thread_time
 from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import gradio as gr
 import pytest
-import saved
-from toys import save
 
-import app
-from playground import request_limits
 from playground.bench.questions import Question
 from playground.bench.survey import Answer
 from playground.bench.survey_export import as_csv
 from playground.bench.user_questions import questions_in
-from playground.engine.load import Loading, load
 from playground.errors import Refusal
 from playground.events import Failed
-from playground.request_limits import LOCAL, MAX_SEED, PUBLIC, RequestLimits, quoted
-from playground.ui import gallery, lessons
+from playground.request_limits import MAX_SEED
 from playground.ui import game_page as game
 from playground.ui import lane_editor as editor
+from playground.ui import lessons
 from playground.ui.benchmark_page import SurveyHandlers
 from playground.ui.event_fields import number, text, whole_number
 from playground.ui.gallery import picked
 from playground.ui.handlers import Handlers, Visit
-from playground.ui.model_loader import ModelRequest
-from playground.ui.pages import build
 from playground.ui.playground_page import Page
-from playground.ui.request_guard import Denied, Hosts, check_json, guarded
 from playground.ui.settings import Rules, Settings
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
+from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
 
-ROOT = Path(__file__).parents[1]
-STRANGERS = Rules.for_visitors()
 GREEDY = {"strategy": "greedy"}
-LONGEST_EXAMPLE = 4096  # tokens: an example may be longer than a public page runs it
-MODELS: dict[str, str] = {}  # folders of the public page's models
-
-
-# --- over HTTP, against a public page ---
-
-@pytest.fixture(scope="module")
-def public(tmp_path_factory):
-    """Host and port of a public page over small random models."""
-    pair = saved.save_models(tmp_path_factory.mktemp("models"))
-    MODELS.update(target=pair.target, draft=pair.draft)
-    site = Site(ModelRequest(pair.target, pair.draft), STRANGERS)
-    demo = build(site)
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True,
-        quiet=True,
-        run_history=False,
-        max_file_size=PUBLIC.upload_bytes,
-        app_kwargs=guarded(site.rules, "127.0.0.1"),
-    )
-    yield urlsplit(address).netloc
-    demo.close()
-
-
-def ask(place: str, path: str, body: bytes | None = None, method: str = "POST", **headers: str) -> tuple[int, str]:
-    """Status and body of the answer; header names are written with _ for -."""
-    connection = http.client.HTTPConnection(place, timeout=30)
-    sent = {"Content-Type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
-    connection.request(method, path, body, sent)
-    answer = connection.getresponse()
-    reply = answer.status, answer.read().decode("utf-8", "replace")
-    connection.close()
-    return reply
-
-
-def join(place: str, body: bytes, **headers: str) -> tuple[int, str]:
-    return ask(place, "/gradio_api/queue/join", body, **headers)
-
-
-def call(name: str, *data) -> bytes:
-    return json.dumps({"data": data, "session_hash": "s"}).encode()
-
-
-def test_forty_megabytes_of_numbers_are_refused_before_they_are_read(public):
-    connection = http.client.HTTPConnection(public, timeout=30)
-    connection.putrequest("POST", "/gradio_api/queue/join")
-    connection.putheader("Content-Type", "application/json")
-    connection.putheader("Content-Length", str(40_000_000))
-    connection.endheaders(b'{"data": [1')  # the answer must come without the rest
-    assert connection.getresponse().status == 413
-    connection.close()
-
-
-def test_a_body_without_a_length_is_counted_while_it_comes(public):
-    host, _, port = public.partition(":")
-    with socket.create_connection((host, int(port)), timeout=30) as line:
-        line.sendall(
-            f"POST /gradio_api/queue/join HTTP/1.1\r\nHost: {public}\r\nContent-Type:"
-            " application/json\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
-        )
-        sent = 0
-        try:
-            while sent <= PUBLIC.body_bytes + 1_000_000:
-                line.sendall(b"10000\r\n" + b" " * 0x10000 + b"\r\n")
-                sent += 0x10000
-        except OSError:
-            pass  # the server may close the connection before it has read everything
-        assert line.recv(100).startswith(b"HTTP/1.1 413")
-
-
-@pytest.mark.parametrize(
-    "value, status, says",
-    [
-        ("[" + "1," * 300_000 + "1]", 413, "list items"),
-        ("[" * 3000 + "]" * 3000, 413, "nested"),
-        ("1" * 10_000, 413, "digits"),
-        ('"\\ud800"', 400, "surrogate"),
-        ('"\\udc00\\ud800"', 400, "surrogate"),
-        ("NaN", 400, "finite"),
-        ("-Infinity", 400, "finite"),
-        ("1e999", 400, "finite"),
-    ],
-)
-def test_expensive_or_malicious_json_is_refused_with_a_sentence(public, value, status, says):
-    got, reply = join(public, b'{"session_hash": "s", "fn_index": 0, "data": [%s]}' % value.encode())
-    assert got == status and says in json.loads(reply)["detail"]
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/monitoring",
-        "/monitoring/summary",
-        "/gradio_api/proxy=https://example.com",
-        "/gradio_api/file=https://example.com/x",
-        "/gradio_api/run-history/records",
-        "/gradio_api/deep_link",
-        "/gradio_api/vibe-code",
-        "/docs",
-        "/gradio_api/dev/reload",
-    ],
-)
-def test_unused_routes_are_closed(public, path):
-    status, reply = ask(public, path, method="GET")
-    assert status == 404 and "no such route" in reply
-
-
-def test_a_page_of_another_site_cannot_ask_for_anything(public):
-    body = b'{"data": [""], "session_hash": "s"}'
-    foreign = [
-        ask(public, "/gradio_api/call/strategies", body, Origin=origin)
-        for origin in ("https://evil.example", "null", "http://127.0.0.1:1")
-    ]
-    assert [status for status, _ in foreign] == [403] * 3
-    assert [
-        ask(public, "/gradio_api/call/strategies", body, **own)[0] for own in ({}, {"Origin": f"http://{public}"})
-    ] == [200, 200]
-
-
-def test_a_long_address_and_long_headers_are_refused(public):
-    # 400: of the server, which reads at most 64 KiB itself
-    assert ask(public, f"/?s={'A' * 70_000}", method="GET")[0] in (400, 414)
-    assert ask(public, "/", method="GET", X_Long="A" * 70_000)[0] in (400, 431)
-
-
-def test_pages_uploads_and_programs_work_as_before(public):
-    assert ask(public, "/", method="GET")[0] == ask(public, "/config", method="GET")[0] == 200
-    form = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.jsonl"\r\n\r\n%s\r\n--b--\r\n'
-    kind = {"Content_Type": "multipart/form-data; boundary=b"}
-    assert ask(public, "/gradio_api/upload", form % b'{"prompt": "a"}', **kind)[0] == 200
-    assert ask(public, "/gradio_api/upload", form % (b"a" * 5_100_000), **kind)[0] == 413
-
-
-# --- hosts and origins ---
-
-def passes(hosts: Hosts, method: str = "POST", **headers: str) -> bool:
-    from starlette.datastructures import Headers
-    try:
-        hosts.check(Headers({name.replace("_", "-"): value for name, value in headers.items()}), method == "POST")
-    except Denied:
-        return False
-    return True
-
-
-def test_a_local_page_answers_to_its_own_host_names_only():
-    local = Hosts.from_environment("127.0.0.1", public=False, environ={})
-    own = ("localhost:7860", "127.0.0.1:7860", "[::1]:7860", "192.168.1.4:7860", "LOCALHOST")
-    assert all(passes(local, host=host, origin=f"http://{host}".lower()) or host == "LOCALHOST" for host in own)
-    assert not passes(local, host="evil.example:7860") and not passes(local, "GET", host="evil.example")
-    assert not passes(local, host="localhost:7860", origin="http://evil.example", x_forwarded_host="evil.example")
-    assert not passes(local, host="localhost:7860", origin="http://localhost:3000")
-    assert not passes(local, "GET", host="localhost:x") and not passes(local, "GET", host="[")
-    named = Hosts.from_environment("0.0.0.0", public=False, environ={"PLAYGROUND_HOSTS": "play.example, other.example"})
-    assert passes(named, host="play.example", origin="https://play.example") and passes(
-        named, host="127.0.0.1:7860", origin="https://other.example"
-    )
-
-
-def test_a_space_works_behind_its_proxy():
-    space = Hosts.from_environment("0.0.0.0", public=True, environ={"SPACE_HOST": "me-play.hf.space"})
-    assert passes(space, host="me-play.hf.space", origin="https://me-play.hf.space")
-    assert passes(space, host="10.0.0.7:7860", x_forwarded_host="me-play.hf.space", origin="https://me-play.hf.space")
-    # a probe; a program without a browser
-    assert passes(space, "GET", host="10.0.0.7:7860") and passes(space, host="me-play.hf.space")
-    assert not passes(space, host="evil.example") and not passes(
-        space, host="me-play.hf.space", origin="https://huggingface.co"
-    )
-    anywhere = Hosts.from_environment("0.0.0.0", public=True, environ={})
-    assert passes(anywhere, host="any.example", origin="https://any.example") and not passes(
-        anywhere, host="any.example", origin="https://b.example"
-    )
-
-
-def test_escaped_characters_are_distinguished_from_lone_surrogates():
-    check_json(json.dumps({"a": "\U0001f600 \\ud800 [[[[ 1e999 NaN"}).encode(), PUBLIC)
-    with pytest.raises(Denied):
-        check_json(b'"\\\\\\ud83d"', PUBLIC)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b'"\\"' * 600_000, b'"' + b"\\" * 1_999_999, b"[" * 20_000, b'\\"' * 900_000],
-    ids=["strings", "escapes", "open", "quotes"],
-)
-def test_reading_a_hostile_body_takes_linear_time(body):
-    watched = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; from playground.ui.request_guard import *; from playground.request_limits import PUBLIC\n"
-            "try: check_json(sys.stdin.buffer.read(), PUBLIC)\nexcept Denied: pass",
-        ],
-        input=body,
-        timeout=60,
-        cwd=ROOT,
-        capture_output=True,
-    )
-    assert watched.returncode == 0, watched.stderr
 
 
 # --- what settings, lanes and events may hold ---
@@ -512,148 +296,6 @@ def test_the_benchmark_csv_starts_no_formula(start):
     assert row["round"] == "0"
 
 
-# --- starting the page ---
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--port", "99999"], "'99999' is not a port"),
-        (["--port", "-1"], "'-1' is not a port"),
-        (["--port", "1e4"], "is not a port"),
-        (["--port", "9" * 5000], "is not a port"),
-        (["--host", "nosuch.invalid"], "cannot listen on 'nosuch.invalid'"),
-        (["--host", "a" * 300], "cannot listen on"),
-        (["--host", "203.0.113.7"], "cannot listen on"),
-        (["--host", "a\0b"], "cannot listen on"),
-    ],
-)
-def test_an_unavailable_address_is_refused_in_one_sentence(options, says, capsys, monkeypatch):
-    monkeypatch.setattr(app, "build", lambda site: None)
-    with pytest.raises(SystemExit) as ended:
-        app.main(options)
-    reply = capsys.readouterr().err
-    assert ended.value.code == 2 and says in reply and "Traceback" not in reply and len(reply) < 400
-
-
-def test_a_port_in_use_is_refused_in_one_sentence(capsys, monkeypatch):
-    monkeypatch.setattr(app, "build", lambda site: None)
-    with socket.socket() as taken, pytest.raises(SystemExit):
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        app.main(["--port", str(taken.getsockname()[1])])
-    assert "in use" in capsys.readouterr().err
-
-
-# --- SECURITY.md ---
-
-def test_the_security_page_prints_the_limits_as_they_are():
-    rows = re.findall(
-        r"^\| `(\w+)` \| ([\d,]+) \| ([\d,]+) \|", (ROOT / "SECURITY.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    written = {name: (int(local.replace(",", "")), int(public.replace(",", ""))) for name, local, public in rows}
-    local, strangers = asdict(Rules()) | asdict(LOCAL), asdict(STRANGERS) | asdict(PUBLIC)
-    names = [field.name for field in fields(RequestLimits)] + ["characters", "tokens", "repeats", "answers"]
-    assert written == {name: (local[name], strangers[name]) for name in names}
-
-
-def test_values_in_sentences_are_truncated_and_escaped():
-    shown = [
-        quoted(value) for value in ("\ud800" * 10**6, 10**10_000, [1] * 10**6, float("nan"), {"a": 1}, None, "short")
-    ]
-    assert all(len(each) < 400 and each.encode() for each in shown) and shown[-1] == "'short'"
-    assert request_limits.in_range(1, 0, 1) and not request_limits.in_range(10**400, 0, 1.0)
-
-
-def test_every_example_and_lesson_keeps_the_limits_of_a_public_page():
-    for example in gallery.examples():
-        Settings.read(example).check(replace(STRANGERS, tokens=LONGEST_EXAMPLE, programs=True))
-    for lesson in lessons.lessons().values():
-        for step in range(len(lesson.steps)):
-            lessons.settings_of(lesson.name, step).check(replace(STRANGERS, programs=True))
-
-
-def test_knobs_of_every_type_are_taken():
-    knobs = {"prune": False, "longest": 40, "score": "mean", "share": 0.5}
-    Settings(
-        "Hello",
-        lanes=[
-            {
-                "strategy": "exact_extract",
-                "knobs": knobs,
-                "extras": [["top_p", {"p": 0.9}]],
-                "forced": [1, 2],
-                "seed": 3,
-            }
-        ],
-    ).check(STRANGERS)
-
-
-# --- model folders ---
-
-def edited(**changes):
-    def edit(folder: Path) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return edit
-
-
-def many_shards(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"weight_map": {f"t{i}": f"model-{i}.safetensors" for i in range(100_000)}})
-    )
-
-
-def long_header(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((1 << 40).to_bytes(8, "little") + b"{")
-
-
-ABSURD = {
-    "ten million layers": edited(num_hidden_layers=10**7),
-    "a layer for every integer": edited(num_hidden_layers=10**18),
-    "a wide network": edited(hidden_size=2**17, intermediate_size=2**30),
-    "a large vocabulary": edited(vocab_size=2**36),
-    "layers in a text": edited(num_hidden_layers="many"),
-    "no heads": edited(num_attention_heads=0),
-    "a billion labels": edited(num_labels=10**9),
-    "experts": edited(model_type="mixtral", architectures=["MixtralForCausalLM"], num_local_experts=10**8),
-    "a list in place of an object": lambda folder: (folder / "config.json").write_text("[]"),
-    "ten million brackets": lambda folder: (folder / "config.json").write_text("[" * 10_000_000),
-    "deep brackets": lambda folder: (folder / "config.json").write_text('{"a": ' + "[" * 100_000),
-    "a hundred thousand shards": many_shards,
-    "a long header": long_header,
-    "an index that is a list": lambda folder: (
-        (folder / "model.safetensors").unlink(),
-        (folder / "model.safetensors.index.json").write_text("[]"),
-    ),
-    "a header that is a list": lambda folder: (folder / "model.safetensors").write_bytes(
-        (2).to_bytes(8, "little") + b"[]"
-    ),
-}
-
-
-@pytest.fixture
-def addresses():
-    """4 GiB of address space beyond the current use: larger allocations fail without affecting the machine."""
-    from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit, setrlimit
-    before = getrlimit(RLIMIT_AS)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    setrlimit(RLIMIT_AS, (pages * 4096 + (4 << 30), before[1] if before[1] != RLIM_INFINITY else RLIM_INFINITY))
-    yield
-    setrlimit(RLIMIT_AS, before)
-
-
-@pytest.mark.parametrize("broken", ABSURD)
-def test_an_absurd_model_is_refused_before_it_is_built(broken, tmp_path, addresses):
-    save(tmp_path / "model")
-    ABSURD[broken](tmp_path / "model")
-    start, before = process_time(), getrusage(RUSAGE_SELF).ru_maxrss
-    with pytest.raises(Refusal) as refused:
-        load(str(tmp_path / "model"), Loading("cpu"))
-    assert str(refused.value).endswith(".") and "memory" not in str(refused.value)
-    assert process_time() - start < 10 and getrusage(RUSAGE_SELF).ru_maxrss - before < 500_000  # KiB
-
-
 # --- the worker's steps, over requests that keep every limit ---
 
 WORDS = " ".join(f"red{number}" for number in range(2000))[:9900]
@@ -712,23 +354,3 @@ def test_unknown_token_ids_end_one_lane_with_a_sentence(public):
         max_new_tokens=8,
     )
     assert "has 319 tokens" in results[0].message and "9 fixed tokens" in results[1].message and not results[2].message
-
-
-# --- a full disk ---
-
-def test_a_full_disk_is_reported_in_a_sentence():
-    from playground.cli.input_files import write_text
-    from playground.events import Header
-    from playground.trace import Trace
-    for write in (lambda: write_text("/dev/full", "x"), lambda: Trace([Header()], []).save("/dev/full")):
-        with pytest.raises(Refusal, match="No space left"):
-            write()
-    reply = subprocess.run(
-        [sys.executable, "-m", "playground", "list"],
-        cwd=ROOT,
-        stdout=open("/dev/full", "w"),
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=200,
-    )
-    assert reply.returncode == 2 and "No space left" in reply.stderr and "Traceback" not in reply.stderr

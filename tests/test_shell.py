@@ -2,36 +2,28 @@
 from __future__ import annotations
 
 import json
-import logging
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from saved import CONTEXT, save_models
 
 import playground
-from playground.cli import bench_speed, main, remaining_time
 from playground.cli.lane_options import read_extra
-from playground.cli.terminal_view import CONTROL, Screen, baseline_of, settled, table
+from playground.cli.terminal_view import CONTROL, baseline_of, settled, table
 from playground.contract import discover, find
-from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
 from playground.trace.result import Result
 from playground.ui.standalone import to_html
+from support.shell_runs import PROMPT, ROOT, assert_one_line, no_models, pair, saved, shell, show  # noqa: F401
 
-ROOT = Path(__file__).parents[1]
-PROMPT = ["--prompt", "The green bird"]
 SCHEMA = {
     "type": "object",
     "properties": {"ok": {"type": "boolean"}},
     "required": ["ok"],
     "additionalProperties": False,
 }
-IMPOSSIBLE = {"type": "object", "properties": {"ok": False}, "required": ["ok"]}
 METRICS = {
     "tokens",
     "seconds",
@@ -49,46 +41,11 @@ METRICS = {
 }
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    return save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def pair(saved):
-    return ["--model", saved.target, "--draft", saved.draft]
-
-
-@pytest.fixture
-def shell(capsys):
-    """Carry out a command line: exit code, standard output, standard error."""
-    log, level = logging.getLogger("playground"), logging.getLogger("playground").level
-
-    def call(*words: str) -> tuple[int, str, str]:
-        code = main([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    yield call
-    log.setLevel(level)  # commands silence it
-
-
-@pytest.fixture
-def no_models(monkeypatch):
-    def load(*names, **how):
-        raise AssertionError("a model was loaded")
-
-    monkeypatch.setattr(playground, "load", load)
-
-
 def outside(code: str, *words: str) -> subprocess.CompletedProcess:
     """A separate Python process."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
-
-
-def assert_one_line(err: str) -> None:
-    assert err.startswith("error: ") and err.count("\n") == 1, err
 
 
 # --- list ---
@@ -389,194 +346,6 @@ def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(she
     assert (tmp_path / "t.html").read_text() == to_html(Trace.load(trace))
 
 
-# --- refusals ---
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        "",
-        "fly",
-        "list gredy",
-        "run",
-        "run greedy",
-        "run gredy P",
-        "run top_p P",
-        "run greedy P --set k=3",
-        "run sample P --set temperature=9",
-        "run sample P --set temperature=hot",
-        "run sample P --set temperature",
-        "run sample P --set top_k=1.5",
-        "run sample P --set top_k=1 --set top_k=2",
-        "run greedy --prompt-file /nowhere",
-        "run greedy --prompt-file EMPTY",
-        "run greedy --prompt-file BYTES",
-        "run greedy P --prompt-file EMPTY",
-        "run greedy P --seed one",
-        "run greedy P --seed -1",
-        "run greedy P --max-new-tokens 0",
-        "run greedy P --nonsense",
-        "run greedy P --system Be",
-        "run greedy P --trace /no/where",
-        "run greedy P --with adacad",
-        "run greedy P --context \udcff",
-        "run greedy P --stop \udcff",
-        "run greedy --prompt \udcff",
-        "run greedy P --with regex:patern=1",
-        "run greedy P --with regex:1",
-        "run greedy P --with prompt_lookup",
-        "run greedy P --with json_schema:file=/nowhere",
-        "run greedy P --with regex:file=EMPTY",
-        "run greedy P --with regex --with choice",
-        "run speculative P --with greedy_match --with top_p",
-        "compare P",
-        "compare greedy gredy P",
-        "compare greedy sample P --set k=3",
-        "replay /nowhere",
-        "replay EMPTY",
-        "replay EMPTY --speed -1",
-        "replay TRACE --csv /no/where",
-        "replay TRACE --html /",
-        "bench --repeats 0",
-        "bench --prompts /nowhere",
-        "bench --prompts EMPTY",
-        "bench --json /no/where",
-    ],
-)
-def test_wrong_input_is_refused_in_one_line_before_a_model_is_loaded(shell, no_models, tmp_path, words):
-    (tmp_path / "empty").write_text("")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
-    files = {
-        "EMPTY": str(tmp_path / "empty"),
-        "BYTES": str(tmp_path / "bytes"),
-        "TRACE": str(ROOT / "assets" / "traces" / "first_view.jsonl"),
-    }
-    line = words.replace("P ", "--prompt Once ").removesuffix(" P") + (" --prompt Once" if words.endswith(" P") else "")
-    for name, path in files.items():
-        line = line.replace(name, path)
-    code, out, err = shell(*line.split())
-    assert code == 2 and out == ""
-    assert_one_line(err)
-
-
-def test_bench_announces_its_plan_before_anything_is_loaded(shell, monkeypatch):
-    def stop(options):
-        raise Refusal("Nothing was loaded yet.")
-
-    monkeypatch.setattr(bench_speed, "prepare_machine", stop)
-    for words, said in ((["bench"], "10 prompts of 64 tokens"), (["bench", "--repeats", "1"], "2 times each")):
-        err = shell(*words)[2]
-        assert said in err and re.search(r"about \d+ minutes", err) and err.endswith("error: Nothing was loaded yet.\n")
-
-
-def test_after_the_first_part_the_rest_is_estimated_once_at_the_same_pace(monkeypatch, capsys):
-    clock = iter([10.0, 40.0])
-    monkeypatch.setattr(remaining_time, "perf_counter", lambda: next(clock))
-    progress = remaining_time.RemainingTime()
-    for share in (0.0, 0.1, 0.2, 1.0):
-        progress(share, "round 1")
-    assert capsys.readouterr().err == "About 4 minutes left on this machine.\n"  # nine times the 30 s of a tenth
-
-
-@pytest.mark.parametrize("prompt", ["", " \n"])
-def test_an_empty_prompt_is_refused(shell, no_models, prompt):
-    code, _, err = shell("run", "greedy", "--prompt", prompt)
-    assert code == 2 and "prompt is empty" in err
-
-
-@pytest.mark.parametrize(
-    "extra, says",
-    [
-        ("regex:pattern=(", "unclosed group"),
-        ("lark:source=start: nowhere", "nowhere"),
-        ("json_schema:source={", "not valid JSON"),
-        (f"json_schema:source={json.dumps(IMPOSSIBLE)}", "nsatisfiable"),
-        ("choice:options=a||b", "empty"),
-    ],
-)
-def test_a_grammar_that_cannot_be_used_is_refused_with_the_engines_reason(shell, pair, extra, says):
-    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--with", extra, "--json")
-    assert code == 2 and out == "" and says in err
-    assert_one_line(err)
-
-
-@pytest.mark.parametrize(
-    "options, says",
-    [
-        (["--model", "/nowhere"], "no folder"),
-        (["--model", "EMPTY"], "config.json"),
-        (["--device", "toaster"], "toaster"),
-        (["--dtype", "int3"], "int3"),
-        (["--quantization", "q4"], "q4"),
-        (["--prompt", "bird " * CONTEXT], "shorten"),
-    ],
-)
-def test_models_and_prompts_that_do_not_fit_are_refused(shell, saved, tmp_path, options, says):
-    words = ["--prompt", "The"] if "--prompt" not in options else []
-    code, out, err = shell(
-        "run",
-        "greedy",
-        *words,
-        "--model",
-        saved.target,
-        *[str(tmp_path) if word == "EMPTY" else word for word in options],
-    )
-    assert code == 2 and out == "" and says in err
-    assert_one_line(err)
-
-
-def test_a_draft_with_other_tokens_is_refused_by_the_lane_that_would_use_it_and_by_no_other(shell, saved):
-    code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target, "--draft", saved.stranger)
-    assert code == 2 and "omnidraft" in err
-    assert_one_line(err)
-    assert shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.stranger)[0] == 0
-
-
-def test_a_missing_draft_that_is_needed_is_refused_with_advice(shell, saved):
-    code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target)
-    assert code == 2 and "needs a draft model" in err
-
-
-def test_a_lane_that_fails_midway_shows_its_text(shell, pair, monkeypatch):
-    def stumble(self, lm):
-        rows = yield lm.prefill()
-        yield lm.keep(lm.pick(rows))
-        raise Refusal("It stumbled: try another strategy.")
-
-    monkeypatch.setattr(find("greedy"), "decode", stumble)
-    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--json")
-    result = json.loads(out)
-    assert code == 2 and err == "error: It stumbled: try another strategy.\n"
-    assert (
-        result["reason"] == "failed" and result["message"].startswith("It stumbled") and len(result["token_ids"]) == 1
-    )
-
-
-def test_ctrl_c_stops_and_keeps_what_was_written(shell, pair, tmp_path, monkeypatch):
-    show, seen = Screen.show, []
-
-    def interrupted(self, stamped):
-        seen.append(stamped)
-        if len(seen) == 10:
-            raise KeyboardInterrupt
-        show(self, stamped)
-
-    monkeypatch.setattr(Screen, "show", interrupted)
-    code, out, err = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 60, "--trace", tmp_path / "t.jsonl")
-    assert code == 130 and err == "" and "stopped" in out
-    assert Trace.load(tmp_path / "t.jsonl").events[-1].event.reason == "stopped"
-
-
-def test_as_a_command_only_json_reaches_standard_output(pair):
-    seen = subprocess.run(
-        [sys.executable, "-m", "playground", "run", "speculative", *PROMPT, *pair, "--max-new-tokens", "6", "--json"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert seen.returncode == 0 and seen.stderr == "" and len(json.loads(seen.stdout)["token_ids"]) == 6
-
-
 # --- helpers ---
 
 @pytest.mark.parametrize("text, knobs", [
@@ -611,12 +380,6 @@ def test_a_file_fills_the_knob_that_takes_one(tmp_path):
 )
 def test_a_growing_text_holds_back_a_possible_stop_string(text, stops, shown):
     assert settled(text, stops) == shown
-
-
-def show(*events) -> None:
-    screen = Screen([Header()])
-    for seq, event in enumerate(events):
-        screen.show(Stamped(0, seq, 0.0, event))
 
 
 def test_a_text_is_shown_again_after_a_rollback(capsys):

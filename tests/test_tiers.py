@@ -75,7 +75,7 @@ def test_in_every_part_each_strategy_meets_another(part):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_in_every_part_each_toggle_meets_every_kind_of_toggle(part):
-    """Shown on all pairs of toggles there are, as `test_contract.py` makes them."""
+    """Shown on all pairs of toggles there are, as `test_contract_toggles.py` makes them."""
     names = [cls.name for cls in registered(*TOGGLES)]
     pairs = [
         Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [pytest.mark.matrix.mark])

@@ -19,7 +19,8 @@ Items = list[pytest.Item]
 PARTS = 24  # of the matrix, of which the default run takes one
 PER_FUNCTION = 3  # cases of one test function that `--quick` runs, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
-FOR_ALL = ("test_contract.py", "test_guarantees.py", "test_house.py")  # files that make their cases from the registry
+# files that make their cases from the registry
+FOR_ALL = ("test_contract.py", "test_contract_toggles.py", "test_guarantees.py", "test_house.py")
 # fixtures with a server or a browser behind them
 PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
 SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test, by its mark or need

@@ -1,0 +1,37 @@
+"""A public page and requests to it."""
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import saved
+
+from playground.request_limits import PUBLIC
+from playground.ui.model_loader import ModelRequest
+from playground.ui.pages import build
+from playground.ui.request_guard import guarded
+from playground.ui.settings import Rules
+from playground.ui.site import Site
+
+ROOT = Path(__file__).parents[2]
+STRANGERS = Rules.for_visitors()
+MODELS: dict[str, str] = {}  # folders of the public page's models
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory):
+    """Host and port of a public page over small random models."""
+    pair = saved.save_models(tmp_path_factory.mktemp("models"))
+    MODELS.update(target=pair.target, draft=pair.draft)
+    site = Site(ModelRequest(pair.target, pair.draft), STRANGERS)
+    demo = build(site)
+    _, address, _ = demo.launch(
+        prevent_thread_lock=True,
+        quiet=True,
+        run_history=False,
+        max_file_size=PUBLIC.upload_bytes,
+        app_kwargs=guarded(site.rules, "127.0.0.1"),
+    )
+    yield urlsplit(address).netloc
+    demo.close()

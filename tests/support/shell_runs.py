@@ -1,0 +1,57 @@
+"""The command line, called in this process."""
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from saved import save_models
+
+import playground
+from playground.cli import main
+from playground.cli.terminal_view import Screen
+from playground.events import Header, Stamped
+
+ROOT = Path(__file__).parents[2]
+PROMPT = ["--prompt", "The green bird"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    return save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def pair(saved):
+    return ["--model", saved.target, "--draft", saved.draft]
+
+
+@pytest.fixture
+def shell(capsys):
+    """Carry out a command line: exit code, standard output, standard error."""
+    log, level = logging.getLogger("playground"), logging.getLogger("playground").level
+
+    def call(*words: str) -> tuple[int, str, str]:
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    yield call
+    log.setLevel(level)  # commands silence it
+
+
+@pytest.fixture
+def no_models(monkeypatch):
+    def load(*names, **how):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(playground, "load", load)
+
+
+def assert_one_line(err: str) -> None:
+    assert err.startswith("error: ") and err.count("\n") == 1, err
+
+
+def show(*events) -> None:
+    screen = Screen([Header()])
+    for seq, event in enumerate(events):
+        screen.show(Stamped(0, seq, 0.0, event))
