@@ -58,7 +58,7 @@ def address(app: str) -> str:
 @pytest.fixture(scope="module")
 def browser():
     """One browser for all visitors, so that the page's own files are fetched once. They want no motion: otherwise the
-    recording would play during every test, which takes as much of a core as the test itself.
+    recording would play during every test, at a fifth of its CPU time.
     """
     with chromium() as opened:
         yield new_context(opened, viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
