@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import StringConstraints, TypeAdapter
 
 VERSION = 1
-DIGITS = 7  # of measured and computed numbers: float32 has no more, and the rest would make traces 5 % larger
+DIGITS = 7  # of measured and computed numbers: float32 has no more, and the rest would make traces 4 % larger
 
 Origin = Literal["sampled", "draft", "forced", "redraw", "bonus"]
 Drawn = Literal["independent", "without_replacement", "deterministic"]

@@ -49,6 +49,7 @@ def test_no_style_asks_what_the_live_view_has_in_it(page, address):
 
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: place.name)
 def test_nothing_on_any_page_takes_its_time_for_those_who_want_no_motion(page, address, place):
+    page.emulate_media(reduced_motion="no-preference")
     page.goto(f"{address}/{place.path}")
     page.wait_for_selector(".places")
     assert page.evaluate(MOVING)
