@@ -18,7 +18,7 @@ from playground.bench.timing import compare, failures, time_rounds
 from playground.engine.hooks import install_plans, use_own_attention
 from playground.engine.load import Loading
 from playground.errors import Refusal
-from support.speed_benches import measured  # noqa: F401
+from support.speed_benches import folder, measured, saved  # noqa: F401
 
 pytestmark = pytest.mark.bench
 

@@ -2,35 +2,20 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable
 
 import pytest
 import torch
 from registry import Collapse
-from tables import TableModel, write
-from torch import Tensor
+from tables import TableModel
 from transformers import NoRepeatNGramLogitsProcessor
 
 from playground.algorithms.sampling.repetition import last_tokens, parse_marks, repeat_lengths
-from playground.contract import find, make
-from playground.contract.lane_config import LaneConfig, assemble
-from playground.decoding.lane import Lane
-from playground.decoding.limits import Limits
-from playground.decoding.recorder import Silent
-from playground.decoding.rng import Draws
-from playground.decoding.session import Runner
-from playground.engine import sampling
-from playground.errors import Refusal
-from playground.events import Event, Figure, Note
+from playground.contract import make
+from playground.contract.lane_config import LaneConfig
+from support.penalties import alone, apply, ngrams, notes, repeat, run, spans, texts
 
 GREEDY = LaneConfig("greedy")
-
-
-def alone(name: str, **knobs) -> LaneConfig:
-    return LaneConfig("greedy", {}, [(name, knobs)])
-
-
 COLLAPSES = {
     "frequency_penalty": [Collapse(alone("frequency_penalty", penalty=0.0), GREEDY)],
     "presence_penalty": [
@@ -54,54 +39,7 @@ COLLAPSES = {
 }
 
 
-def texts(count: int = 300, letters: int = 4, longest: int = 24) -> list[list[int]]:
-    chance = random.Random(0)
-    return [[chance.randrange(letters) for _ in range(chance.randrange(longest))] for _ in range(count)]
-
-
-def apply(name: str, scores: Tensor, history: list[int], start: int = 0, **knobs) -> Tensor:
-    """One row [V] after a sampler, in a lane whose prompt has `start` tokens and whose tokens read a, b, c, ..."""
-    sampler = make(name, **knobs)
-    sampler.begin(start, lambda token: chr(ord("a") + token))
-    return sampler.apply(scores[None], [history])[0]
-
-
-def run(recipe: LaneConfig, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
-    assembly = assemble(recipe)
-    runner, events = (
-        Runner(
-            Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens)), assembly
-        ),
-        [],
-    )
-    while not runner.finished:
-        events += runner.advance()
-    return runner.lane.main.written, events
-
-
-def notes(events: list[Event]) -> list[str]:
-    return [event.text for event in events if isinstance(event, Note)]
-
-
-def spans(events: list[Event], name: str) -> list[list]:
-    return [event.data["spans"][0] for event in events if isinstance(event, Figure) and event.name == name]
-
-
 # --- how long a repeat is ---
-
-def ngrams(text: list[int], n: int) -> set[tuple[int, ...]]:
-    return {tuple(text[i:i + n]) for i in range(len(text) - n + 1)}
-
-
-def repeat(text: list[int], token: int, longest: int = 99) -> int:
-    """Tokens of the longest n-gram that a token would repeat, itself included; 0 if it is new. By scanning all
-    n-grams.
-    """
-    lengths = [
-        n for n in range(1, min(longest, len(text)) + 1) if (*text[len(text) - n + 1 :], token) in ngrams(text, n)
-    ]
-    return max(lengths, default=0)
-
 
 def test_a_tokens_repeat_is_the_longest_earlier_ngram_it_would_complete():
     for text in texts():
@@ -325,100 +263,3 @@ def test_another_ngram_length_removes_other_tokens():
         for n in range(1, 6)
     ]
     assert banned == [{0, 1, 2, 3, 4}, {0, 3}, {0, 3}, {3}, set()]
-
-
-# --- momentum ---
-
-def worth(p: list[float], text: list[int], k: int, alpha: float, resistance: list[float]) -> dict[int, float]:
-    """Of the k most probable tokens, by the method's definition."""
-    best = sorted(range(len(p)), key=lambda token: -p[token])[:k]
-    costs = [0.0, *resistance]
-    return {token: p[token] - alpha * costs[repeat(text, token, len(resistance))] for token in best}
-
-
-def random_rows(count: int, size: int = 6) -> Tensor:
-    return torch.randn(count, size, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 1.5
-
-
-def momentum_choices(
-    choose: Callable[[dict[int, float]], int] = lambda found: max(found, key=found.get), shift: int = 0, **wrong
-) -> list[bool]:
-    """Whether the sampler takes what the definition takes, over random rows and texts; `wrong` changes the definition.
-    """
-    setting = {"k": 3, "alpha": 0.2, "resistance": [1.0, 3.0, 4.0, 5.0, 5.0]}
-    same = []
-    for row, text in zip(random_rows(300), texts(300, letters=6)):
-        expected = worth(row.softmax(-1).tolist(), text[:len(text) - shift], **(setting | wrong))
-        same.append(int(apply("momentum", row, text, k=3).argmax()) == choose(expected))
-    return same
-
-
-@pytest.mark.oracle("momentum")
-def test_the_candidate_with_the_highest_value_is_chosen():
-    assert all(momentum_choices())
-
-
-WRONG_MOMENTA = {
-    "resistances one length too early": {"resistance": [3.0, 4.0, 5.0, 5.0, 5.0]},
-    "new tokens that pay": {"resistance": [0.0, 1.0, 3.0, 4.0, 5.0]},
-    "a repeat reckoned without the last token": {"shift": 1},
-    "all tokens for candidates": {"k": 6},
-    "negative worth cut off": {"choose": lambda found: max(found, key=lambda token: max(found[token], 0.0))},
-}
-
-
-@pytest.mark.refuses("momentum")
-@pytest.mark.parametrize("wrong", WRONG_MOMENTA.values(), ids=WRONG_MOMENTA)
-def test_a_wrong_momentum_is_detected(wrong):
-    assert not all(momentum_choices(**wrong))
-
-
-def test_values_keep_their_order_below_zero_and_sampling_follows_them_above():
-    row, text = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log(), [0, 1, 0, 2]
-    found = apply("momentum", row, text, alpha=0.1, resistance="1")  # all were there: 0.6, 0.1, 0.0 are left
-    assert found.softmax(-1).tolist() == pytest.approx([6 / 7, 1 / 7, 0])
-    below = apply("momentum", row, text, alpha=1.0, resistance="1")  # -0.3, -0.8, -0.9
-    assert below.sort(descending=True).indices.tolist() == [0, 1, 2] and below.isfinite().all()
-
-
-def test_removed_tokens_are_no_candidates():
-    found = apply("momentum", torch.tensor([-math.inf, 1.0, 0.0, -math.inf]), [1, 1, 1], k=4, alpha=1.0)
-    assert found.isfinite().tolist() == [False, True, True, False] and int(found.argmax()) == 2
-
-
-def test_worked_example_a_loop_ends_once_repeating_costs_more_than_the_next_best():
-    model = TableModel("abc", rule=lambda context: torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64).log())
-    written, events = run(alone("momentum", k=2, prompt=False), model, [0, 0], 4)
-    # a second a is still worth 0.6 - 0.2; a third would repeat "aa", which leaves it nothing
-    assert written == [0, 0, 1, 0]
-    assert [(label, depth) for _, _, label, depth in spans(events, "momentum")] == [
-        ("greedy, new", 0), ("greedy, again", 1), ("detour", 0), ("greedy, again", 1)]
-    assert notes(events) == ["'a' would repeat 2 tokens; 'b' was chosen instead."]
-
-
-def test_the_value_of_every_candidate_is_reported():
-    model = TableModel("abc", rule=lambda context: torch.tensor([0.5, 0.4, 0.1], dtype=torch.float64).log())
-    _, events = run(alone("momentum", k=3), model, [0, 0], 3)
-    kinds = [label for _, _, label, _ in spans(events, "momentum")]
-    assert len(kinds) == 3 and kinds[0] == "detour"
-    table = next(event.data for event in events if isinstance(event, Figure) and event.name == "candidates")
-    assert table["rows"] == ["a", "b", "c"] and table["values"][0] == pytest.approx([0.5, 2, 0.5 - 0.2 * 3])
-
-
-@pytest.mark.parametrize("resistance", ["", "one two", "1, 2", "1 inf", "nan"])
-def test_a_list_that_is_no_list_of_numbers_is_refused(resistance):
-    with pytest.raises(Refusal, match="takes numbers separated by spaces"):
-        make("momentum", resistance=resistance)
-
-
-def test_the_repetition_penalty_equals_the_librarys():
-    assert torch.equal(apply("repetition_penalty", torch.tensor([2.0, -1.0, 0.5]), [0, 1, 1], penalty=1.2),
-                       sampling.repetition_penalty(torch.tensor([2.0, -1.0, 0.5]), [0, 1], 1.2))
-    assert find("repetition_penalty").stage == "penalty"
-
-
-def test_the_prompt_counts_as_repeated_text():
-    model = TableModel("abcd", rule=lambda context: torch.tensor([3.0, 2.0, 1.0, 0.0], dtype=torch.float64))
-    assert write(
-        assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)
-    ).tokens == [0, 0, 1]

@@ -76,8 +76,6 @@ class Group:
 
 
 Price = Callable[[torch.Tensor, Counter, Counter], torch.Tensor]
-
-
 """price(scores [V], what earlier groups took in this step, what all groups took in the step before) -> gains [V]"""
 
 
