@@ -118,6 +118,7 @@ def speakers() -> dict[str, TableModel]:
     return {"target": TableModel(tokenizer=tokenizer), "draft": TableModel(tokenizer=tokenizer, seed=1)}
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("toggle", toggles())

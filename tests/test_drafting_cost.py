@@ -72,6 +72,7 @@ def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
     assert quickest < limit
 
 
+@pytest.mark.bench
 @pytest.mark.parametrize("name, least", [("stand", 60), ("aded", 30), ("suffix_decoding", 10), ("dyspec", 60)])
 def test_drafting_a_round_has_at_most_two_milliseconds_of_overhead(name, least, monkeypatch):
     """In CPU time of this thread, so that other load does not count, and without the forwards that a

@@ -544,6 +544,7 @@ sources = st.one_of(
 ).map(lambda source: (source[0], source[1][:LONGEST_GRAMMAR]))
 
 
+@pytest.mark.slow
 @fuzz
 @given(source=sources)
 # llguidance panics, which is a BaseException

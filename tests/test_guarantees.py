@@ -62,6 +62,7 @@ def test_the_distribution_over_several_rounds_is_the_targets(recipe):
     assert off(recipe, tables("ab"), [0, 1, 0], 3) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("recipe", exact(), ids=title)
 def test_the_distribution_is_the_targets_if_a_text_may_end_early(recipe):

@@ -282,6 +282,7 @@ def test_the_endpoint_for_programs_takes_a_context(address):
     assert "".join(header["prompt_pieces"]).startswith("A green bird.")
 
 
+@pytest.mark.slow
 def test_a_wrong_option_ends_the_program_with_one_line():
     ended = subprocess.run([sys.executable, "app.py", "--dtype", "float3"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 2

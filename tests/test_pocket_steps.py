@@ -91,6 +91,7 @@ def blank(small, out, tmp_path):
 
 # pieces of a training
 
+@pytest.mark.bench
 def test_a_partial_training_can_be_resumed(blank, capsys):
     do("train --size nano --minutes 9 --piece 0.01", out=blank)
     first, plan = train.read_state(blank / "target")
@@ -281,6 +282,7 @@ def test_the_other_draft_has_a_vocabulary_of_its_own(out, texts):
     assert all(ours[special] == theirs[special] for special in tokens.SPECIALS)
 
 
+@pytest.mark.bench
 def test_from_the_first_text_to_the_finished_models(out, texts, tmp_path, monkeypatch):
     monkeypatch.setattr(steps.measuring, "ROOM", dict.fromkeys(steps.measuring.ROOM, 4))
     monkeypatch.setattr(steps.measuring.free_text, "__defaults__", (6,))

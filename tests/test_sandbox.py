@@ -65,12 +65,14 @@ def test_there_are_three_hundred_attempts_and_no_two_are_the_same():
     assert len(set(tried)) == len(tried) > 600 and len(OBJECTS) > 300 and len(SYSTEM) > 250
 
 
+@pytest.mark.slow
 def test_nothing_gets_through_the_kernel_with_the_policy_removed(bait, without):
     without(policy=True)
     assert sandbox.call("import os\ndef work(x):\n    return os.name", "work", [1]) == ["posix"], "the policy is gone"
     outputs(bait, OBJECTS)
 
 
+@pytest.mark.slow
 def test_no_system_call_but_those_for_files_even_returns(bait, without):
     """And those for files return an error, or a null pointer."""
     without(policy=True)
@@ -84,6 +86,7 @@ def test_no_system_call_but_those_for_files_even_returns(bait, without):
     assert [output.count("Permission denied") for output in returned.values()] == [5], "every file of a list"
 
 
+@pytest.mark.slow
 def test_nothing_gets_through_the_policy_with_the_kernel_removed(bait, without):
     without(kernel=True)
     outputs(bait, OBJECTS)
@@ -128,6 +131,7 @@ def test_a_process_that_survives_is_detected(bait, without, monkeypatch):
     os.killpg(int(started.strip("[]")), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_programs_that_exhaust_time_or_memory_end_soon(bait, without):
     without(policy=True)
     begun, before = time.monotonic(), children_cpu()
