@@ -175,6 +175,11 @@ class Lane:
         return self.main.remaining
 
     @property
+    def candidates(self) -> int:
+        """Most probable tokens of each row that are recorded."""
+        return self.recorder.top
+
+    @property
     def depth(self) -> int:
         """Decoder layers of the target."""
         return self.target_model.depth

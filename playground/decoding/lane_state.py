@@ -30,6 +30,7 @@ class LaneState(Protocol):
     vocabulary: int
     tokens: list[int]  # prompt included
     generated: int
+    candidates: int  # most probable tokens of each row that are recorded
     reason: str | None
     inner: list[EarlyExit]  # early exits that the lane's strategies read
     prefixes: PrefixPool

@@ -126,11 +126,12 @@ class Stream:
             leaf,
             TokenTree(),
             others={name: other[row : row + 1] for name, other in others.items()},
+            candidates=self.lane.candidates,
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
-        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others)
+        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others, candidates=self.lane.candidates)
         return self.seen
 
     def _compute_rows(

@@ -19,6 +19,7 @@ from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan, install_plans, running, use_own_attention
+from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
 from playground.engine.library_cache import LibraryAttention
@@ -140,15 +141,13 @@ class Model:
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
         logits = self._replayed(works, segments, plan)
         if logits is not None:
-            self._synchronize()
             return [logits[-1:] if works[0].last_only else logits], {}
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
-        positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
+        positions = on_device([[p for segment in segments for p in segment.positions()]], self.device)
         wanted, counts = self._wanted(works)
         logits = self._logits(positions, wanted, call, self._inputs(works))
         if self.recurrence:
             call.scan.settle()
-        self._synchronize()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
 
@@ -199,15 +198,15 @@ class Model:
 
     def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
         """Token ids, or embeddings if some row blends several tokens."""
-        ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
+        ids = on_device([[token for work in works for token in work.tokens]], self.device)
         if not any(work.blends for work in works):
             return {"input_ids": ids}
         embed, start = self.network.get_input_embeddings(), 0
         embeddings = embed(ids)
         for work in works:
             for row, (tokens, weights) in work.blends.items():
-                mix = torch.tensor(weights, dtype=embeddings.dtype, device=self.device)
-                embeddings[0, start + row] = mix @ embed(torch.tensor(tokens, device=self.device))
+                mix = on_device(weights, self.device, embeddings.dtype)
+                embeddings[0, start + row] = mix @ embed(on_device(tokens, self.device))
             start += len(work.tokens)
         return {"inputs_embeds": embeddings}
 
@@ -220,22 +219,12 @@ class Model:
             end = start + len(work.tokens)
             rows.append(range(end - 1, end) if work.last_only else range(start, end))
             start = end
-        return torch.tensor([i for r in rows for i in r], device=self.device), [len(r) for r in rows]
+        return on_device([i for r in rows for i in r], self.device), [len(r) for r in rows]
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context."""
         weights = 2.0 * self.parameters * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
-
-    def _synchronize(self) -> None:
-        """Wait for the forward, because forwards are timed and GPU kernels run asynchronously.
-
-        Only for this thread's stream: waiting for a whole device ends a recording in progress.
-        """
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
