@@ -194,3 +194,40 @@ def test_a_lane_that_failed_has_no_badge_of_being_the_same(page, feed):
     show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=same), failing))
     badges = [page.locator(f".lane[data-lane='{i}'] .badge:visible").all_inner_texts() for i in (0, 1)]
     assert badges == [["same text as greedy with its cache", "within budget"], ["within budget"]]
+
+
+def parts(*kinds: str) -> list[ev.Part]:
+    return [ev.Part("greedy", "decoder"), *(ev.Part(f"some_{kind}", kind) for kind in kinds)]
+
+
+@pytest.mark.parametrize(("kinds", "badge"), [
+    ((), "same text as greedy"), (("constraint",), "same text as greedy with its constraint"),
+    (("constraint", "sampler"), "same text as greedy with its constraint and processors")])
+def test_a_badge_names_the_additions_that_the_comparison_includes(page, feed, kinds, badge):
+    """Without them a lane under a grammar would read "same text as greedy" beside "differs at 1"."""
+    show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=["greedy_identical"], parts=parts(*kinds))))
+    assert page.locator(".lane .badge").all_inner_texts() == [badge]
+
+
+# --- rounds and the text after them ---
+
+def test_the_root_of_a_tree_is_the_token_before_its_round_even_if_a_forward_without_a_draft_followed(page, feed):
+    def written(at: int, piece: str, origin: str) -> list:
+        return [Forward(), Commit(at, [at], [piece], piece, [-0.1], [origin])]
+    draft = [Draft(1, [1], [" b"], [-1], [0.5]), Forward(tokens=2),
+             Verdict(1, [0], [ev.Test(0, 0.9, 0.5, 0.1, True)], 2, " c", "bonus"),
+             Commit(1, [1, 2], [" b", " c"], " b c", [-0.1, -0.1], ["draft", "bonus"])]
+    events = [*written(0, " a", "sampled"), *draft, *written(3, " d", "sampled"), Done("length")]
+    show(page, feed, run_of(lane(0, [(0.1 * i, event) for i, event in enumerate(events, 1)])))
+    root = page.locator(".panel-tree .node").first
+    expect(root).to_contain_text("a")
+    expect(root).not_to_contain_text("d")
+
+
+def test_slots_that_another_lane_reserves_are_in_the_key_of_the_cache(page, feed):
+    def held(scratch: int) -> ev.Cache:
+        return ev.Cache("target", 4, 1, 1, [[[(0, 4)]]], scratch=scratch, bytes=64)
+    plain = [(0.1, event) for event in [*grown(0, 0, " a"), held(0), Done("end")]]
+    beams = [(0.1, event) for event in [*grown(0, 0, " a"), Branches([(1, 0)]), held(2), Done("end")]]
+    show(page, feed, run_of(lane(0, plain), lane(1, beams)))
+    expect(page.locator(".panel-cache .key-scratch")).to_have_text("reserved for branches at the last update")

@@ -123,7 +123,8 @@ function summaryOf(round) {
 
 function lastPiece(card, round) {
   const tokens = card.state.sequence(round.sequence).tokens;
-  const before = round.settled ? tokens.filter((token) => !token.round || token.round.number < round.number) : tokens;
+  const own = round.settled ? tokens.findIndex((token) => token.round && token.round.number >= round.number) : -1;
+  const before = own < 0 ? tokens : tokens.slice(0, own);
   const last = before[before.length - 1];
   if (last) return last.piece;
   const { prompt_pieces: prompt } = card.record.header;
