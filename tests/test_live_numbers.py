@@ -109,7 +109,7 @@ def test_q_stays_as_it_was_drawn_and_the_residual_has_a_name_of_its_own(page, fe
     assert numbers.all_text_contents() == ["p .10  q .50  u .90", "r .30  q .25  u .13"]
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator(".panel-tree .tests tr").all()]
     assert rows[0] == ["draft token", "p", "residual", "q", "q without the rejected siblings", "draw", ""]
-    assert rows[2][1:6] == ["–", "0.3000", "0.2500", "0.5000", "0.1250"]
+    assert rows[2][1:6] == ["", "0.3000", "0.2500", "0.5000", "0.1250"]
     assert "residual 0.300 q 0.250 q without the rejected siblings 0.500 draw 0.125" in card_of(page, 0)
 
 
@@ -222,6 +222,13 @@ def test_the_root_of_a_tree_is_the_token_before_its_round_even_if_a_forward_with
     root = page.locator(".panel-tree .node").first
     expect(root).to_contain_text("a")
     expect(root).not_to_contain_text("d")
+
+
+def test_a_rule_that_draws_nothing_has_no_column_of_draws(page, feed):
+    events = [Draft(0, [7], [" x"], [-1], [0.5]), Forward(tokens=2), Verdict(0, [0], [ev.Test(0, 0.9, 0.5, None, True)])]
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in [*events, Done("stopped")]])))
+    assert page.locator(".panel-tree .tests th").all_inner_texts() == ["draft token", "p", "q", ""]
+    expect(page.locator(".panel-tree .key-words")).to_have_text("p target, q draft")
 
 
 def test_slots_that_another_lane_reserves_are_in_the_key_of_the_cache(page, feed):

@@ -401,6 +401,8 @@ def test_taken_back_tokens_leave_the_text(page, feed):
         page.keyboard.press(key or "Escape")
         drawn(page)
         assert token_texts(page, 0) == texts
+        struck = page.locator(".lane .g.refused").all_text_contents()
+        assert struck == ([" b"] if key == "ArrowRight" or texts == [" a"] else []), "until the next commit"
 
 
 def test_lanes_can_share_the_token_count(page, feed):
