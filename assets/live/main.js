@@ -236,6 +236,7 @@ class App {
       throw reason;
     }
     this.say(`Opened ${name}: ${count(frame.headers.length, "lane")}, ${count(frame.events.length, "event")}.`);
+    document.dispatchEvent(new CustomEvent("trace-opened", { detail: () => inBase64(trace) })); // for a class
     this.schedule();
   }
 

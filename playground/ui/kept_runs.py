@@ -51,14 +51,19 @@ def kept_run(event: Any, rules: Rules) -> KeptRun:
     events as base64 of compressed JSON. Raises Refusal.
     """
     settings = Settings.from_code(text(event, "settings", rules.limits.body_bytes))
-    trace = _trace(_unpacked(text(event, "kept", rules.limits.body_bytes), rules.limits.kept_bytes))
+    trace = unpacked(text(event, "kept", rules.limits.body_bytes), rules.limits.kept_bytes)
     if settings is None or not _belong(settings, trace):
         raise Refusal(BROKEN, "lanes")
     settings.check(rules)
     return KeptRun(text(event, "run", LONGEST_NAME), settings, trace)
 
 
-def _unpacked(packed: str, most: int) -> bytes:
+def unpacked(packed: str, most: int) -> Trace:
+    """Headers and events from base64 of compressed JSON of at most `most` bytes. Raises Refusal."""
+    return _trace(_unzipped(packed, most))
+
+
+def _unzipped(packed: str, most: int) -> bytes:
     unzip = zlib.decompressobj(GZIP)
     try:
         whole = unzip.decompress(base64.b64decode(packed, validate=True), most)
