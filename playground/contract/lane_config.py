@@ -47,10 +47,12 @@ class LaneConfig:
     forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
 
     def running(self) -> list[str]:
-        """Its strategies that execute programs the model wrote. Unknown names are skipped; `assemble` rejects them."""
+        """Titles of its strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects
+        them.
+        """
         known = discover()
         return [
-            name
+            known[name].title
             for name in (self.strategy, *(name for name, _ in self.extras))
             if name in known and known[name].runs_programs
         ]
@@ -200,8 +202,8 @@ def check_draft(assembly: Assembly, drafted: bool) -> None:
 
 
 def translating() -> list[str]:
-    """Names of the strategies that can use a draft model with another vocabulary."""
-    return [name for name, cls in discover().items() if cls.translates]
+    """Titles of the strategies that can use a draft model with another vocabulary."""
+    return [cls.title for cls in discover().values() if cls.translates]
 
 
 def assemble(config: LaneConfig) -> Assembly:

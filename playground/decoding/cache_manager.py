@@ -64,7 +64,7 @@ class CacheManager:
     def _renumbering(self, policy: CachePolicy, rotate_back: RotateBack | None) -> Renumbering:
         if rotate_back is None:
             raise Refusal(
-                f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions"
+                f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
             )
         return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self.prompt)
 
@@ -180,14 +180,14 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
     """
     if not store.depth:
         raise Refusal(
-            f"{model.name} has no attention layers, so {policy.name} has nothing to act on: remove {policy.name}.",
+            f"{model.name} has no attention layers, so {policy.title} has nothing to act on: remove {policy.title}.",
             policy.name,
         )
     reads = policy.uses_attention or policy.uses_queries or policy.selects_per_row or policy.renumbers_positions
     if not model.attends and (reads or not policy.quantises):
         raise Refusal(
-            f"The attention of {model.name} runs inside the transformers library, where {policy.name} can neither read"
-            f" nor change it: remove {policy.name}, or choose another model.",
+            f"The attention of {model.name} runs inside the transformers library, where {policy.title} can neither read"
+            f" nor change it: remove {policy.title}, or choose another model.",
             policy.name,
         )
     _check_cuts(policy, model)
@@ -197,7 +197,7 @@ def _check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
     if policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(
-            f"{_unsplittable(model)}, so {policy.name} cannot shorten the prompt for them: remove {policy.name}.",
+            f"{_unsplittable(model)}, so {policy.title} cannot shorten the prompt for them: remove {policy.title}.",
             policy.name,
         )
 
@@ -207,7 +207,7 @@ def check_exits(parts: Iterable[Strategy], model: Model) -> None:
     for part in parts:
         if part.exits_early and not model.splits:
             raise Refusal(
-                f"{_unsplittable(model)}, so {part.name} cannot run the first layers alone: choose another drafter or "
+                f"{_unsplittable(model)}, so {part.title} cannot run the first layers alone: choose another drafter or "
                 "another model.",
                 part.name,
             )

@@ -590,7 +590,7 @@ class Lane:
             raise ValueError(f"cannot roll back {count} of {self.generated} generated tokens")
         for part in self._irreversible():
             raise Refusal(
-                f"{part.name} cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.",
+                f"{part.title} cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.",
                 part.name,
             )
         self.main.take_back(count)

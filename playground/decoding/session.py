@@ -83,7 +83,7 @@ class Models:
                 "vocabulary.",
                 "draft",
             )
-        same_vocabulary = [part.name for part in drafting if not part.translates]
+        same_vocabulary = [part.title for part in drafting if not part.translates]
         if same_vocabulary and self.differences:
             raise Refusal(
                 f"The draft model has another vocabulary ({self.differences}), which {same_vocabulary[0]} cannot "
