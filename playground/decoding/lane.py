@@ -27,6 +27,7 @@ from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
 from playground.decoding.checked_text import CheckedText
+from playground.decoding.compute_manager import ComputeManager
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
@@ -93,7 +94,8 @@ class Lane:
         self.leaves: dict[int, Sequence] = {}  # parallel sequences by number, without dropped ones
         self._forked, self._branches = 0, TokenTree()
         self._memory, self._recalled = Memory() if memory is None else memory, {}  # an empty Memory is falsy
-        if assembly.cache_policy:  # now, so that an unsupported combination raises Refusal before the run
+        # now, so that an unsupported combination raises Refusal before the run
+        if assembly.cache_policy or assembly.compute_policy:
             self.stream("target")
 
     def _set_sizes(self) -> None:
@@ -244,6 +246,7 @@ class Lane:
             stream = Stream(name, self._models[name], self, self.prompts["target"], companions)
             if name == "target":
                 stream.cache_manager = self._new_cache_manager(stream)
+                stream.computing = self._new_compute_manager()
             return stream
         if name in self.prompts:
             return Stream(name, self.target_model, self, self.prompts[name])
@@ -255,14 +258,19 @@ class Lane:
             check_policy(policy, stream.store, model)
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 
+    def _new_compute_manager(self) -> ComputeManager | None:
+        policy = self.assembly.compute_policy
+        if policy is None:
+            return None
+        return ComputeManager(policy, self.target_model, self.prompt_length, self.fitted.get(policy.name, {}))
+
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model (by id) and the prompt it reads.
 
-        The target is excluded if there is a cache policy, which needs a cache of its own.
+        The target is excluded if there is a cache or compute policy, which needs a cache of its own.
         """
-        names = [
-            name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")
-        ]
+        own = self.assembly.cache_policy or self.assembly.compute_policy
+        names = [name for name in {**self._models, **self.prompts} if not (own and name == "target")]
         default = self.prompts["target"]
         return {
             name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, default)))
@@ -579,6 +587,8 @@ class Lane:
         `drafted` is how many slots the draft tokens of the round took.
         """
         self.events += self.cache_manager.settle(moment, self._next_position(), drafted)
+        if self.target.computing:
+            self.events += self.target.computing.report(self.main, self.piece)
 
     def _next_position(self) -> int:
         """Position of the next row; the smallest one if several sequences are growing."""

@@ -86,6 +86,13 @@ class Feed:
         flops = model.flops(self.rows, context, layers)
         return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=flops)
 
+    def settle(self, event: Forward) -> None:
+        """Correct its event by what a compute policy left out, now that it has run."""
+        compute = self.plan.compute
+        if compute and compute.ran:
+            event.flops -= self.stream.model.flops_saved(self.rows, event.context, compute)
+            event.layers = compute.layers
+
 
 Steps = Generator[list[Feed], None, Any]
 

@@ -336,6 +336,7 @@ def _run(batch: list[PendingFeed]) -> None:
     for i, ((feed, runners), event, raw) in enumerate(zip(batch, events, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         feed.lanes = [runner.lane for runner in runners]
+        feed.settle(event)
         event.lanes = lanes
         _charge(runners, event, TimedShare(timer, feed.rows / rows / len(runners)))
 

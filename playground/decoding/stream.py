@@ -20,12 +20,14 @@ from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.kv_buffer import Capacity
+from playground.engine.layer_choices import ComputePass
 from playground.engine.model import Model
 from playground.events import Note
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.cache_manager import CacheManager
+    from playground.decoding.compute_manager import ComputeManager
     from playground.decoding.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
@@ -57,6 +59,7 @@ class Stream:
         )
         self.captures = lane.captures(name)
         self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
+        self.computing: ComputeManager | None = None  # only on the target of a lane with a compute policy
         # row after the trunk, [1, V + captured], if it is known
         self._root: Tensor | None = None
         # rows of `seen`, [n, V + captured], and the node of the first
@@ -108,7 +111,8 @@ class Stream:
         """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
-        yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
+        plan = LayerPlan(compute=self._compute())
+        yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True), plan)]
         self.cache_manager.observe_probes(len(tokens))
         self.store.crop_scratch()
 
@@ -261,9 +265,15 @@ class Stream:
         return rows
 
     def _feed(self, work: ForwardInput) -> Generator[list[Feed], None, Tensor]:
-        feed = Feed(self, self._watched(work), LayerPlan(capture=self.captures))
+        feed = Feed(self, self._watched(work), LayerPlan(capture=self.captures, compute=self._compute()))
         yield [feed]
+        if self.computing:
+            self.computing.observe(feed)
         return feed.answer
+
+    def _compute(self) -> ComputePass | None:
+        """What the compute policy decides in the next forward; None without one."""
+        return self.computing.new_pass() if self.computing else None
 
     def _watched(self, work: ForwardInput) -> ForwardInput:
         work.watch = self._watch()

@@ -362,7 +362,7 @@ class KVCache:
 
     @property
     def heads(self) -> int:
-        return self.keys[0].heads if self.keys else 0
+        return next((keys.heads for keys in self.keys if keys.heads), 0)  # a layer without attention has none
 
     @property
     def least_chunk(self) -> int:

@@ -22,6 +22,7 @@ from playground.engine.hooks import Call, LayerPlan, install_plans, running, use
 from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
+from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.library_cache import LibraryAttention
 from playground.engine.library_masks import layer_reaches
 from playground.engine.load_check import Reference, largest_error
@@ -102,6 +103,11 @@ class Model:
         return self.library is None
 
     @property
+    def parts(self) -> NetworkParts | None:
+        """What a compute policy selects from; None if this model's layers always run whole."""
+        return self.fused
+
+    @property
     def rotate_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Rotates query states [heads, n, d] back by so many positions [n]; None if this model has no such function."""
         return self.fused.rotate_back if self.fused else None
@@ -143,7 +149,10 @@ class Model:
         if logits is not None:
             return [logits[-1:] if works[0].last_only else logits], {}
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
-        positions = on_device([[p for segment in segments for p in segment.positions()]], self.device)
+        true_positions = [p for segment in segments for p in segment.positions()]
+        if plan.compute:
+            plan.compute.begin(true_positions)
+        positions = on_device([true_positions], self.device)
         wanted, counts = self._wanted(works)
         logits = self._logits(positions, wanted, call, self._inputs(works))
         if self.recurrence:
@@ -225,6 +234,11 @@ class Model:
         """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context."""
         weights = 2.0 * self.parameters * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
+
+    def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:
+        """Estimated FLOPs that a compute policy left out of a forward of `flops(rows, context, depth)`."""
+        attention = 4.0 * self.width * (context + rows / 2)
+        return 2.0 * compute.idle_weights + rows * compute.idle_attention * attention
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
