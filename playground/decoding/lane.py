@@ -85,7 +85,8 @@ class Lane:
             for exit in part.inner(self.target_model.depth, self.target_model.tied)
         ]
         # fitted weights by name, by strategy
-        self.fitted = fitted.find_all(assembly.strategies(), models)
+        others = [part for part in assembly.strategies() if part is not assembly.compute_policy]
+        self.fitted = fitted.find_all(others, models)
         self._last_change: Immediate | None = None  # the last request that changes the text
         self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:
@@ -262,7 +263,8 @@ class Lane:
         policy = self.assembly.compute_policy
         if policy is None:
             return None
-        return ComputeManager(policy, self.target_model, self.prompt_length, self.fitted.get(policy.name, {}))
+        weights = fitted.find_all([policy], {"target": self.target_model})  # whatever the draft model is
+        return ComputeManager(policy, self.target_model, self.prompt_length, weights.get(policy.name, {}))
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model (by id) and the prompt it reads.

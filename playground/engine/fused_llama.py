@@ -100,8 +100,12 @@ class FeedForward:
     down: FusedLinear
 
     def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activations(hidden))
+
+    def activations(self, hidden: Tensor) -> Tensor:
+        """The input of the output projection, [n, channels]."""
         gate, up = self.gate_up(hidden).chunk(2, -1)
-        return self.down(silu(gate) * up)
+        return silu(gate) * up
 
     @property
     def weights(self) -> int:
@@ -144,7 +148,8 @@ class FusedLayer:
 
     def choose(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call, compute: ComputePass) -> Tensor:
         """The layer under a compute policy: attention and feed-forward networks only where they run."""
-        attends, attention = compute.choices.attends(self.index), self.qkv.weight.numel() + self.out.weight.numel()
+        attends = compute.choices.attends(self.index, hidden)
+        attention = self.qkv.weight.numel() + self.out.weight.numel()
         if attends:
             hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
         else:
@@ -243,6 +248,10 @@ class FusedLlama:
     def channels(self, layer: int) -> int:
         """Width of the feed-forward network of a layer, between its projections."""
         return self.layers[layer].ffn.channels
+
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel, [k]."""
+        return self.layers[layer].ffn.down.weight.norm(dim=0)
 
     def narrowed(self, layer: int, channels: Tensor) -> FeedForward:
         """The feed-forward network of a layer with only these channels [k]."""

@@ -21,6 +21,9 @@ class FeedForwardPart(Protocol):
     def __call__(self, hidden: Tensor) -> Tensor:
         """What it adds to the hidden states."""
 
+    def activations(self, hidden: Tensor) -> Tensor:
+        """Its channels, [m, k]: the input of its output projection."""
+
 
 class NetworkParts(Protocol):
     """The network whose layers a compute policy selects from."""
@@ -30,6 +33,9 @@ class NetworkParts(Protocol):
 
     def channels(self, layer: int) -> int:
         """Width of the feed-forward network of a layer, between its projections."""
+
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel, [k]."""
 
     def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
         """The feed-forward network of a layer with only these channels [k]."""
@@ -48,8 +54,8 @@ class SharedFeedForward(NamedTuple):
 class LayerChoices:
     """What runs in each layer of one forward; this base class runs everything."""
 
-    def attends(self, layer: int) -> bool:
-        """Whether the attention of a layer runs. If not, the layer gets no keys and values from these rows."""
+    def attends(self, layer: int, hidden: Tensor) -> bool:
+        """Whether the attention of a layer runs on its input [n, d]. If not, these rows leave it no keys and values."""
         return True
 
     def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:

@@ -90,6 +90,10 @@ class GeneratedParts:
         """Width of the feed-forward network of a layer."""
         return WIDTH
 
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel."""
+        return torch.ones(WIDTH)
+
     def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
         """The feed-forward network of a layer with only these channels [k]."""
         return AddsNothing()
@@ -106,6 +110,10 @@ class AddsNothing:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         return torch.zeros_like(hidden)
+
+    def activations(self, hidden: Tensor) -> Tensor:
+        """Its channels, [m, WIDTH]."""
+        return torch.zeros(len(hidden), WIDTH)
 
 
 class GeneratedModel:
@@ -178,7 +186,7 @@ class GeneratedModel:
     def _choose(self, compute: ComputePass, hidden: Tensor) -> None:
         """Ask a compute policy about every layer, as a network does."""
         for layer in range(self.depth):
-            spent, own = [float(compute.choices.attends(layer))] * len(hidden), AddsNothing()
+            spent, own = [float(compute.choices.attends(layer, hidden))] * len(hidden), AddsNothing()
             for rows, part in compute.choices.feed_forwards(layer, hidden, own):
                 for row in range(len(hidden)) if rows is None else rows:
                     spent[row] += part.weights
