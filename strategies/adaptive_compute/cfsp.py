@@ -51,7 +51,7 @@ class Measuring(LayerChoices):
         return True
 
     def feed_forwards(self, layer: int, hidden: Tensor, full) -> Sequence[SharedFeedForward]:
-        return [SharedFeedForward(None, Measured(full, self, layer))]
+        return [SharedFeedForward(None, MeasuredFeedForward(full, self, layer))]
 
     def observe(self, layer: int, before: Tensor, after: Tensor) -> None:
         cosines = cosine_similarity(self._input.double(), after.double(), dim=-1).clamp(-1, 1)
@@ -59,7 +59,7 @@ class Measuring(LayerChoices):
         self.tokens += len(after) if layer == 0 else 0
 
 
-class Measured:
+class MeasuredFeedForward:
     """A feed-forward network that adds the squares of its channels to a `Measuring`."""
 
     def __init__(self, part, sums: Measuring, layer: int):
