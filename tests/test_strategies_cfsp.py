@@ -116,7 +116,7 @@ def agrees(cls, monkeypatch) -> bool:
     kept = [int(share * SIZES["intermediate_size"]) for share in (sigma / sigma.mean() * (1 - ratio)).tolist()]
     network = pruned_network({"activations": rms}, kept)
     expected = library_text(network, 14)
-    return lane_text(cls(ratio=ratio), weights, monkeypatch) == expected
+    return lane_text(cls(ratio=ratio, multiple=1), weights, monkeypatch) == expected
 
 
 @pytest.mark.oracle("cfsp")
@@ -161,7 +161,7 @@ def test_a_block_that_is_the_identity_turns_nothing():
 def test_at_equal_shares_a_higher_ratio_leaves_out_more_of_the_same_order(score, monkeypatch):
     kept = {}
     for ratio in (0.2, 0.5):
-        policy = CFSP(ratio=ratio, contrast=0.0, score=score)
+        policy = CFSP(ratio=ratio, contrast=0.0, score=score, multiple=1)
         parts = Parts(deep())
         policy.begin(parts, calibrated(deep()))
         kept[ratio] = parts.kept
@@ -193,8 +193,14 @@ def test_a_narrowed_network_computes_what_its_remaining_channels_add():
         assert (model.parts.narrowed(1, channels)(hidden) - expected).abs().max() < 1e-12
 
 
+def test_widths_are_rounded_to_the_nearest_multiple_and_never_exceed_the_network():
+    for multiple, wanted, count in [(1, 30.9, 30), (16, 30.9, 32), (16, 23.0, 16), (32, 47.0, 32), (40, 46.0, 40)]:
+        assert CFSP(multiple=multiple)._count(wanted, 48) == count
+    assert CFSP(multiple=40)._count(61.0, 48) == 48
+
+
 def test_without_a_fit_it_says_so_and_keeps_the_channels_with_the_largest_output_weights():
-    parts, policy = Parts(deep()), CFSP(ratio=0.5)
+    parts, policy = Parts(deep()), CFSP(ratio=0.5, multiple=1)
     policy.begin(parts, {})
     norms = deep_network().model.layers[2].mlp.down_proj.weight.detach().norm(dim=0)
     assert parts.kept[2] == set(norms.topk(24).indices.tolist())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
 REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
+NARROWED = 64  # feed-forward networks with some of their channels that a small network keeps
 # oneDNN, and torch's layer over it, each keep about 0.3 MB of code for every layer shape and number of rows. Their own
 # limit of 1024 lets half a gigabyte grow over some hundreds of prompts. 128 hold a dozen numbers of rows for two
 # networks, and code that was dropped is made again in 0.5 ms. Both are read before the first product.
@@ -193,6 +194,9 @@ class FusedLlama:
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.bytes = sum(weight.nbytes for weight in network.parameters())
         self.weights = sum(weight.numel() for weight in network.parameters())
+        # parts of a small network are kept for the next lane: copying them takes longer than a short answer
+        kept = NARROWED if self.weights <= REORDER_UP_TO else 0
+        self._narrowed = lru_cache(maxsize=kept)(self._narrow)
         if self.weights <= REORDER_UP_TO:
             for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
                 linear_layer.reorder()
@@ -255,7 +259,11 @@ class FusedLlama:
 
     def narrowed(self, layer: int, channels: Tensor) -> FeedForward:
         """The feed-forward network of a layer with only these channels [k]."""
-        return self._reordered(self.layers[layer].ffn.narrowed(channels.to(self.embeddings.device)))
+        return self._narrowed(layer, tuple(channels.tolist()))
+
+    def _narrow(self, layer: int, channels: tuple[int, ...]) -> FeedForward:
+        index = torch.tensor(channels, dtype=torch.long, device=self.embeddings.device)
+        return self._reordered(self.layers[layer].ffn.narrowed(index))
 
     def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForward:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""

@@ -77,9 +77,10 @@ class Cfsp(ComputePolicy):
     `python -m playground fit cfsp` reads texts once. A block that turns its input more keeps more channels, and within
     a block those with the largest activations stay; `ratio` of all channels are left out, in every forward. Without
     such a fit, as many channels of every block are left out, those with the smallest output weights. Ratio 0 leaves
-    out nothing. Of the released score only the activations are left, since its weight terms cancel; `score` product
-    multiplies them by the norm of the output weights. The released divisor of the importance is scaled to the number of
-    calibration tokens. There is no recovery training. Wang et al. 2024, arXiv 2409.13199.
+    out nothing. Of the released score only the activations remain, since its weight terms cancel; `score` product
+    multiplies them by the norm of the output weights. The released divisor of the importance is scaled to the number
+    of calibration tokens. Blocks keep channels in multiples of `multiple`, since every width needs code of its own on
+    a CPU. There is no recovery training. Wang et al. 2024, arXiv 2409.13199.
     """
 
     name, title, paper, sheet = (
@@ -94,6 +95,7 @@ class Cfsp(ComputePolicy):
         "activation", choices=("activation", "product"), help="rank of a channel: its activation, or that times the "
         "norm of its output weights"
     )
+    multiple: int = knob(32, 1, 128, step=1, help="channels are kept in multiples of this; 1 is exact, but slower")
 
     def begin(self, parts, weights):
         self._told, self._depth = bool(weights), parts.depth
@@ -111,9 +113,15 @@ class Cfsp(ComputePolicy):
         scores = weights["activations"][layer] if weights else norms
         if weights and self.score == "product":
             scores = scores * norms
-        count = int(self.shares[layer] * len(scores) + 1e-9)
+        count = self._count(self.shares[layer] * len(scores), len(scores))
         kept = scores.topk(count).indices.sort().values
         return parts.narrowed(layer, kept) if count else None
+
+    def _count(self, wanted: float, most: int) -> int:
+        """Channels to keep: rounded down if exact, and to the nearest multiple otherwise."""
+        if self.multiple == 1:
+            return int(wanted + 1e-9)
+        return min(most, round(wanted / self.multiple) * self.multiple)
 
     def choices(self, positions, prompt):
         return NarrowedChoices(self._parts)
