@@ -85,6 +85,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
+    experts = 8  # that a plan may choose among, without effect
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",
         "none",

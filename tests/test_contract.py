@@ -9,7 +9,7 @@ from itertools import combinations, filterfalse, groupby
 
 import pytest
 import torch
-from pairs import pair
+from pairs import pair, pair_for
 from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, watch, write
 from toys import byte_tokenizer
@@ -50,7 +50,7 @@ every_greedy_lane = each_of({title(recipe): recipe for recipe in lanes("greedy_i
 def start(
     *recipes: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = TEXT
 ) -> Session:
-    return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
+    return prepare(models or pair_for(*recipes), list(recipes), prompt_of(text), Limits(seed, length))
 
 
 @cache
@@ -474,7 +474,8 @@ def speakers() -> dict[str, TableModel]:
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("toggle", toggles())
 def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
-    models = {"target": pair().target, "draft": pair().draft}
+    fitting = pair_for(LaneConfig(toggle))
+    models = {"target": fitting.target, "draft": fitting.draft}
     for recipe in LANES[part::SLICES]:
         assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
             "refused",

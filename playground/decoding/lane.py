@@ -33,12 +33,14 @@ from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
 from playground.decoding.requests import Background, Immediate, Pause, Request, Together
 from playground.decoding.rng import Draws, Remaining
+from playground.decoding.routed_streams import read_routings
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.stream import Exit, Stream, reading
 from playground.decoding.visitor_memory import Memory
+from playground.engine.expert_routing import ExpertRouting
 from playground.engine.model import Model
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
@@ -72,7 +74,8 @@ class Lane:
         self.draws = Draws(limits.seed)
         self.target_model, self._models = models["target"], models
         check_exits(assembly.strategies(), self.target_model)
-        self.prompts = {"target": prompt, **(prompts or {})}
+        self.routings = read_routings(assembly.samplers, self.target_model)
+        self.prompts = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
         self._set_sizes()
         self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
         self.passage = ""  # the context of the prompt as plain text
@@ -266,13 +269,19 @@ class Lane:
         weights = fitted.find_all([policy], {"target": self.target_model})  # whatever the draft model is
         return ComputeManager(policy, self.target_model, self.prompt_length, weights.get(policy.name, {}))
 
+    def routing(self, stream: str) -> ExpertRouting | None:
+        """Which experts run in a forward of a stream; None unless a sampler chooses experts."""
+        if not self.routings or self._models.get(stream, self.target_model) is not self.target_model:
+            return None
+        return ExpertRouting(self.routings.get(stream, ()))
+
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model (by id) and the prompt it reads.
 
         The target is excluded if there is a cache or compute policy, which needs a cache of its own.
         """
-        own = self.assembly.cache_policy or self.assembly.compute_policy
-        names = [name for name in {**self._models, **self.prompts} if not (own and name == "target")]
+        own = {"target"} if self.assembly.cache_policy or self.assembly.compute_policy else set()
+        names = [name for name in {**self._models, **self.prompts} if name not in own | set(self.routings)]
         default = self.prompts["target"]
         return {
             name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, default)))

@@ -62,8 +62,8 @@ class Feed:
 
     @property
     def plain(self) -> bool:
-        """Whether it can share a batch: all layers run, and it is not in flight already."""
-        return self.plan.is_whole and not self.in_flight
+        """Whether it can share a batch: all layers run with their own experts, and it is not in flight already."""
+        return self.plan.is_whole and self.plan.routing is None and not self.in_flight
 
     @property
     def answer(self) -> Tensor:

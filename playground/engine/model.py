@@ -14,11 +14,12 @@ from transformers.utils import ModelOutput
 
 from playground.engine.attention_mask import Reach, Segment
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
+from playground.engine.expert_routing import install_routing
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, install_plans, running, use_own_attention
+from playground.engine.hooks import Call, LayerPlan, install_plans, running, running_routing, use_own_attention
 from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
@@ -72,6 +73,8 @@ class Model:
             self.recurrence: Recurrence | None = self._find_recurrence()
             self._check_library(reference)
             self.depth = len(install_plans(network))
+            # experts that a plan can choose among in every layer with a router; 0 without such layers
+            self.experts = install_routing(network, running_routing)
             self._install_attention(reference)
 
     @cached_property

@@ -121,6 +121,7 @@ class GeneratedModel:
     """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
+    experts = 8  # that a plan may choose among, without effect
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
     def __init__(self, name: str, shared: SharedVocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
