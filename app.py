@@ -6,6 +6,7 @@ import socket
 import sys
 from importlib.util import find_spec
 
+from playground.engine.heap_memory import limit_arenas
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.ui.classroom import Classroom
@@ -53,6 +54,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> None:
     given = options(arguments)
+    limit_arenas()
     try:
         site = Site.from_environment(
             ModelRequest(given.model, given.draft, given.device, given.dtype, given.quantization, given.draft_device)

@@ -31,6 +31,7 @@ class RequestLimits:
     knob_characters: int  # of one knob of a strategy
     lane_characters: int  # of all knobs of all lanes
     own_characters: int  # a visitor's own benchmark questions, as JSON Lines
+    kept_bytes: int  # of an earlier run that the browser has kept, uncompressed
     upload_bytes: int = 5_000_000
     number_digits: int = 40
     url_bytes: int = 65_536
@@ -50,6 +51,7 @@ LOCAL = RequestLimits(
     knob_characters=100_000,
     lane_characters=400_000,
     own_characters=1_000_000,
+    kept_bytes=64_000_000,
 )
 PUBLIC = RequestLimits(
     body_bytes=2_000_000,
@@ -58,6 +60,7 @@ PUBLIC = RequestLimits(
     knob_characters=10_000,
     lane_characters=40_000,
     own_characters=400_000,
+    kept_bytes=8_000_000,
 )
 
 

@@ -16,7 +16,7 @@ import time
 import httpx
 import psutil
 
-WARM_UP = 60  # visitors before the first measurement: the first ones load models and fill caches of the libraries
+WARM_UP = 200  # visitors before the first measurement: they load models and fill bounded caches of the libraries
 SETTLE = 90.0  # seconds until sessions of a public page are swept
 
 

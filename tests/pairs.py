@@ -9,6 +9,8 @@ from torch import Tensor
 from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from playground.contract import find
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.engine.model import Model
 
@@ -28,6 +30,12 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
         Model(target.to(dtype), TOKENIZER, architecture),
         Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"),
     )
+
+
+def pair_for(*recipes: LaneConfig) -> Models:
+    """The pair, as a mixture of experts if a lane chooses among experts."""
+    names = [name for recipe in recipes for name, _ in [(recipe.strategy, {}), *recipe.extras]]
+    return pair("mixtral" if any("experts" in find(name).needs for name in names) else "llama")
 
 
 def network(architecture: str) -> PreTrainedModel:

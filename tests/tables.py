@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.speculative.without_replacement import RemainingTokens
+from playground.bench.bookkeeping.generated_model import GeneratedParts
 from playground.contract import Decoder, Sampler
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
@@ -84,6 +85,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
+    experts = 8  # that a plan may choose among, without effect
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",
         "none",
@@ -126,6 +128,11 @@ class TableModel:
     @property
     def width(self) -> int:
         return self.vocabulary
+
+    @property
+    def parts(self) -> GeneratedParts:
+        """One layer that always runs: a compute policy decides nothing here."""
+        return GeneratedParts(self.depth)
 
     def state(self, layer: int, context: Text) -> Tensor:
         """The input of a layer, [V]: before the only layer the last token, after it the scores themselves,

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import gzip
 import json
 import time
 from dataclasses import replace
@@ -14,7 +16,9 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 import app
+from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.trace import Trace
 from playground.ui import classroom as module
 from playground.ui.classroom import Classroom, Follower, FrameLog
 from playground.ui.classroom_routes import FOLLOWER, guard_of, routes_of
@@ -23,6 +27,7 @@ from playground.ui.settings import Rules
 from playground.ui.site import Site
 from playground.ui.worker import Worker
 
+FIRST_VIEW = ASSETS / "traces" / "first_view.jsonl"
 SAMPLING = lessons()["temperature"]
 STEP = next(i for i, step in enumerate(SAMPLING.steps) if step.question and step.question.choices)
 
@@ -182,6 +187,39 @@ def test_a_run_that_is_too_long_to_follow_is_cut_off(monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 100)
     log = FrameLog()
     assert log.add({"a": 1}) and not log.add({"a": "x" * 100}) and len(log.frames) == 1
+
+
+# --- trace files ---
+
+def opened(trace: Trace) -> str:
+    """A trace file as the presenter's page sends it."""
+    whole = {"headers": trace.to_json()["lanes"], "events": trace.to_json()["events"]}
+    return base64.b64encode(gzip.compress(json.dumps(whole).encode())).decode()
+
+
+def test_a_trace_that_the_presenter_opens_reaches_every_follower_and_late_ones_too(open_site, classroom):
+    presenter, trace = open_site(), Trace.load(FIRST_VIEW)
+    presenter.get(f"/classroom/present?key={classroom.key}")
+    assert presenter.post("/classroom/trace", json={"kept": opened(trace)}).status_code == 200
+
+    async def follow() -> list:
+        return await asyncio.gather(*(parts_until_done(classroom, joined(classroom)) for _ in range(2)))
+
+    for seen in asyncio.run(follow()):
+        [shown] = [data for event, data in seen if event == "frame"]
+        assert shown["fromFile"] and shown["recorded"]
+        sent = json.loads(json.dumps(trace.to_json()))
+        assert shown["events"] == sent["events"] and shown["headers"] == sent["lanes"]
+
+
+def test_only_whoever_may_run_shows_a_trace_and_one_that_cannot_be_read_is_refused(open_site, classroom):
+    follower, presenter = open_site(), open_site()
+    follower.post("/classroom/join", json={"code": classroom.code})
+    assert follower.post("/classroom/trace", json={"kept": opened(Trace.load(FIRST_VIEW))}).status_code == 403
+    presenter.get(f"/classroom/present?key={classroom.key}")
+    answer = presenter.post("/classroom/trace", json={"kept": "x"})
+    assert answer.status_code == 400 and "cannot be read" in answer.json()["detail"]
+    assert classroom.log.frames == []
 
 
 # --- predictions ---

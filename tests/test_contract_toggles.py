@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from pairs import pair
+from pairs import pair, pair_for
 from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, write
 from toys import byte_tokenizer
@@ -123,7 +123,8 @@ def speakers() -> dict[str, TableModel]:
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("toggle", toggles())
 def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
-    models = {"target": pair().target, "draft": pair().draft}
+    fitting = pair_for(LaneConfig(toggle))
+    models = {"target": fitting.target, "draft": fitting.draft}
     for recipe in LANES[part::SLICES]:
         assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
             "refused",

@@ -51,18 +51,26 @@ def lane(*extras: str, strategy: str = "greedy", **knobs) -> LaneConfig:
     return LaneConfig(strategy, {}, [(name, knobs.get(name, {})) for name in extras])
 
 
+DRAFT, LOOKUP = ("draft_model", "greedy_match"), ("prompt_lookup", "greedy_match")
+SAMPLED = ("temperature", "draft_model", "rejection")
+LEVELS = 5  # of the draft model's trees
 LANES = {
-    "greedy": (lane(), Recorder, 3),
-    "greedy, silent": (lane(), Silent, 2),
-    "temperature": (lane("temperature"), Recorder, 3),
-    "top-p": (lane("temperature", "top_p"), Recorder, 3),
-    "regex": (lane("regex", regex={"pattern": "[a-z ,]{1,400}"}), Recorder, 5),
-    "prompt lookup": (lane("prompt_lookup", "greedy_match", strategy="speculative"), Recorder, 4),
-    "draft model": (lane("draft_model", "greedy_match", strategy="speculative"), Recorder, 5.5),
-    "heavy hitters": (lane("h2o"), Recorder, 10),
-    "heavy hitters, evicting": (lane("h2o", h2o={"heavy": 8, "recent": 8}), Recorder, 17),
+    "greedy": (lane(), Recorder, 1),
+    "greedy, silent": (lane(), Silent, 1),
+    "temperature": (lane("temperature"), Recorder, 2),
+    "top-p": (lane("temperature", "top_p"), Recorder, 2),
+    "regex": (lane("regex", regex={"pattern": "[a-z ,]{1,400}"}), Recorder, 2),
+    "heavy hitters": (lane("h2o"), Recorder, 2),
+    "heavy hitters, evicting": (lane("h2o", h2o={"heavy": 8, "recent": 8}), Recorder, 3),
+    "last token's attention, evicting": (lane("tova", tova={"size": 16}), Recorder, 3),
 }
-"""Lanes by kind, how they are recorded, and the most waits per token."""
+"""Lanes by kind, how they are recorded, and the most waits per token, whatever the number of layers."""
+ROUNDS = {
+    "prompt lookup": (lane(*LOOKUP, strategy="speculative"), 1),
+    "draft model": (lane(*DRAFT, strategy="speculative"), 1 + LEVELS),
+    "draft model, sampled": (lane(*SAMPLED, strategy="speculative"), 4 + LEVELS),
+}
+"""Speculative lanes, and the most waits per round beside one for the prefill."""
 
 
 def written(session: Session) -> list[int]:
@@ -99,6 +107,23 @@ def test_a_lane_writes_the_cpus_text_within_its_budget_of_waits(cpu, gpu, kind):
     assert isinstance(last, Done), last
     assert text == measured(cpu, config).text
     assert "device" not in waits and sum(waits.values()) <= budget
+
+
+@pytest.mark.parametrize("kind", ROUNDS)
+def test_a_speculative_lane_waits_once_per_level_and_few_times_per_round(cpu, gpu, kind):
+    (machine, pair), (config, budget) = gpu, ROUNDS[kind]
+    with machine:
+        measured(pair, config)  # forwards of new sizes are recorded
+        before = Counter(machine.waits)
+        session = prepare(pair, [config], PROMPT, Limits(0, LENGTH))
+        list(session)
+    waits, rounds = Counter(machine.waits) - before, count(session, Commit)
+    assert written(session) == measured(cpu, config).text
+    assert count(session, Done) == 1 and "device" not in waits and waits.total() <= 1 + budget * rounds
+
+
+def count(session: Session, kind: type[Event]) -> int:
+    return sum(isinstance(stamped.event, kind) for stamped in session.trace.events)
 
 
 def test_forwards_are_recorded_once_and_then_replayed(gpu):

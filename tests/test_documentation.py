@@ -34,7 +34,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 def commands(page: str) -> Iterator[list[str]]:
     """The words of every command of a page, in their order."""
-    for line in "".join(blocks(page, "bash")).splitlines():
+    for line in "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
         yield from (shlex.split(part, comments=True) for part in line.split("&&"))
 
 
@@ -94,6 +94,16 @@ def test_docker_commands_name_existing_profiles_and_arguments():
 
 DOCUMENTS = ["README.md", "CONTRIBUTING.md", "SECURITY.md",
              *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", DOCUMENTS)
+def test_every_command_that_a_page_names_is_accepted_with_its_options(page):
+    """Also those in running text and those that take too long to be run here."""
+    inline = re.findall(r"`python -m playground ([^`]+)`", (ROOT / page).read_text(encoding="utf-8").replace("\n", " "))
+    named = [*map(shlex.split, inline), *(words[3:] for words in commands(page) if words[:3] == COMMAND)]
+    for words in named:
+        if "--help" not in words:
+            parser().parse_args(["speculative" if word == "NAME" else word for word in words])
 
 
 @pytest.mark.parametrize("page", DOCUMENTS)

@@ -1,5 +1,11 @@
 """A fork reruns one lane: the others keep every event, and the text is that of a run of all lanes."""
 
+import base64
+import gzip
+import json
+from dataclasses import asdict
+from types import SimpleNamespace
+
 import pytest
 
 from playground.contract.lane_config import LaneConfig
@@ -10,7 +16,9 @@ from playground.errors import Refusal
 from playground.events import Done, Forward
 from playground.trace import Trace, check
 from playground.trace.transcript import sequences
-from playground.ui.settings import Fork, Settings
+from playground.ui.kept_runs import kept_run
+from playground.ui.settings import Fork, Rules, Settings
+from playground.ui.worker import Worker
 from support.sessions import MODEL
 
 LANES = [LaneConfig("greedy"), LaneConfig("sample"), LaneConfig("greedy", extras=[("top_k", {"k": 3})])]
@@ -92,3 +100,109 @@ def test_only_the_fork_can_be_stopped():
     session.advance()
     assert session.stop(0) == [] and not session.finished
     assert [stamped.lane for stamped in session.stop(1)] == [1] and session.finished
+
+
+def begun(lanes: list[LaneConfig], commits: int) -> Session:
+    """A session of which every lane has committed a number of times."""
+    session = session_of(lanes)
+    for _ in range(commits):
+        session.step()
+    return session
+
+
+def beside(session: Session, config: LaneConfig, lanes: tuple[int, ...], place: int) -> ForkedSession:
+    return ForkedSession(session_of([config]), Siblings(session.trace, lanes, place, session))
+
+
+def test_running_lanes_go_on_beside_a_fork_and_write_what_they_would_have_written():
+    alone = ran(session_of(LANES))
+    forked = beside(begun(LANES, 4), forked_lane(LANES[1], [*ids(alone, 1)[:2], 1]), (0, 1, 2), 2)
+    after = ran(forked)
+    for old, new in ((0, 0), (1, 1), (2, 3)):
+        assert ids(after, new) == ids(alone, old)
+        last = after.lane(new).events[-1].event
+        assert isinstance(last, Done) and last.reason == "length"
+    assert ids(after, 2)[:3] == [*ids(alone, 1)[:2], 1] and check(after) == []
+
+
+def test_the_fork_and_the_lanes_that_go_on_take_turns():
+    forked = beside(begun(LANES, 2), forked_lane(LANES[0], [1]), (0, 1, 2), 1)
+    forked.advance()
+    lanes = [{stamped.lane for stamped in forked.advance()} for _ in range(12)]
+    turns = [lanes[0::2], lanes[1::2]]
+    fork, others = sorted((set().union(*turn) for turn in turns), key=len)
+    assert fork == {1} and others == {0, 2, 3}
+
+
+def test_a_lane_that_its_fork_replaces_ends_and_its_running_neighbours_do_not():
+    session = begun(LANES, 3)
+    after = ran(beside(session, forked_lane(LANES[1], [1]), (0, 2), 1))
+    assert [header.strategy for header in after.headers] == ["greedy", "sample", "greedy"]
+    assert isinstance(session.trace.lane(1).events[-1].event, Done) and len(ids(session.trace, 1)) < LENGTH
+    assert [len(ids(after, lane)) for lane in range(3)] == [LENGTH] * 3
+
+
+def test_a_fork_of_a_run_that_is_itself_a_fork_keeps_all_lanes_running():
+    first = beside(begun(LANES[:2], 2), forked_lane(LANES[0], [1]), (0, 1), 1)
+    for _ in range(4):
+        first.advance()
+    second = ForkedSession(session_of([forked_lane(LANES[1], [0])]), Siblings(first.trace, (0, 1, 2), 3, first))
+    after = ran(second)
+    assert [header.forced for header in after.headers] == [[], [1], [], [0]]
+    assert [len(ids(after, lane)) for lane in range(4)] == [LENGTH] * 4 and check(after) == []
+
+
+def test_a_fork_can_be_stopped_at_once_and_so_can_a_lane_that_goes_on():
+    forked = beside(begun(LANES, 2), forked_lane(LANES[0], [1]), (0, 1, 2), 1)
+    ended = [stamped.lane for stamped in forked.stop(1) if isinstance(stamped.event, Done)]
+    assert ended == [1] and not forked.finished
+    assert [stamped.lane for stamped in forked.stop(3)] == [3] and not forked.finished
+    after = ran(forked)
+    assert [after.lane(lane).events[-1].event.reason for lane in range(4)] == ["length", "stopped", "length", "stopped"]
+
+
+def test_a_run_hands_its_session_over_and_records_its_lanes_as_stopped():
+    run = Worker().take(session_of([LANES[0]] * 2))
+    run.hold()
+    session = run.hand_over()
+    assert run.over and run.session is None and not session.finished
+    assert [run.trace.lane(lane).events[-1].event for lane in range(2)] == [Done("stopped")] * 2
+    assert check(run.trace) == [] and [stamped.to_json() for stamped in run.trace.events] == run.events
+    assert run.hand_over() is None
+    assert len(ids(ran(session), 0)) == LENGTH
+
+
+def kept_event(trace: Trace, made: Settings, **changed) -> SimpleNamespace:
+    whole = {"headers": [asdict(header) for header in trace.headers],
+             "events": [stamped.to_json() for stamped in trace.events]}
+    packed = base64.b64encode(gzip.compress(json.dumps(whole).encode())).decode()
+    return SimpleNamespace(**{"run": "ab", "settings": made.to_code(), "kept": packed, **changed})
+
+
+KEPT = Settings(prompt="abab", seed=3, length=LENGTH, lanes=[{"strategy": "greedy"}, {"strategy": "sample"}])
+
+
+def test_a_run_that_only_the_browser_has_can_be_forked():
+    before = ran(session_of(LANES[:2]))
+    kept = kept_run(kept_event(before, KEPT), Rules())
+    assert kept.over and kept.hand_over() is None and kept.settings == Settings.read(asdict(KEPT))
+    assert kept.trace.to_json() == before.to_json()
+    after = ran(ForkedSession(session_of([forked_lane(LANES[1], [1])]), Siblings(kept.trace, (0, 1), 2)))
+    assert ids(after, 0) == ids(before, 0) and ids(after, 1) == ids(before, 1) and ids(after, 2)[0] == 1
+
+
+@pytest.mark.parametrize("changed", [
+    {"kept": "no base64!"}, {"kept": base64.b64encode(b"not gzip").decode()},
+    {"kept": base64.b64encode(gzip.compress(b"[1]")).decode()},
+    {"kept": base64.b64encode(gzip.compress(b'{"headers": [], "events": [{}]}')).decode()},
+    {"settings": "?"}, {"settings": Settings(prompt="abab", lanes=[{"strategy": "greedy"}]).to_code()}])
+def test_an_earlier_run_that_cannot_be_read_is_refused(changed):
+    event = kept_event(ran(session_of(LANES[:2])), KEPT, **changed)
+    with pytest.raises(Refusal, match="cannot be read: press Run first"):
+        kept_run(event, Rules())
+
+
+def test_an_earlier_run_is_unpacked_only_up_to_the_limit():
+    bomb = base64.b64encode(gzip.compress(bytes(9_000_000))).decode()
+    with pytest.raises(Refusal, match="too long to be sent back"):
+        kept_run(SimpleNamespace(run="ab", settings=KEPT.to_code(), kept=bomb), Rules.for_visitors())

@@ -353,11 +353,11 @@ def baselines() -> dict[tuple, list[int]]:
 
 @pytest.mark.parametrize("example", collapses())
 def test_at_its_neutral_setting_a_strategy_equals_a_simpler_one(example: Collapse, baselines):
-    for scene, models in enumerate(
-        [tables("abcde", seed=0), tables("abcde", seed=1), tables("abcde", seed=2), networks("llama")]
-    ):
+    random = networks("mixtral" if "experts" in assemble(example.lane).needs() else "llama")
+    for scene, models in enumerate([*(tables("abcde", seed=seed) for seed in range(3)), random]):
         models = models | ({"draft": models["target"]} if example.twins else {})
-        key, prompt = (scene, repr(example.baseline), example.on, example.twins), [1, 2, 3, 1, 2]
+        key, prompt = (id(models["target"]) if scene == 3 else scene, repr(example.baseline), example.on,
+                       example.twins), [1, 2, 3, 1, 2]
         if key not in baselines:
             baselines[key] = written(
                 example.baseline, {"target": models[example.on], "draft": models["draft"]}, seed=7, prompt=prompt

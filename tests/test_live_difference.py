@@ -97,7 +97,7 @@ def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
     show(page, feed, run_of(RED, writing(0, 5, 3)))
     choose(page, 1)
     expect(said(page)).to_contain_text(f"logit difference {math.log(4):.2f}")
-    assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "–", "50 %", "50 %"]
+    assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "not among the 2 recorded", "50 %", "50 %"]
 
 
 def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
@@ -201,3 +201,20 @@ def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
 def words_script() -> str:
     from playground.ui.live_view_assets import ASSETS
     return (ASSETS / "live" / "words.js").read_text(encoding="utf-8")
+
+
+def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabilities(page, feed):
+    forced = [(0.1, Forward(phase="prefill", tokens=2)),
+              (0.1, Commit(0, [0, 2], WORDS[0:1] + WORDS[2:3], WORDS[0] + WORDS[2], [None, None], ["forced", "forced"])),
+              (0.2, Done("end"))]
+    show(page, feed, run_of(writing(0, 1, 3), forced))
+    expect(panel(page).locator(".readout")).to_have_text(
+        "The texts diverge at token 2, logit difference 0.69; lane 2 was forced there."
+    )
+    assert panel(page).locator(".parting th").all_inner_texts()[:2] == ["", "p in lane 1"]
+    assert panel(page).locator(".parting td").all_inner_texts() == ["50 %", "25 %"]
+
+
+def test_a_token_that_a_lane_did_not_record_is_said_to_be_missing_from_its_list(page, feed):
+    show(page, feed, run_of(writing(0, 1, 3), writing(0, 5, 3)))
+    assert panel(page).locator(".parting td").all_inner_texts() == ["50 %", "50 %", "not among the 2 recorded", "13 %"]

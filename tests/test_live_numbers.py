@@ -109,7 +109,7 @@ def test_q_stays_as_it_was_drawn_and_the_residual_has_a_name_of_its_own(page, fe
     assert numbers.all_text_contents() == ["p .10  q .50  u .90", "r .30  q .25  u .13"]
     rows = [row.locator("th, td").all_inner_texts() for row in page.locator(".panel-tree .tests tr").all()]
     assert rows[0] == ["draft token", "p", "residual", "q", "q without the rejected siblings", "draw", ""]
-    assert rows[2][1:6] == ["–", "0.3000", "0.2500", "0.5000", "0.1250"]
+    assert rows[2][1:6] == ["", "0.3000", "0.2500", "0.5000", "0.1250"]
     assert "residual 0.300 q 0.250 q without the rejected siblings 0.500 draw 0.125" in card_of(page, 0)
 
 
@@ -194,3 +194,47 @@ def test_a_lane_that_failed_has_no_badge_of_being_the_same(page, feed):
     show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=same), failing))
     badges = [page.locator(f".lane[data-lane='{i}'] .badge:visible").all_inner_texts() for i in (0, 1)]
     assert badges == [["same text as greedy with its cache", "within budget"], ["within budget"]]
+
+
+def parts(*kinds: str) -> list[ev.Part]:
+    return [ev.Part("greedy", "decoder"), *(ev.Part(f"some_{kind}", kind) for kind in kinds)]
+
+
+@pytest.mark.parametrize(("kinds", "badge"), [
+    ((), "same text as greedy"), (("constraint",), "same text as greedy with its constraint"),
+    (("constraint", "sampler"), "same text as greedy with its constraint and processors")])
+def test_a_badge_names_the_additions_that_the_comparison_includes(page, feed, kinds, badge):
+    """Without them a lane under a grammar would read "same text as greedy" beside "differs at 1"."""
+    show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=["greedy_identical"], parts=parts(*kinds))))
+    assert page.locator(".lane .badge").all_inner_texts() == [badge]
+
+
+# --- rounds and the text after them ---
+
+def test_the_root_of_a_tree_is_the_token_before_its_round_even_if_a_forward_without_a_draft_followed(page, feed):
+    def written(at: int, piece: str, origin: str) -> list:
+        return [Forward(), Commit(at, [at], [piece], piece, [-0.1], [origin])]
+    draft = [Draft(1, [1], [" b"], [-1], [0.5]), Forward(tokens=2),
+             Verdict(1, [0], [ev.Test(0, 0.9, 0.5, 0.1, True)], 2, " c", "bonus"),
+             Commit(1, [1, 2], [" b", " c"], " b c", [-0.1, -0.1], ["draft", "bonus"])]
+    events = [*written(0, " a", "sampled"), *draft, *written(3, " d", "sampled"), Done("length")]
+    show(page, feed, run_of(lane(0, [(0.1 * i, event) for i, event in enumerate(events, 1)])))
+    root = page.locator(".panel-tree .node").first
+    expect(root).to_contain_text("a")
+    expect(root).not_to_contain_text("d")
+
+
+def test_a_rule_that_draws_nothing_has_no_column_of_draws(page, feed):
+    events = [Draft(0, [7], [" x"], [-1], [0.5]), Forward(tokens=2), Verdict(0, [0], [ev.Test(0, 0.9, 0.5, None, True)])]
+    show(page, feed, run_of(lane(0, [(0.1, event) for event in [*events, Done("stopped")]])))
+    assert page.locator(".panel-tree .tests th").all_inner_texts() == ["draft token", "p", "q", ""]
+    expect(page.locator(".panel-tree .key-words")).to_have_text("p target, q draft")
+
+
+def test_slots_that_another_lane_reserves_are_in_the_key_of_the_cache(page, feed):
+    def held(scratch: int) -> ev.Cache:
+        return ev.Cache("target", 4, 1, 1, [[[(0, 4)]]], scratch=scratch, bytes=64)
+    plain = [(0.1, event) for event in [*grown(0, 0, " a"), held(0), Done("end")]]
+    beams = [(0.1, event) for event in [*grown(0, 0, " a"), Branches([(1, 0)]), held(2), Done("end")]]
+    show(page, feed, run_of(lane(0, plain), lane(1, beams)))
+    expect(page.locator(".panel-cache .key-scratch")).to_have_text("reserved for branches at the last update")

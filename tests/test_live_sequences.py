@@ -125,7 +125,7 @@ def test_every_sequence_has_a_line_with_score_fate_and_text_and_the_best_comes_f
     assert listed(page) == [["#2", "-2.000", "became the text", "", " b e g"], ["#1", "-3.000", "ended", "", " a d i"],
                             ["#4", "-3.500", "not chosen", " a", " f h"], ["#3", "-2.500", "dropped", "", " c"]]
     expect(page.locator(".panel-branches .readout")).to_have_text(
-        "3 sequences alive, 1 of them ended, 1 dropped, #2 became the text"
+        "3 sequences at the end, 1 dropped, #2 became the text"
     )
 
 

@@ -349,6 +349,20 @@ def test_the_meters_show_what_was_measured_of_the_machine_and_nothing_else(page,
     expect(page.locator(".player .machine"), "not those of the run before").to_be_hidden()
 
 
+@pytest.mark.parametrize("width", [1384, 1224, 1000, 840, 700])
+def test_the_player_is_one_row_beside_a_lesson_and_in_a_small_window(page, feed, width):
+    """1384 and 1224: windows of 1440 and 1280 pixels; 1000 and 840: the same beside an open lesson."""
+    view = page.locator(".live").first
+    view.evaluate("(node, width) => node.style.width = `${width}px`", width)
+    send(page, feed, {**plain_frames(2)[0], "machine": {"cpu": 0.5, "memory": 2**30, "memory_total": 2**32}})
+    expect(page.locator(".player .follow")).to_be_visible()
+    middles = page.evaluate("""[...document.querySelectorAll(".player > *")].filter((one) => one.offsetParent)
+        .map((one) => one.getBoundingClientRect()).map(({ top, bottom }) => (top + bottom) / 2)""")
+    is_cut = page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)(document.querySelector('.player'))")
+    view.evaluate("(node) => node.style.removeProperty('width')")
+    assert len(middles) > 5 and max(middles) - min(middles) < 12 and not is_cut
+
+
 def test_a_live_run_is_held_stepped_and_resumed(page, feed):
     frames = plain_frames(6)
     send(page, feed, *frames[:2])
@@ -387,6 +401,8 @@ def test_taken_back_tokens_leave_the_text(page, feed):
         page.keyboard.press(key or "Escape")
         drawn(page)
         assert token_texts(page, 0) == texts
+        struck = page.locator(".lane .g.refused").all_text_contents()
+        assert struck == ([" b"] if key == "ArrowRight" or texts == [" a"] else []), "until the next commit"
 
 
 def test_lanes_can_share_the_token_count(page, feed):

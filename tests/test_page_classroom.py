@@ -73,6 +73,16 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         assert follower.locator(".card .candidate:enabled").count() == 0  # a follower runs nothing
         expect(tokens(presenter, 0)).to_have_count(24)
 
+        self_paced = follower.locator(".live .player [data-do='back']")
+        self_paced.click()
+        presenter.locator("#live input[type=file]").set_input_files(ROOT / "assets/traces/first_view.jsonl")
+        expect(follower.locator(".lane .prompt").first).to_contain_text("Keep the odd items")
+        expect(follower.locator(".lane")).to_have_count(3)
+        presenter.click("#run")
+        expect(follower.locator(".lane")).to_have_count(1)
+        expect(status(presenter, 0)).to_have_text("reached the token limit")
+        expect(shown.locator(".tokens > *")).to_have_count(24)
+
         presenter.click(".lessons-open")
         presenter.locator(".lesson-list button").filter(has_text="Temperature").click()
         expect(follower.locator(".vote p").first).to_contain_text("How many tokens of lane 2")

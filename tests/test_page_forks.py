@@ -78,3 +78,36 @@ def test_undo_takes_back_lanes_and_prompt_and_leaves_typing_to_the_text_field(pa
     page.keyboard.type("x")
     page.keyboard.press("Control+z")
     expect(prompt).to_have_value("The green bird")
+
+
+def test_running_lanes_go_on_beside_a_fork(page, address):
+    lanes = [{"strategy": "greedy"}, {"strategy": "sample"}]
+    visit(page, address, Settings(prompt="The green bird", length=4000, lanes=lanes))
+    page.click("#run")
+    expect(tokens(page, 1).nth(8)).to_be_attached()
+    live = page.locator("#live .live")
+    first = live.get_attribute("data-run")
+    page.keyboard.press("Space")  # holds the run, so that nothing moves under the mouse
+    fork(page, 0, 2)
+    expect(live).not_to_have_attribute("data-run", first)
+    expect(page.locator("#live .lane .title").nth(1)).to_have_text("Greedy, forked at token 3")
+    for lane in range(3):
+        before = tokens(page, lane).count()
+        expect(tokens(page, lane).nth(before + 5)).to_be_attached()
+    page.click("#stop")
+    for lane in range(3):
+        expect(status(page, lane)).to_have_text("stopped")
+
+
+def test_a_run_from_before_a_reload_can_be_forked(page, address):
+    lanes = [{"strategy": "greedy"}, {"strategy": "sample"}]
+    visit(page, address, Settings(prompt="The green bird", length=LENGTH, lanes=lanes))
+    page.click("#run")
+    ended(page, 2)
+    before = texts(page)
+    page.reload()
+    expect(page.locator("#live [data-recorded='false'] .lane")).to_have_count(2)
+    fork(page, 1, 3)
+    ended(page, 3)
+    expect(page.locator("#live .lane .title").nth(2)).to_have_text("Sampling, forked at token 4")
+    assert texts(page)[:2] == before and texts(page)[2] != before[1]

@@ -11,6 +11,7 @@ from pairs import pair
 from tables import TableModel
 
 import playground.decoding.session
+import playground.engine.forward_timer
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.contract.token_tree import chain
@@ -42,8 +43,13 @@ class Spendthrift(Decoder):
             yield lm.keep(lm.pick(rows))
 
 
+def time_with(monkeypatch, clock) -> None:
+    for module in (playground.decoding.session, playground.engine.forward_timer):
+        monkeypatch.setattr(module, "perf_counter", clock)
+
+
 def test_a_lane_with_fifty_forwards_per_token_does_not_starve_another(monkeypatch):
-    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
+    time_with(monkeypatch, Clock())
     session = run(side_by_side(Spendthrift(), make("greedy"), length=8))
     ended = next(i for i, s in enumerate(session.trace.events) if s.lane == 1 and isinstance(s.event, Done))
     before = [s for s in session.trace.events[:ended] if s.lane == 0 and isinstance(s.event, Forward)]
@@ -62,7 +68,7 @@ def test_the_lane_with_the_least_work_is_served_next():
 @pytest.mark.parametrize("seed", range(2))
 def test_which_lanes_share_a_forward_does_not_depend_on_how_long_forwards_take(monkeypatch, seed):
     def shared(clock) -> list[tuple]:
-        monkeypatch.setattr(playground.decoding.session, "perf_counter", clock)
+        time_with(monkeypatch, clock)
         events = run(side_by_side(make("greedy"), Spendthrift(), make("greedy"), length=8)).trace.events
         return [(s.lane, s.event.lanes) for s in events if isinstance(s.event, Forward)]
 
@@ -71,7 +77,7 @@ def test_which_lanes_share_a_forward_does_not_depend_on_how_long_forwards_take(m
 
 
 def test_a_lanes_clock_is_the_sum_of_its_own_requests(monkeypatch):
-    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
+    time_with(monkeypatch, Clock())
     alone, among = (
         run(side_by_side(make("greedy"))),
         run(side_by_side(make("greedy"), Spendthrift(), Raises(), model=None)),
@@ -159,7 +165,7 @@ def test_four_plain_lanes_over_one_model_take_as_many_forwards_as_one():
 
 
 def test_the_seconds_of_a_shared_forward_are_divided_by_rows(monkeypatch):
-    monkeypatch.setattr(playground.decoding.session, "perf_counter", Clock())
+    time_with(monkeypatch, Clock())
     session = run(side_by_side(make("greedy"), make("greedy"), make("greedy")))
     shared = [s.event for s in session.trace.events if isinstance(s.event, Forward) and s.event.lanes == 3]
     assert len(shared) == 3 * LENGTH and all(event.seconds == pytest.approx(1 / 3) for event in shared)

@@ -112,10 +112,9 @@ def test_loading_the_bundled_pair_takes_under_two_seconds():
 
 @pytest.fixture
 def counted(monkeypatch) -> Counter:
-    """Number of forwards and device synchronisations of each model."""
+    """Number of forwards of each model."""
     counts: Counter = Counter()
-    for name in ("forward", "_synchronize"):
-        monkeypatch.setattr(Model, name, counting(getattr(Model, name), name, counts))
+    monkeypatch.setattr(Model, "forward", counting(Model.forward, "forward", counts))
     return counts
 
 
@@ -152,14 +151,3 @@ def test_speculation_takes_a_prefill_and_one_target_forward_per_round(pair, coun
             isinstance(event, Forward) and event.stream == stream for event in events
         )
     assert counted[pair.target.name, "forward"] == 1 + len(rounds) < written(events) / 2
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [LaneConfig("greedy"), LaneConfig("speculative", extras=[("draft_model", {}), ("greedy_match", {})])],
-    ids=["greedy", "speculative"],
-)
-def test_no_forward_waits_for_its_device_more_than_once(pair, counted, recipe):
-    run(pair, recipe)
-    for model in (pair.target, pair.draft):
-        assert counted[model.name, "_synchronize"] == counted[model.name, "forward"]

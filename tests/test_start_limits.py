@@ -186,3 +186,11 @@ def test_a_full_disk_is_reported_in_a_sentence():
         timeout=200,
     )
     assert reply.returncode == 2 and "No space left" in reply.stderr and "Traceback" not in reply.stderr
+
+
+# --- programs of models ---
+
+def test_a_page_that_runs_no_programs_names_the_strategy_as_its_menu_does():
+    asked = Settings(prompt="a", lanes=[{"strategy": "pg_td", "knobs": {"tests": "work([]) == 0"}}])
+    with pytest.raises(Refusal, match="^Planning-guided decoding runs programs written by a model, and this page"):
+        asked.check(Rules.for_visitors())

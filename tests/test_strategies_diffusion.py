@@ -493,7 +493,7 @@ def test_strategies_without_meaning_on_a_canvas_are_refused():
 def test_an_autoregressive_model_is_refused_for_a_canvas_and_the_oracle_for_plain_decoding():
     with pytest.raises(Refusal, match="table continues text .*: choose the oracle"):
         check_fit(decoder(), TableModel("abc"))
-    with pytest.raises(Refusal, match="oracle fills masked positions .*: choose masked_diffusion or another model"):
+    with pytest.raises(Refusal, match="oracle fills masked positions .*: choose Masked diffusion or another model"):
         check_fit(make("greedy"), ORACLE)
     check_fit(make("greedy"), TableModel("abc"))
     check_fit(decoder(), ORACLE)

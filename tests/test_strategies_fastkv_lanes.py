@@ -173,7 +173,8 @@ def test_a_model_without_split_layers_is_refused_unless_all_layers_read_everythi
         ][-1]
         for depth in (0.5, 1.0)
     )
-    assert isinstance(refused, Failed) and "cannot shorten the prompt for them: remove fastkv" in refused.message
+    assert isinstance(refused, Failed)
+    assert "cannot shorten the prompt for them: remove Part of the prompt for later layers (FastKV)" in refused.message
     assert isinstance(served, Done)
 
 

@@ -336,5 +336,5 @@ def test_stages_of_another_model_are_refused():
 
 def test_a_model_without_split_layers_is_refused_only_if_there_are_stages():
     leaning = Models(Model(leaning_on_earlier_layers(), pair().target.tokenizer, "leaning"))
-    assert "cannot shorten the prompt for them: remove uncomp" in failure(leaning)
+    assert "cannot shorten the prompt for them: remove By the entropy of queries (UNComp)" in failure(leaning)
     assert failure(leaning, floor=0) == failure(leaning, stages="3") == ""

@@ -52,7 +52,7 @@
   });
 
   const drawState = ({ question, vote: mine, control, name }) => {
-    find(".who").textContent = `${name}: you follow the presenter's runs. Pause and look around; “follow” in the player brings you back.`;
+    find(".who").textContent = `${name}: you follow the presenter's runs. Pause and look around; “Live” in the player brings you back.`;
     find(".controls-yours").hidden = !control;
     vote.hidden = !question;
     if (question) drawQuestion(question, mine);

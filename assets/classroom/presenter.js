@@ -12,7 +12,19 @@ class ClassPanel {
     this.fold.append(this.summary, this.body);
     root.append(this.fold);
     document.addEventListener("lesson-step", ({ detail }) => this.post("question", detail));
+    this.trouble = node("p", "class-trouble");
+    this.trouble.setAttribute("role", "alert");
+    root.append(this.trouble);
+    document.addEventListener("trace-opened", async ({ detail: packed }) => this.showTrace(await packed()));
+    document.addEventListener("run-begun", () => { this.trouble.textContent = ""; });
     this.watch();
+  }
+
+  /** Show the class a trace file that was opened here. */
+  async showTrace(kept) {
+    const answer = await this.post("trace", { kept });
+    const reason = answer && !answer.ok ? ((await answer.json().catch(() => ({}))).detail || "it could not be sent.") : "";
+    this.trouble.textContent = answer?.ok ? "" : `The class does not see this trace. ${reason}`;
   }
 
   post(path, data) {

@@ -178,7 +178,7 @@ function judge(i) {
   const card = root.querySelector(`.lane-card[data-lane="${i}"]`);
   if (!card) return;
   const { guarantee = [], problem = "", about = "" } = verdicts[i] || {};
-  card.querySelector(".promises").replaceChildren(...promises(failure(i) ? [] : guarantee));
+  card.querySelector(".promises").replaceChildren(...promises(failure(i) ? [] : guarantee, lanes[i]));
   complain(card, problem || failure(i), problem ? about : "");
 }
 
@@ -187,12 +187,21 @@ function failure(i) {
   return failed[i] && failed[i].lane === JSON.stringify(lanes[i]) ? failed[i].text : "";
 }
 
-function promises(names) {
+function promises(names, lane) {
   const shown = new Map();
-  const evicts = names.includes("budget_respected"); // then the comparison is with plain decoding with that cache
-  const known = names.map((name) => PROMISES[name] || []).map(([label, help]) => [evicts && label?.startsWith("same ") ? `${label} with its cache` : label, help]);
+  const known = names.map((name) => [qualified(name, names, lane), (PROMISES[name] || [])[1]]);
   for (const [label, help] of known) if (label) shown.set(label, [...(shown.get(label) || []), help]);
   return [...shown].map(([label, helps]) => h("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
+}
+
+/** A lossless lane is compared with plain decoding under the same additions, whose text may differ from that without them. */
+function qualified(name, names, { extras = [] }) {
+  const [label] = PROMISES[name] || [];
+  if (!label?.startsWith("same ")) return label;
+  const added = (kind) => name === "greedy_identical" && extras.some(([extra]) => byName.get(extra)?.kind === kind);
+  const own = [["cache", names.includes("budget_respected")], ["constraint", added("constraint")], ["processors", added("sampler")]];
+  const named = own.filter(([, has]) => has).map(([addition]) => addition);
+  return named.length ? `${label} with its ${named.join(" and ")}` : label;
 }
 
 function complain(card, text, about) {

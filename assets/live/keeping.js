@@ -7,9 +7,9 @@ const MOST_KEPT = 3_000_000; // characters of all kept runs; browsers allow abou
 async function keepRun(run) {
   if (run.isKept || typeof CompressionStream === "undefined") return;
   run.isKept = true;
-  const whole = { headers: run.trace.headers, events: run.trace.inOrder().map((event) => event.raw) };
-  const packed = await piped(JSON.stringify(whole), new CompressionStream("gzip")).arrayBuffer();
-  const entry = { run: run.trace.run, said: run.said, number: run.number, parent: run.parent?.trace.run ?? null, events: whole.events.length, packed: toBase64(packed) };
+  const { run: name, version: events, settings } = run.trace;
+  const packed = await inBase64(run.trace);
+  const entry = { run: name, said: run.said, number: run.number, parent: run.parent?.trace.run ?? null, events, settings, packed };
   let kept = [...readKept().filter((one) => one.run !== entry.run), entry];
   while (kept.length && sizeOf(kept) > MOST_KEPT) kept = kept.slice(1);
   try {
@@ -41,13 +41,16 @@ const isReload = () => ["reload", "back_forward"].includes(performance.getEntrie
 function keptRuns() {
   const runs = [];
   if (!isReload()) forgetKept();
-  for (const { run, said, number, parent, events, packed } of readKept()) {
+  for (const { run, said, number, parent, events, settings, packed } of readKept()) {
     const trace = new Trace();
-    Object.assign(trace, { run, version: events, packed: new Blob([fromBase64(packed)]), state: "done", left: true });
+    Object.assign(trace, { run, version: events, settings, packed: new Blob([fromBase64(packed)]), state: "done", left: true, restored: true });
     runs.push({ trace, number, said, parent: runs.find((one) => one.trace.run === parent) || null, isKept: true });
   }
   return runs;
 }
+
+/** A run as text, compressed. */
+const inBase64 = async (trace) => toBase64(await (await trace.compressed()).arrayBuffer());
 
 function toBase64(buffer) {
   const bytes = new Uint8Array(buffer);

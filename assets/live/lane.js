@@ -2,9 +2,15 @@
 
 const LOSSLESS = new Set(["greedy_identical", "distribution_identical"]);
 
-/** With an evicting cache, the comparison is with plain decoding with that cache, which may differ from decoding with all of it. */
-function qualified(name, label, guarantee) {
-  return LOSSLESS.has(name) && guarantee.includes("budget_respected") ? `${label} with its cache` : label;
+/** A lossless lane is compared with plain decoding under the same additions, whose text may differ from that without them. */
+function qualified(name, label, { guarantee, parts }) {
+  const greedy = name === "greedy_identical";
+  const own = [
+    ["cache", guarantee.includes("budget_respected")],
+    ["constraint", greedy && parts.some(({ kind }) => kind === "constraint")],
+    ["processors", greedy && parts.some(({ kind }) => kind === "sampler")],
+  ].filter(([, has]) => has).map(([addition]) => addition);
+  return LOSSLESS.has(name) && own.length ? `${label} with its ${own.join(" and ")}` : label;
 }
 
 const SCORE = "score"; // the strategy of a lane that only scores a given text
@@ -89,7 +95,7 @@ class LaneCard {
     for (const name of header.guarantee) {
       if (PROMISES[name] === null) continue;
       const [plain, help] = PROMISES[name] || [name.replaceAll("_", " "), ""];
-      const node = badge(qualified(name, plain, header.guarantee), help);
+      const node = badge(qualified(name, plain, header), help);
       node.classList.toggle("lossless", LOSSLESS.has(name)); // not shown on a lane that failed
       badges.append(node);
     }

@@ -5,7 +5,9 @@ const GREETING_SPEED = "0.05";
 const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
 const FILE_ALONE = "This trace is from a file and has no model: press Run first";
-const LEFT_BEHIND = "The server keeps the newest runs only, and this one is older: press Run first";
+const LEFT_BEHIND = "The server no longer has this run, and its settings were not kept: press Run first";
+const TOO_LONG = "This run is too long to be sent back to the server: press Run first.";
+const MOST_SENT = 1_800_000; // characters of a run that the server no longer has; less than a public page takes
 const ONLY_PRESENTER = "Only the presenter of this class can continue a run";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
@@ -234,6 +236,7 @@ class App {
       throw reason;
     }
     this.say(`Opened ${name}: ${count(frame.headers.length, "lane")}, ${count(frame.events.length, "event")}.`);
+    document.dispatchEvent(new CustomEvent("trace-opened", { detail: () => inBase64(trace) })); // for a class
     this.schedule();
   }
 
@@ -343,10 +346,10 @@ class App {
     if (props.follows) return ONLY_PRESENTER;
     if (this.trace.lanes[lane].header.canvas) return "A canvas is not filled from left to right, so it cannot be forked";
     if (this.trace.fromFile) return FILE_ALONE;
-    if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
+    if (this.isGone && !this.trace.settings) return LEFT_BEHIND;
     if (this.trace.lanes[lane].header.remote) return "A server generated this text, so it cannot be continued here";
     if (this.trace.lanes[lane].header.strategy === SCORE) return "This text was scored, not generated: press Run to generate one";
-    return this.ranHere ? "" : "A recording has no model: press Run first";
+    return this.ranHere || this.trace.restored ? "" : "A recording has no model: press Run first";
   }
 
   fork(lane, position, token, piece) {
@@ -364,12 +367,30 @@ class App {
     askWhichToReplace(this, lane, (replaced) => {
       this.say(news);
       this.forkedFrom = place.run;
-      trigger("fork", { ...place, ...taken, ...(replaced === undefined ? {} : { instead_of: replaced }) });
+      const where = { ...place, ...taken, ...(replaced === undefined ? {} : { instead_of: replaced }) };
+      this.send(where, (sent) => trigger("fork", sent));
     });
+  }
+
+  /** Whether the server no longer has the shown run. */
+  get isGone() {
+    return this.trace.left && !this.visit.isOnServer(this.trace);
+  }
+
+  /** Request something about the shown run, with the run itself if the server no longer has it. */
+  async send(what, act) {
+    if (!this.isGone) return act(what);
+    const kept = await inBase64(this.trace);
+    if (kept.length > MOST_SENT) return this.say(TOO_LONG, true);
+    act({ ...what, settings: this.trace.settings, kept });
   }
 
   placeOf(lane, position) {
     return { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: this.cards[lane].text.shown[position].sequence, position };
+  }
+
+  tokenOf(lane, { sequence, position, id }) {
+    return { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence, position, token: id };
   }
 
   lookRefusal(lane) {
@@ -377,14 +398,14 @@ class App {
     if (this.trace.lanes[lane].header.remote) return "The layers of a server's model cannot be looked into";
     if (this.trace.lanes[lane].header.canvas) return "The denoiser of this canvas has no layers to look into";
     if (this.trace.fromFile) return FILE_ALONE;
-    if (this.trace.left && !this.visit.isOnServer(this.trace)) return LEFT_BEHIND;
+    if (this.isGone && !this.trace.settings) return LEFT_BEHIND;
     return this.trace.recorded ? "A recording has no model: press Run first" : "";
   }
 
   /** Request the logit lens and the attention before a token. */
   look(lane, token) {
     this.say(`Looking inside at token ${token.position + 1} of lane ${lane + 1}.`);
-    trigger("look", { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
+    this.send(this.tokenOf(lane, token), (sent) => trigger("look", sent));
   }
 
   showInside({ run, inside, refused }) {
@@ -399,7 +420,7 @@ class App {
   /** Request the effect of each word of the prompt on a token. */
   attribute(lane, token) {
     this.say(`Leaving out each word of the prompt in turn, for token ${token.position + 1} of lane ${lane + 1}.`);
-    trigger("attribute", { run: this.trace.run, lane: this.trace.lanes[lane].header.lane, sequence: token.sequence, position: token.position, token: token.id });
+    this.send(this.tokenOf(lane, token), (sent) => trigger("attribute", sent));
   }
 
   showAttribution({ run, attributed, refused }) {

@@ -138,6 +138,7 @@ class Sequence {
     this.score = null;
     this.sum = null; // the score before length normalisation, if it is normalised
     this.scoredAt = 0; // tokens when it got this score
+    this.withdrawn = []; // tokens that were rolled back since the last commit
     this.pendingBytes = []; // bytes of an incomplete UTF-8 character
     this.grewAt = parent ? parent.grewAt : 0; // seconds on the lane's clock
   }
@@ -155,9 +156,9 @@ class Sequence {
     }
   }
 
-  /** Remove the last `number` tokens with their steps and masks. */
+  /** Remove the last `number` tokens with their steps and masks. They stay in `withdrawn` until the next commit. */
   rollBack(number) {
-    this.tokens.splice(Math.max(0, this.tokens.length - number));
+    this.withdrawn = [...this.tokens.splice(Math.max(0, this.tokens.length - number)), ...this.withdrawn];
     this.pendingBytes = [];
     for (const known of [this.steps, this.masks]) {
       for (const position of [...known.keys()]) if (position >= this.tokens.length) known.delete(position);
@@ -271,6 +272,7 @@ const APPLY = {
     const round = state.pendingRound(event.sequence);
     const tokens = tokensOf(state, event, sequence, round && round.verdict ? round : null);
     sequence.tokens.push(...tokens);
+    sequence.withdrawn = [];
     sequence.grewAt = event.at;
     sequence.pendingBytes = tokens.length ? tokens[tokens.length - 1].waiting : sequence.pendingBytes;
     if (round && round.verdict) round.settle(event);

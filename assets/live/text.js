@@ -67,7 +67,7 @@ class TextView {
     this.body.classList.toggle("is-canvas", canvas.size > 0);
     tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels, state.marks.get(i))));
     if (canvas.size && !tokens.length) this.drawCanvas(canvas);
-    else this.drawGhosts(state.pendingRound(sequence.id));
+    else this.drawGhosts(state.pendingRound(sequence.id), sequence.withdrawn);
   }
 
   openStretch(from = this.spans.length, cut = false) {
@@ -173,12 +173,13 @@ class TextView {
     dressCell(span, fill);
   }
 
-  /** Draft tokens of an open round: faint until verified, then accepted or struck out. */
-  drawGhosts(round) {
-    const key = round ? `${round.number}/${round.verdict ? 1 : 0}` : "";
+  /** Draft tokens of an open round: faint until verified, then accepted or struck out. Tokens that were rolled back are struck out
+      until others take their place. */
+  drawGhosts(round, withdrawn) {
+    const key = `${round ? `${round.number}/${round.verdict ? 1 : 0}` : ""}/${withdrawn.length}`;
     if (key === this.ghostKey) return;
     this.ghostKey = key;
-    this.ghosts.replaceChildren();
+    this.ghosts.replaceChildren(...withdrawn.map(rolledBack));
     if (!round) return;
     const path = round.mainPath();
     for (const node of path) this.ghosts.append(ghost(round, node));
@@ -256,6 +257,13 @@ function ghost(round, node) {
   const span = el("span", "g " + round.nodeState(node));
   span.title = { pending: "draft token", kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested" }[round.nodeState(node)];
   writePiece(span, round.draft.pieces[node] ?? "", true);
+  return span;
+}
+
+function rolledBack({ piece }) {
+  const span = el("span", "g refused");
+  span.title = "rolled back";
+  writePiece(span, piece, true);
   return span;
 }
 

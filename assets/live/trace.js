@@ -22,6 +22,8 @@ class Trace {
     this.recorded = false;
     this.fromFile = false;
     this.left = false; // a newer run has replaced it on the server
+    this.restored = false; // from before a reload: the server does not know it
+    this.settings = ""; // the code of its settings, with which it can be forked when the server no longer has it
   }
 
   empty() {
@@ -43,6 +45,7 @@ class Trace {
     if (frame.state && !known && !this.left) this.state = frame.state;
     if (frame.recorded) this.recorded = true;
     if (frame.fromFile) this.fromFile = true;
+    if (frame.settings) this.settings = frame.settings;
     const before = this.version;
     for (const event of frame.events || []) this.add(event);
     for (const lane of this.lanes) lane.insertLate();
@@ -78,14 +81,20 @@ class Trace {
   /** Compress headers and events, unless the run is needed again by then. `version` keeps the number of events. */
   async pack(isUnwanted) {
     if (this.packed || !this.over || typeof CompressionStream === "undefined") return;
-    const whole = { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
-    const packed = await piped(JSON.stringify(whole), new CompressionStream("gzip")).blob();
+    const packed = await this.compressed();
     if (!isUnwanted()) return;
     const { version } = this;
     this.headers = [];
     this.empty();
     this.version = version;
     this.packed = packed;
+  }
+
+  /** Headers and events as one compressed blob. */
+  compressed() {
+    if (this.packed) return Promise.resolve(this.packed);
+    const whole = { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
+    return piped(JSON.stringify(whole), new CompressionStream("gzip")).blob();
   }
 
   async unpack() {

@@ -35,7 +35,7 @@ class Visit {
 
   /** Whether the server still has a run, active or ended. */
   isOnServer(trace) {
-    return this.runs.filter((run) => !run.trace.fromFile).slice(-MOST_ON_SERVER).some((run) => run.trace === trace);
+    return this.runs.filter((run) => !run.trace.fromFile && !run.trace.restored).slice(-MOST_ON_SERVER).some((run) => run.trace === trace);
   }
 
   get events() {

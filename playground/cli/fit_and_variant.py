@@ -40,7 +40,25 @@ def fit(options: Namespace) -> bool:
     Raises Refusal.
     """
     cls = find(options.name)
+    if hasattr(cls, "calibrate"):
+        return _calibrate(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
+
+
+def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
+    """Measure or search what a compute policy leaves out of one model, and store it where the policy finds it."""
+    texts = read_texts(options.texts) if options.texts else []
+    from playground.decoding import fitted_weights as fitted
+    from playground.training.calibration import calibrate
+    model = load(options, draft=False).target
+    weights = calibrate(cls, model, texts, options.seed, _ignore if options.json else _show)
+    streams = {"target": model}
+    place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
+    fitted.save(place, weights, streams)
+    facts = {"strategy": cls.name, "models": {"target": model.name}, "weights": fitted.digests(streams),
+             "file": str(place)}
+    print(json.dumps(facts) if options.json else f"{cls.name} is fitted to {model.name}: {place}")
+    return False
 
 
 def _train(cls: type[Strategy], options: Namespace) -> bool:

@@ -17,6 +17,7 @@ SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
 BOOKKEEPING, BOOKKEEPING_PAGE = "docs/bookkeeping.json", "docs/bookkeeping.md"
 CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
+COMPUTE, COMPUTE_PAGE = "docs/compute.json", "docs/compute.md"
 ALIASES = {"speculation": ["guessing"]}  # former names, which keep working
 HELD_OUT = "of each task, held out from training"
 
@@ -96,7 +97,7 @@ def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
     commands = command.add_subparsers(
-        metavar="[speed | survey | effects | caches | speculation | schemas | models | bookkeeping]"
+        metavar="[speed | survey | effects | caches | compute | speculation | schemas | models | bookkeeping]"
     )
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
@@ -105,6 +106,8 @@ def _bench(command: CommandParser) -> None:
         ("effects", "bench_effects:record", _effects, "record the effects of strategies on the bundled models"),
         ("caches", "bench_caches:measure", _caches,
          "measure the cache policies side by side: recall, memory freed, and time per step"),
+        ("compute", "bench_compute:measure", _compute,
+         "measure the compute policies: score against the share of FLOPs and of time"),
         ("speculation", "bench_speculation:measure", _speculation,
          "measure every lossless speculative strategy, task by task, compared with the library's"),
         ("schemas", "bench_schemas:measure", _schemas,
@@ -188,6 +191,18 @@ def _speculation(command: CommandParser) -> None:
     command.set_defaults(shapes=[])
     _threads(command)
     _results(command, SPECULATION, SPECULATION_PAGE, "write the tables as a page")
+
+
+def _compute(command: CommandParser) -> None:
+    _names(command, "only", "some of the compute policies; default: all")
+    _names(command, "tasks", "of the small world: records, arithmetic, ...; default: all", "TASK")
+    _count(command, "questions", 1, 12, HELD_OUT)
+    _count(command, "repeats", 1, 1, "measured rounds, after a warm-up that is dropped")
+    _count(command, "seed", 0, 1)
+    _count(command, "max-new-tokens", 2, 160)
+    _of_the_models(command)
+    _threads(command)
+    _results(command, COMPUTE, COMPUTE_PAGE, "write the tables as a page, and a chart next to it")
 
 
 def _caches(command: CommandParser) -> None:

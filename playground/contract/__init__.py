@@ -25,6 +25,7 @@ from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
 from playground.contract.variant import Variant
 from playground.contract.verifier import Verifier
+from playground.engine.layer_choices import LayerChoices, SharedFeedForward
 
 __all__ = [
     "GUARANTEES",
@@ -41,9 +42,11 @@ __all__ = [
     "Held",
     "EarlyExit",
     "Knob",
+    "LayerChoices",
     "Merge",
     "Preset",
     "Sampler",
+    "SharedFeedForward",
     "Strategy",
     "Study",
     "Variant",

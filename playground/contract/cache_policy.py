@@ -87,6 +87,12 @@ class CachePolicy(Strategy):
     selects_per_row: ClassVar[bool] = False
     uses_queries: ClassVar[bool] = False
     uses_query_heads: ClassVar[bool] = False
+    text_length = 0  # tokens of the text, set before every `observe_attention`: all key positions are below it
+
+    @property
+    def cuts_prompt(self) -> bool:
+        """Whether it may shorten the prompt for later layers."""
+        return type(self).cut_layers is not CachePolicy.cut_layers
 
     def visible(self, query_positions: Tensor, key_positions: Tensor) -> Tensor:
         """Which key positions [m] each query position [n, 1] may attend to, bool [n, m]. Depends on positions alone."""

@@ -12,6 +12,7 @@ from typing import Any
 from playground.contract import (
     STAGES,
     CachePolicy,
+    ComputePolicy,
     Constraint,
     Decoder,
     Sampler,
@@ -47,10 +48,12 @@ class LaneConfig:
     forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
 
     def running(self) -> list[str]:
-        """Its strategies that execute programs the model wrote. Unknown names are skipped; `assemble` rejects them."""
+        """Titles of its strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects
+        them.
+        """
         known = discover()
         return [
-            name
+            known[name].title
             for name in (self.strategy, *(name for name, _ in self.extras))
             if name in known and known[name].runs_programs
         ]
@@ -64,7 +67,7 @@ class Assembly:
     samplers: list[Sampler] = field(default_factory=list)  # in the order they are applied
     constraint: Constraint | None = None
     cache_policy: CachePolicy | None = None
-    compute_policy: Strategy | None = None
+    compute_policy: ComputePolicy | None = None
 
     def strategies(self) -> list[Strategy]:
         filled = [getattr(self.decoder, name) for name in self.decoder.slots()]
@@ -96,14 +99,14 @@ class Assembly:
         verified at once.
         """
         guarantees = [each for each in self.decoder.guarantee if each not in self._lost()] or ["heuristic"]
-        path_dependent = self.cache_policy and not self.cache_policy.row_wise
+        policies = [policy for policy in (self.cache_policy, self.compute_policy) if policy]
         if (
-            path_dependent
+            not all(policy.row_wise for policy in policies)
             or "verifier" in self.decoder.slots().values()
             and not all(sampler.row_wise for sampler in self.samplers)
         ):
             guarantees = ["heuristic"]
-        added = [part for part in (self.constraint, self.cache_policy) if part]
+        added = [part for part in (self.constraint, *policies) if part]
         return list(dict.fromkeys(guarantees + [g for part in added for g in part.guarantee]))
 
     def _lost(self) -> set[str]:
@@ -200,8 +203,8 @@ def check_draft(assembly: Assembly, drafted: bool) -> None:
 
 
 def translating() -> list[str]:
-    """Names of the strategies that can use a draft model with another vocabulary."""
-    return [name for name, cls in discover().items() if cls.translates]
+    """Titles of the strategies that can use a draft model with another vocabulary."""
+    return [cls.title for cls in discover().values() if cls.translates]
 
 
 def assemble(config: LaneConfig) -> Assembly:
@@ -223,6 +226,7 @@ def assemble(config: LaneConfig) -> Assembly:
         _add(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
+    _check_compute(assembly)
     if "constraint" in decoder.needs and not assembly.constraint:
         raise Refusal(
             f"{decoder.title} needs a constraint: add one, such as JSON Schema or Regular expression.", "constraint"
@@ -280,6 +284,26 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
             f"{decoder.title} has no slot for a {toggle.kind.replace('_', ' ')}: use {toggle.title} with a decoder "
             "that has one.",
             toggle.name,
+        )
+
+
+def _check_compute(assembly: Assembly) -> None:
+    """Raise Refusal for a compute policy beside parts that need whole layers, or keys and values of every layer."""
+    policy, cache_policy = assembly.compute_policy, assembly.cache_policy
+    if policy is None:
+        return
+    early = next((part for part in assembly.strategies() if part.exits_early), None)
+    if early:
+        raise Refusal(
+            f"{early.title} runs the first layers alone, and {policy.title} decides in one pass through all of them: "
+            f"remove {policy.title}.",
+            policy.name,
+        )
+    if cache_policy and (policy.skips_attention or cache_policy.cuts_prompt):
+        raise Refusal(
+            f"{cache_policy.title} needs the keys and values of every layer, and {policy.title} leaves layers out: "
+            "remove one.",
+            policy.name,
         )
 
 

@@ -60,6 +60,13 @@ class Sampler(Strategy):
         """Extra streams of the target over the same prompt with an instruction prepended, by name of the stream."""
         return {}
 
+    def routings(self) -> dict[str, tuple[int, ...]]:
+        """Ranks of the experts that run in a mixture of experts, 1 for the best of each layer, by stream.
+
+        A stream named here reads the same prompt; "target" may be among them.
+        """
+        return {}
+
     @property
     def unprompted(self) -> tuple[str, ...]:
         """Streams among `streams` that read the last token of the prompt alone, as if there were no prompt."""

@@ -20,10 +20,11 @@ ROOT = -1
 class TokenTree:
     """Tokens with parents, and how they were drawn.
 
-    q[i] is the distribution [V] that node i was drawn from, None if it was chosen deterministically. confidence[i] is
-    the drafter's probability of the token; it is displayed, and no verifier reads it. `order` lists nodes in the order
-    of drawing: a node that was drawn several times is read once and listed several times. `blends` maps nodes that
-    represent several tokens to (tokens, weights): their input is the weighted mean of the tokens' embeddings.
+    q[i] is the distribution [V] that node i was drawn from, None if it was chosen deterministically. confidences[i] is
+    the drafter's probability of the token, on the device of q until `confidence` is read; it is displayed, and no
+    verifier reads it. `order` lists nodes in the order of drawing: a node that was drawn several times is read once and
+    listed several times. `blends` maps nodes that represent several tokens to (tokens, weights): their input is the
+    weighted mean of the tokens' embeddings.
     """
 
     source: str = ""
@@ -31,7 +32,7 @@ class TokenTree:
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     q: list[torch.Tensor | None] = field(default_factory=list)
-    confidence: list[float] = field(default_factory=list)
+    confidences: list[float | torch.Tensor] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     blends: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
 
@@ -46,9 +47,17 @@ class TokenTree:
         self.tokens.append(token)
         self.parents.append(parent)
         self.q.append(q)
-        self.confidence.append(confidence if q is None else float(q[token]))
+        self.confidences.append(confidence if q is None else q[token])
         self.order.append(node)
         return node
+
+    @property
+    def confidence(self) -> list[float]:
+        """The drafter's probability of every token. Those still on a device are read in one transfer."""
+        waiting = [node for node, value in enumerate(self.confidences) if not isinstance(value, float | int)]
+        for node, value in zip(waiting, _numbers([self.confidences[node] for node in waiting])):
+            self.confidences[node] = value
+        return self.confidences
 
     def again(self, node: int) -> int:
         """Record that the same child was drawn once more."""
@@ -70,7 +79,7 @@ class TokenTree:
         new = {old: i for i, old in enumerate(nodes)} | {ROOT: ROOT}
         subtree = TokenTree(self.source, self.drawn)
         for node in nodes:
-            subtree.add(self.tokens[node], new[self.parents[node]], self.q[node], self.confidence[node])
+            subtree.add(self.tokens[node], new[self.parents[node]], self.q[node], self.confidences[node])
         return subtree
 
     def path(self, node: int) -> list[int]:
@@ -101,6 +110,14 @@ class TokenTree:
             source=self.source,
             drawn=self.drawn,
         )
+
+
+def _numbers(scalars: list[torch.Tensor]) -> list[float]:
+    """The values of tensors without dimensions, in one transfer."""
+    if not scalars:
+        return []
+    import torch  # late: a tree of plain numbers needs none
+    return torch.stack(scalars).tolist()
 
 
 def chain(tokens: list[int], source: str) -> TokenTree:

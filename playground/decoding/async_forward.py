@@ -5,6 +5,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from playground.decoding.requests import Request, Steps
+from playground.engine.forward_timer import ForwardTimer
 from playground.events import rounded
 
 if TYPE_CHECKING:
@@ -21,10 +22,10 @@ class AsyncForward:
         self._future = self._model.thread.submit(self._run, feed)
 
     def _run(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
-        with self._model.lock:
-            start = perf_counter()
+        with self._model.lock, ForwardTimer(self._model.device) as timer:
             outputs = self._model.forward([feed.work], feed.plan)
-            self._seconds = perf_counter() - start
+        timer.wait()
+        self._seconds = timer.host
         return outputs
 
     def wait(self) -> tuple[list[Tensor], dict[int, Tensor]]:

@@ -10,7 +10,8 @@ from torch import Tensor
 from playground.contract import CachePolicy, Held, Strategy
 from playground.decoding.recorder import Recorder, Settled
 from playground.engine.attention_mask import Focus, Renumbering, Window
-from playground.engine.device_memory import give_back
+from playground.engine.heap_memory import give_back
+from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class CacheManager:
         if policy.row_wise:
             store.window = Window(policy.visible, self.prompt)
         if policy.uses_attention:
-            store.on_attention = policy.observe_attention
+            store.on_attention = self._observe_attention
         if policy.selects_per_row:
             # bound, so that a copied lane uses its own policy
             store.focus = Focus(policy.select_for_rows, self._selects_for)
@@ -63,12 +64,19 @@ class CacheManager:
     def _renumbering(self, policy: CachePolicy, rotate_back: RotateBack | None) -> Renumbering:
         if rotate_back is None:
             raise Refusal(
-                f"{policy.name} cannot renumber the positions of this model: switch renumbering off.", "positions"
+                f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
             )
         return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self.prompt)
 
     def _selects_for(self, position: int) -> bool:
         return self.policy.selects_for(position, self.prompt)
+
+    def _observe_attention(
+        self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor
+    ) -> None:
+        """Pass the attention of committed rows to the policy."""
+        self.policy.text_length = self.store.length
+        self.policy.observe_attention(layer, weights, query_positions, key_positions)
 
     def _observe_queries(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
         """Pass the query states of prompt rows to the policy."""
@@ -115,7 +123,7 @@ class CacheManager:
         rows = self.store.length + torch.arange(count, device=self.store.device)
         for layer, weights in (item for noted in self.store.attention for item in noted.layers.items()):
             slots = self.store.slots_of(layer)
-            self.policy.observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
+            self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
 
     def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
         """Let the policy act, and return the events that show the result.
@@ -137,7 +145,7 @@ class CacheManager:
         if policy.quantises:
             store.quantise(policy.quantise_count, {part: self._encoder(part) for part in ("keys", "values")})
         if policy.row_wise:
-            next_row = torch.tensor([[next_position]], device=store.device)
+            next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
         held = [self._held(layer, moment, next_position) for layer in range(store.depth)]
         live = policy.retain_all(held)
@@ -172,14 +180,14 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
     """
     if not store.depth:
         raise Refusal(
-            f"{model.name} has no attention layers, so {policy.name} has nothing to act on: remove {policy.name}.",
+            f"{model.name} has no attention layers, so {policy.title} has nothing to act on: remove {policy.title}.",
             policy.name,
         )
     reads = policy.uses_attention or policy.uses_queries or policy.selects_per_row or policy.renumbers_positions
     if not model.attends and (reads or not policy.quantises):
         raise Refusal(
-            f"The attention of {model.name} runs inside the transformers library, where {policy.name} can neither read"
-            f" nor change it: remove {policy.name}, or choose another model.",
+            f"The attention of {model.name} runs inside the transformers library, where {policy.title} can neither read"
+            f" nor change it: remove {policy.title}, or choose another model.",
             policy.name,
         )
     _check_cuts(policy, model)
@@ -189,7 +197,7 @@ def _check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
     if policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(
-            f"{_unsplittable(model)}, so {policy.name} cannot shorten the prompt for them: remove {policy.name}.",
+            f"{_unsplittable(model)}, so {policy.title} cannot shorten the prompt for them: remove {policy.title}.",
             policy.name,
         )
 
@@ -199,7 +207,7 @@ def check_exits(parts: Iterable[Strategy], model: Model) -> None:
     for part in parts:
         if part.exits_early and not model.splits:
             raise Refusal(
-                f"{_unsplittable(model)}, so {part.name} cannot run the first layers alone: choose another drafter or "
+                f"{_unsplittable(model)}, so {part.title} cannot run the first layers alone: choose another drafter or "
                 "another model.",
                 part.name,
             )

@@ -40,7 +40,7 @@ def check_fit(decoder: Decoder, model: Model | OracleDenoiser) -> None:
     fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
     if fills and not wanted:
         raise Refusal(
-            f"{model.name} fills masked positions and does not continue text: choose masked_diffusion or another "
+            f"{model.name} fills masked positions and does not continue text: choose Masked diffusion or another "
             "model.",
             "model",
         )

@@ -27,17 +27,20 @@ from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
 from playground.decoding.checked_text import CheckedText
+from playground.decoding.compute_manager import ComputeManager
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import CommittedToken, Recorder
 from playground.decoding.requests import Background, Immediate, Pause, Request, Together
 from playground.decoding.rng import Draws, Remaining
+from playground.decoding.routed_streams import read_routings
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.stream import Exit, Stream, reading
 from playground.decoding.visitor_memory import Memory
+from playground.engine.expert_routing import ExpertRouting
 from playground.engine.model import Model
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
@@ -71,7 +74,8 @@ class Lane:
         self.draws = Draws(limits.seed)
         self.target_model, self._models = models["target"], models
         check_exits(assembly.strategies(), self.target_model)
-        self.prompts = {"target": prompt, **(prompts or {})}
+        self.routings = read_routings(assembly.samplers, self.target_model)
+        self.prompts = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
         self._set_sizes()
         self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
         self.passage = ""  # the context of the prompt as plain text
@@ -84,7 +88,8 @@ class Lane:
             for exit in part.inner(self.target_model.depth, self.target_model.tied)
         ]
         # fitted weights by name, by strategy
-        self.fitted = fitted.find_all(assembly.strategies(), models)
+        others = [part for part in assembly.strategies() if part is not assembly.compute_policy]
+        self.fitted = fitted.find_all(others, models)
         self._last_change: Immediate | None = None  # the last request that changes the text
         self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:
@@ -93,7 +98,8 @@ class Lane:
         self.leaves: dict[int, Sequence] = {}  # parallel sequences by number, without dropped ones
         self._forked, self._branches = 0, TokenTree()
         self._memory, self._recalled = Memory() if memory is None else memory, {}  # an empty Memory is falsy
-        if assembly.cache_policy:  # now, so that an unsupported combination raises Refusal before the run
+        # now, so that an unsupported combination raises Refusal before the run
+        if assembly.cache_policy or assembly.compute_policy:
             self.stream("target")
 
     def _set_sizes(self) -> None:
@@ -175,6 +181,11 @@ class Lane:
         return self.main.remaining
 
     @property
+    def candidates(self) -> int:
+        """Most probable tokens of each row that are recorded."""
+        return self.recorder.top
+
+    @property
     def depth(self) -> int:
         """Decoder layers of the target."""
         return self.target_model.depth
@@ -239,6 +250,7 @@ class Lane:
             stream = Stream(name, self._models[name], self, self.prompts["target"], companions)
             if name == "target":
                 stream.cache_manager = self._new_cache_manager(stream)
+                stream.computing = self._new_compute_manager()
             return stream
         if name in self.prompts:
             return Stream(name, self.target_model, self, self.prompts[name])
@@ -250,14 +262,26 @@ class Lane:
             check_policy(policy, stream.store, model)
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 
+    def _new_compute_manager(self) -> ComputeManager | None:
+        policy = self.assembly.compute_policy
+        if policy is None:
+            return None
+        weights = fitted.find_all([policy], {"target": self.target_model})  # whatever the draft model is
+        return ComputeManager(policy, self.target_model, self.prompt_length, weights.get(policy.name, {}))
+
+    def routing(self, stream: str) -> ExpertRouting | None:
+        """Which experts run in a forward of a stream; None unless a sampler chooses experts."""
+        if not self.routings or self._models.get(stream, self.target_model) is not self.target_model:
+            return None
+        return ExpertRouting(self.routings.get(stream, ()))
+
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model (by id) and the prompt it reads.
 
-        The target is excluded if there is a cache policy, which needs a cache of its own.
+        The target is excluded if there is a cache or compute policy, which needs a cache of its own.
         """
-        names = [
-            name for name in {**self._models, **self.prompts} if not (self.assembly.cache_policy and name == "target")
-        ]
+        own = {"target"} if self.assembly.cache_policy or self.assembly.compute_policy else set()
+        names = [name for name in {**self._models, **self.prompts} if name not in own | set(self.routings)]
         default = self.prompts["target"]
         return {
             name: (id(self._models.get(name, self.target_model)), tuple(self.prompts.get(name, default)))
@@ -574,6 +598,8 @@ class Lane:
         `drafted` is how many slots the draft tokens of the round took.
         """
         self.events += self.cache_manager.settle(moment, self._next_position(), drafted)
+        if self.target.computing:
+            self.events += self.target.computing.report(self.main, self.piece)
 
     def _next_position(self) -> int:
         """Position of the next row; the smallest one if several sequences are growing."""
@@ -585,7 +611,7 @@ class Lane:
             raise ValueError(f"cannot roll back {count} of {self.generated} generated tokens")
         for part in self._irreversible():
             raise Refusal(
-                f"{part.name} cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.",
+                f"{part.title} cannot undo its effect on later positions, so tokens cannot be rolled back: remove it.",
                 part.name,
             )
         self.main.take_back(count)

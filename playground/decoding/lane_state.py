@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from playground.decoding.limits import Limits
     from playground.decoding.rows import Rows
     from playground.decoding.sequence import Sequence
+    from playground.engine.expert_routing import ExpertRouting
     from playground.engine.model import Model
     from playground.events import Event
 
@@ -30,6 +31,7 @@ class LaneState(Protocol):
     vocabulary: int
     tokens: list[int]  # prompt included
     generated: int
+    candidates: int  # most probable tokens of each row that are recorded
     reason: str | None
     inner: list[EarlyExit]  # early exits that the lane's strategies read
     prefixes: PrefixPool
@@ -45,6 +47,9 @@ class LaneState(Protocol):
 
     def branch_tree(self, leaves: list[Sequence]) -> TokenTree:
         """The tree of all tokens that parallel sequences generated since they were forked."""
+
+    def routing(self, stream: str) -> ExpertRouting | None:
+        """Which experts run in a forward of a stream; None for a lane that chooses none."""
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream: the model (by id) and the prompt that it reads."""

@@ -5,13 +5,13 @@ A lane has one recorder. `Silent` records only the text; the benchmark uses it t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT
+from playground.engine.host_copies import read_together
 from playground.engine.sampling import entropy_of, largest
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
@@ -41,6 +41,16 @@ class Settled(NamedTuple):
 
     freed: int = 0  # slots evicted, over layers and heads
     joined: list[MergedTokens | None] = []  # by layer, the slots merged into others; empty if no layer merged any
+
+
+class RowNumbers(NamedTuple):
+    """What is recorded of the row a token was chosen from."""
+
+    entropy: float  # in nats, of the model's own distribution
+    final_entropy: float  # after masks and samplers
+    logprob: float  # of the token
+    top: list[Candidate]
+    mask: list[list[float]] = []  # columns of `_mask_parts`; empty without a grammar
 
 
 @dataclass
@@ -74,7 +84,31 @@ class Recorder:
     def _steps(self, committed: list[CommittedToken], positions: list[int]) -> tuple[list[Event], list[float]]:
         """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
         rows = committed[0].rows
-        indices = [rows.row(item.node) for item in committed]
+        indices, tokens = [rows.row(item.node) for item in committed], [item.token for item in committed]
+        events: list[Event] = []
+        numbers = self._already_read(rows, indices, tokens) or self._read(rows, indices, tokens)
+        for token, position, row in zip(tokens, positions, numbers):
+            entropies = rounded(row.entropy), rounded(row.final_entropy)
+            events.append(Step(position, *entropies, token, row.top, rows.stream))
+            if row.mask:
+                events.append(self._mask(rows, position, row.mask))
+        return events, [rounded(row.logprob) for row in numbers]
+
+    def _already_read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers] | None:
+        """Numbers that were read when the tokens were chosen; None if they were not, or not all of them."""
+        if not (rows.read_together and rows.candidates and rows.masks is None):
+            return None
+        found = [rows.readings[index] for index in indices]
+        if any(token not in row.ids for token, row in zip(tokens, found)):
+            return None
+        return [
+            RowNumbers(row.entropy, row.entropy, row.logp[row.ids.index(token)],
+                       self._candidates(row.ids, row.p, row.p, [None] * len(row.ids)))
+            for token, row in zip(tokens, found)
+        ]
+
+    def _read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers]:
+        """Numbers of these rows, in one transfer."""
         stages = rows.stages_of(indices)
         raw, final = stages[0].scores, stages[-1].scores
         logp = raw.log_softmax(-1)
@@ -83,21 +117,17 @@ class Recorder:
         entropies = entropy_of(p, raw)
         unchanged = final.data_ptr() == raw.data_ptr()  # no sampler changed the scores
         final_p, final_entropies = (p, entropies) if unchanged else _processed(final)
-        chosen = torch.stack([logp[i, item.token] for i, item in enumerate(committed)])
-        numbers = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
-                                ids, rows.removing_stages(indices, ids))
+        chosen = torch.stack([logp[i, token] for i, token in enumerate(tokens)])
         names = [None, *(stage.name for stage in stages[1:])]
-        events: list[Event] = []
-        for i, (item, position, index, row) in enumerate(zip(committed, positions, indices, numbers)):
-            (raw_entropy, final_entropy, _), *columns, numbers_of_stages = row
-            top = self._candidates(*columns, [names[int(number)] for number in numbers_of_stages])
-            events.append(Step(position, rounded(raw_entropy), rounded(final_entropy), item.token, top, rows.stream))
-            if rows.masks is not None:
-                events.append(self._mask(rows, index, position, p[i]))
-        return events, [rounded(row[0][2]) for row in numbers]
+        found = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
+                              ids, rows.removing_stages(indices, ids), *_mask_parts(rows, indices, p))
+        return [
+            RowNumbers(*facts, self._candidates(top, raw, final, [names[int(stage)] for stage in removed]), mask)
+            for facts, raw, final, top, removed, *mask in found
+        ]
 
     def _candidates(
-        self, raw: list[float], final: list[float], ids: list[float], removed_by: list[str | None]
+        self, ids: list[float], raw: list[float], final: list[float], removed_by: list[str | None]
     ) -> list[Candidate]:
         ids = [int(token) for token in ids]
         pieces = self.tokens.pieces(ids)
@@ -106,20 +136,15 @@ class Recorder:
             for token, piece, p, f, stage in zip(ids, pieces, raw, final, removed_by)
         ]
 
-    def _mask(self, rows: Rows, index: int, position: int, p: Tensor) -> Mask:
-        allowed = rows.masks[index]
-        banned = p.masked_fill(allowed, 0.0)
-        values, ids = largest(banned, FAVOURITES)
-        ends = [token for token in rows.chain.end_ids if token < len(allowed)]
-        may_end = torch.stack([allowed[token] for token in ends]).any() if ends else allowed.new_zeros(())
-        sums = torch.stack([banned.sum(), allowed.sum().to(p.dtype), may_end.to(p.dtype)])
-        (values, ids, (banned_mass, count, may_end)), = read_together(values[None], ids[None], sums[None])
+    def _mask(self, rows: Rows, position: int, read: list[list[float]]) -> Mask:
+        """The event of a mask, from the columns of `_mask_parts`."""
+        values, ids, (banned_mass, count, may_end) = read
         favourites = [Candidate(int(token), self.tokens.piece(int(token)), round(raw, 6), 0.0, "mask")
                       for token, raw in zip(ids, values) if raw > 0]
         return Mask(
             position,
             int(count),
-            len(allowed),
+            rows.masks.shape[1],
             rounded(banned_mass),
             favourites,
             [],
@@ -155,17 +180,6 @@ class Recorder:
         ]
 
 
-def read_together(*parts: Tensor) -> list[list[list[float]]]:
-    """The numbers of tensors [n, k], each with its own k: for each of the n rows the columns of every part.
-
-    They are read in one transfer, since a GPU runs empty while the host waits. Integers must be below 2^24.
-    """
-    widths = [part.shape[1] for part in parts]
-    joined = torch.cat([part.to(parts[0].dtype) for part in parts], 1).tolist()
-    ends = list(accumulate(widths))
-    return [[row[end - width:end] for width, end in zip(widths, ends)] for row in joined]
-
-
 def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedTokens | None]) -> list[str]:
     """`dropped` of a Cache event: what was evicted since the last one, or everything that is not live."""
     merged = {
@@ -186,6 +200,22 @@ def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedToke
     ])
 
 
+def _mask_parts(rows: Rows, indices: list[int], p: Tensor) -> list[Tensor]:
+    """What is recorded of the masks of these rows, whose distributions are p [n, V]; empty without a grammar.
+
+    The probabilities of the most probable masked tokens, these tokens, and [n, 3]: the probability that is masked, the
+    number of allowed tokens, and whether an end token is among them.
+    """
+    if rows.masks is None:
+        return []
+    allowed = rows.masks[rows.index(indices)]
+    banned = p.masked_fill(allowed, 0.0)
+    ends = [token for token in rows.chain.end_ids if token < allowed.shape[1]]
+    may_end = torch.stack([allowed[:, token] for token in ends]).any(0) if ends else allowed.new_zeros(len(indices))
+    sums = torch.stack([banned.sum(-1), allowed.sum(-1).to(p.dtype), may_end.to(p.dtype)], 1)
+    return [*largest(banned, FAVOURITES), sums]
+
+
 def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The distribution of scores after masks and samplers, [n, V], and its entropy in nats, [n].
 
@@ -197,6 +227,8 @@ def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 class Silent(Recorder):
     """Records only Commits."""
+
+    top: int = 0
 
     def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
         return [self._commit(committed, start, text, [None] * len(committed))]

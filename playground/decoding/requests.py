@@ -62,8 +62,8 @@ class Feed:
 
     @property
     def plain(self) -> bool:
-        """Whether it can share a batch: all layers run, and it is not in flight already."""
-        return self.plan.is_whole and not self.in_flight
+        """Whether it can share a batch: all layers run with their own experts, and it is not in flight already."""
+        return self.plan.is_whole and self.plan.routing is None and not self.in_flight
 
     @property
     def answer(self) -> Tensor:
@@ -85,6 +85,13 @@ class Feed:
         layers = self.plan.layers(model.depth)
         flops = model.flops(self.rows, context, layers)
         return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=flops)
+
+    def settle(self, event: Forward) -> None:
+        """Correct its event by what a compute policy left out, now that it has run."""
+        compute = self.plan.compute
+        if compute and compute.ran:
+            event.flops -= self.stream.model.flops_saved(self.rows, event.context, compute)
+            event.layers = compute.layers
 
 
 Steps = Generator[list[Feed], None, Any]

@@ -10,20 +10,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
-from playground.engine.sampling import REMOVED, entropy, first_largest, greedy, one_hot
+from playground.engine.host_copies import moved, on_device, read_together
+from playground.engine.sampling import REMOVED, entropy, entropy_of, first_largest, greedy, largest, one_hot
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.sequence import Sequence as Text
     from playground.events import Event
+
+
+class RowReading(NamedTuple):
+    """What the host reads of a row of logits."""
+
+    best: int  # the token with the largest logit
+    entropy: float  # in nats
+    ids: list[int]  # the most probable tokens, in descending order
+    p: list[float]  # their probabilities
+    logp: list[float]  # their log-probabilities
 
 
 @dataclass
@@ -43,6 +54,7 @@ class Rows:
     mask_seconds: float = 0.0  # time to compute the masks of these rows
     grammar_state: str = ""  # state of the grammar at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, bool [n, V]
+    candidates: int = 0  # most probable tokens of each row that are recorded
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
@@ -97,7 +109,7 @@ class Rows:
                 "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
                 "constraint",
             )
-        return masks.to(self.raw.device)  # only now: what the host asks of them needs no wait for a GPU
+        return moved(masks, self.raw.device)  # only now: what the host asks of them needs no wait for a GPU
 
     def allows(self, token: int) -> bool:
         """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""
@@ -126,7 +138,7 @@ class Rows:
 
     def _stages_of(self, rows: list[int]) -> list[Stage]:
         if self._raw_is_final or "stages" in self.__dict__ or self.count == 1:
-            index = row_index(rows)
+            index = self.index(rows)
             return [stage._replace(scores=stage.scores[index]) for stage in self.stages]
         self._compute_stages([row for row in dict.fromkeys(rows) if row not in self._stages_by_row])
         found = [self._stages_by_row[row] for row in rows]
@@ -172,10 +184,15 @@ class Rows:
 
     def _part(self, rows: list[int]) -> Rows:
         """What the chain reads of some rows."""
-        part, index = copy(self), row_index(rows)
+        part, index = copy(self), self.index(rows)
         part.raw, part.others = self.raw[index], {name: raw[index] for name, raw in self.others.items()}
         part.masks = None if self.masks is None else self.masks[index]
         return part
+
+    def index(self, rows: list[int]) -> slice | Tensor:
+        """An index of these rows, on the device."""
+        index = row_index(rows)
+        return index if isinstance(index, slice) else on_device(index, self.raw.device, torch.long)
 
     @cached_property
     def p(self) -> Tensor:
@@ -193,8 +210,8 @@ class Rows:
 
     def best(self, node: int = ROOT) -> int:
         """The token with the largest final score."""
-        if self._raw_is_final and self.raw.is_cuda:
-            return self._raw_argmax[self.row(node)]
+        if self.read_together:
+            return self.readings[self.row(node)].best if self.candidates else self._argmax[self.row(node)]
         if self._raw_is_final:
             return int(first_largest(self.raw[self.row(node)]))
         return int(first_largest(self.stages_of([self.row(node)])[-1].scores))
@@ -207,9 +224,25 @@ class Rows:
         )
 
     @cached_property
-    def _raw_argmax(self) -> list[int]:
-        """Computed for all rows at once, so that a GPU is synchronised only once."""
+    def _argmax(self) -> list[int]:
         return first_largest(self.raw)[:, 0].tolist()
+
+    @property
+    def read_together(self) -> bool:
+        """Whether the choice of a token and what is recorded of its row are read in one transfer, `readings`."""
+        return self._raw_is_final and not self.raw.is_cpu
+
+    @cached_property
+    def readings(self) -> list[RowReading]:
+        """The most probable token of every row, and what is recorded of the model's distribution."""
+        p = self.logp.exp()
+        values, ids = largest(p, min(self.candidates, p.shape[-1]))
+        best, entropies = first_largest(self.raw), entropy_of(p, self.raw)[:, None]
+        rows = read_together(entropies, best, ids, values, self.logp.gather(-1, ids))
+        return [
+            RowReading(int(best), entropy, [int(token) for token in ids], p, logp)
+            for (entropy,), (best,), ids, p, logp in rows
+        ]
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""

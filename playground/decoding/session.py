@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from time import perf_counter
@@ -31,6 +31,7 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.requests import Feed, Pause, Request
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
+from playground.engine.forward_timer import ForwardTimer
 from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
@@ -45,6 +46,7 @@ ROWS_AT_ONCE = 16  # rows of a forward that take about as long to compute as the
 LEAD = 4.0  # forwards of one row that a lane may be ahead of the one with the least work for the two to share a forward
 PAUSED = 1.0  # forwards of one row that a part of a long computation counts as
 POLLING = 8.0  # forwards of one row that others may run each time a lane only waits for another process
+HOST = torch.device("cpu")
 SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
 log = logging.getLogger(__name__)
 Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
@@ -81,7 +83,7 @@ class Models:
                 "vocabulary.",
                 "draft",
             )
-        same_vocabulary = [part.name for part in drafting if not part.translates]
+        same_vocabulary = [part.title for part in drafting if not part.translates]
         if same_vocabulary and self.differences:
             raise Refusal(
                 f"The draft model has another vocabulary ({self.differences}), which {same_vocabulary[0]} cannot "
@@ -156,6 +158,13 @@ def leave_a_core() -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
+class TimedShare(NamedTuple):
+    """A lane's share of a forward."""
+
+    timer: ForwardTimer
+    part: float
+
+
 class Runner:
     """One lane's generator, its pending request and its clock."""
 
@@ -168,6 +177,7 @@ class Runner:
         self._one_row = target.flops(1, 0, target.depth)
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
+        self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
         self._started = self._answered = self.finished = False
 
     @property
@@ -259,7 +269,17 @@ class Runner:
         except Exception:  # the lane has ended, so this is only logged
             log.exception("a strategy failed while it was closed")
 
+    def charge(self, event: Forward, share: TimedShare) -> None:
+        """Record a forward. Its device may still compute it; the clock then runs on while the lane waits for it."""
+        self.clock += share.timer.host * share.part
+        self._untimed.append((event, share))
+        self.lane.record(event)
+
     def _drain(self) -> list[Event]:
+        untimed, self._untimed = self._untimed, []
+        with suppress(RuntimeError):  # of a device: it has failed the lane already
+            for event, share in untimed:
+                event.seconds = rounded(share.timer.seconds() * share.part)
         events, self.lane.events = self.lane.events, []
         return events
 
@@ -307,24 +327,30 @@ def _run_alone(pending: PendingFeed) -> None:
 
 def _run(batch: list[PendingFeed]) -> None:
     feeds, events = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
-    logits, captured, seconds = _timed_forward(feeds)
+    logits, captured, timer = _timed_forward(feeds)
     rows = sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
     lanes = len({id(runner) for _, runners in batch for runner in runners})
+    if lanes > 1:
+        timer.wait()  # otherwise the lane that reads its rows first would bear the whole wait
     for i, ((feed, runners), event, raw) in enumerate(zip(batch, events, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         feed.lanes = [runner.lane for runner in runners]
-        event.seconds, event.lanes = seconds * feed.rows / rows, lanes
-        _charge(runners, event)
+        feed.settle(event)
+        event.lanes = lanes
+        _charge(runners, event, TimedShare(timer, feed.rows / rows / len(runners)))
 
 
-def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], float]:
-    """Logits of each feed, captured states of all, and the seconds waited. An asynchronous feed is the only one."""
+def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], ForwardTimer]:
+    """Logits of each feed, captured states of all, and their timer. An asynchronous feed is the only one."""
     model, in_flight = feeds[0].stream.model, feeds[0].in_flight
-    with nullcontext() if in_flight else model.lock:
-        start = perf_counter()
-        outputs = in_flight.wait() if in_flight else model.forward([feed.work for feed in feeds], _plan_of(feeds))
-        return *outputs, perf_counter() - start
+    if in_flight:
+        with ForwardTimer(HOST) as timer:
+            outputs = in_flight.wait()
+        return *outputs, timer
+    with model.lock, ForwardTimer(model.device) as timer:
+        outputs = model.forward([feed.work for feed in feeds], _plan_of(feeds))
+    return *outputs, timer
 
 
 def _plan_of(feeds: list[Feed]) -> LayerPlan:
@@ -333,13 +359,11 @@ def _plan_of(feeds: list[Feed]) -> LayerPlan:
     return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
 
 
-def _charge(runners: list[Runner], event: Forward) -> None:
+def _charge(runners: list[Runner], event: Forward, share: TimedShare) -> None:
     """Record a forward in the lanes that waited for it and split its cost equally among them."""
-    count = len(runners)
-    event.readers, event.seconds, event.flops = count, rounded(event.seconds / count), event.flops / count
+    event.readers, event.flops = len(runners), event.flops / len(runners)
     for runner in runners:
-        runner.clock += event.seconds
-        runner.lane.record(event if count == 1 else replace(event))  # events are mutable, so each lane gets a copy
+        runner.charge(event if event.readers == 1 else replace(event), share)  # events are mutable: a copy for each
 
 
 def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:

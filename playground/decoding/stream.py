@@ -17,15 +17,18 @@ from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.requests import Feed, Request, Steps, side_by_side
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import HIDDEN_STATES
+from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.kv_buffer import Capacity
+from playground.engine.layer_choices import ComputePass
 from playground.engine.model import Model
-from playground.events import Note
+from playground.events import Figure, Note
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.cache_manager import CacheManager
+    from playground.decoding.compute_manager import ComputeManager
     from playground.decoding.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
@@ -57,6 +60,7 @@ class Stream:
         )
         self.captures = lane.captures(name)
         self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
+        self.computing: ComputeManager | None = None  # only on the target of a lane with a compute policy
         # row after the trunk, [1, V + captured], if it is known
         self._root: Tensor | None = None
         # rows of `seen`, [n, V + captured], and the node of the first
@@ -108,7 +112,8 @@ class Stream:
         """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
-        yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True))]
+        plan = LayerPlan(compute=self._compute(), routing=self.lane.routing(self.name))
+        yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True), plan)]
         self.cache_manager.observe_probes(len(tokens))
         self.store.crop_scratch()
 
@@ -126,11 +131,12 @@ class Stream:
             leaf,
             TokenTree(),
             others={name: other[row : row + 1] for name, other in others.items()},
+            candidates=self.lane.candidates,
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
-        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others)
+        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others, candidates=self.lane.candidates)
         return self.seen
 
     def _compute_rows(
@@ -260,9 +266,19 @@ class Stream:
         return rows
 
     def _feed(self, work: ForwardInput) -> Generator[list[Feed], None, Tensor]:
-        feed = Feed(self, self._watched(work), LayerPlan(capture=self.captures))
+        routing = self.lane.routing(self.name)
+        plan = LayerPlan(capture=self.captures, compute=self._compute(), routing=routing)
+        feed = Feed(self, self._watched(work), plan)
         yield [feed]
+        if routing and feed.rows == 1 and routing.chosen:
+            self.lane.record(experts_figure(self.name, routing))
+        if self.computing:
+            self.computing.observe(feed)
         return feed.answer
+
+    def _compute(self) -> ComputePass | None:
+        """What the compute policy decides in the next forward; None without one."""
+        return self.computing.new_pass() if self.computing else None
 
     def _watched(self, work: ForwardInput) -> ForwardInput:
         work.watch = self._watch()
@@ -294,7 +310,10 @@ class Stream:
         for start in range(0, len(self.prompt), self._chunk_size()):
             chunk = self.prompt[start:start + self._chunk_size()]
             work = ForwardInput(self.store, chunk, _chain(len(chunk)), last_only=True)
-            feed = Feed(self, self._watched(work), LayerPlan(stop=cut, capture=self._captures_up_to(cut)))
+            plan = LayerPlan(
+                stop=cut, capture=self._captures_up_to(cut), routing=self.lane.routing(self.name)
+            )
+            feed = Feed(self, self._watched(work), plan)
             yield [feed]
             early.captured.append(feed.captured)
             self.store.commit(len(chunk) - 1)
@@ -321,7 +340,12 @@ class Stream:
             feed = Feed(
                 self,
                 self._watched(work),
-                LayerPlan(stop=end, resume=(early.layer, states[chunk]), capture=self._captures_up_to(end)),
+                LayerPlan(
+                    stop=end,
+                    resume=(early.layer, states[chunk]),
+                    capture=self._captures_up_to(end),
+                    routing=self.lane.routing(self.name),
+                ),
             )
             yield [feed]
             late.captured.append(feed.captured)
@@ -342,7 +366,11 @@ class Stream:
         feed = Feed(
             self,
             self._watched(work),
-            LayerPlan(resume=(early.layer, early.entering(early.layer)), capture=self.captures),
+            LayerPlan(
+                resume=(early.layer, early.entering(early.layer)),
+                capture=self.captures,
+                routing=self.lane.routing(self.name),
+            ),
         )
         yield [feed]
         feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
@@ -450,7 +478,11 @@ class Exit:
         feed = Feed(
             stream,
             stream._watched(work),
-            LayerPlan(stop=self.layer, capture=stream._captures_up_to(self.layer)),
+            LayerPlan(
+                stop=self.layer,
+                capture=stream._captures_up_to(self.layer),
+                routing=stream.lane.routing(stream.name),
+            ),
             name="exit",
         )
         yield [feed]
@@ -481,6 +513,14 @@ def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Fee
     return Piece(
         tokens, feed.logits[:, : stream.lane.vocabulary], model.normed(feed.captured[model.depth]) if hidden else None
     )
+
+
+def experts_figure(stream: str, routing: ExpertRouting) -> Figure:
+    """The experts that ran for the newest token, by layer and rank."""
+    values = [[float(expert) for expert in layer[-1].tolist()] for layer in routing.chosen]
+    labels = {"rows": [f"layer {layer}" for layer in range(len(values))],
+              "columns": [f"expert {number}" for number in range(1, len(values[0]) + 1)]}
+    return Figure("matrix", f"experts that ran: {stream}", {**labels, "values": values})
 
 
 def _input_tree(offset: int, missing: list[int], tree: TokenTree, fed: int) -> tuple[list[int], list[int]]:

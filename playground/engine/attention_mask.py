@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from playground.engine.host_copies import moved, on_device
 from playground.engine.kv_buffer import KVBuffer, write_both
 from playground.engine.recurrent_state import RecurrentMemory
 
@@ -37,6 +38,7 @@ class Slots:
 
     positions: Tensor
     dense: bool = True  # no slot is EMPTY
+    empty: int | None = None  # EMPTY slots, summed over the heads listed; counted when it is first needed
 
     @property
     def count(self) -> int:
@@ -45,7 +47,19 @@ class Slots:
     @property
     def live(self) -> int:
         """Slots that hold a token, summed over the heads listed."""
-        return self.positions.numel() if self.dense else int((self.positions != EMPTY).sum())
+        if not self.dense and self.empty is None:
+            self.empty = int((self.positions == EMPTY).sum())
+        return self.positions.numel() - (0 if self.dense else self.empty)
+
+    def live_of(self, heads: int) -> int:
+        """Slots that hold a token, summed over this many heads: those listed, or those that share the only list."""
+        return self.live * (heads // len(self.positions))
+
+    def among(self, mask: Tensor) -> Tensor:
+        """The slots of a mask [1 or kv_heads, n] that hold a token, by head."""
+        if self.dense:
+            return mask.expand(max(len(mask), len(self.positions)), -1)
+        return mask & (self.positions != EMPTY)
 
 
 def slots_of(slots: list[Slots], layer: int) -> Slots:
@@ -225,7 +239,7 @@ class Segment:
     def _selected_rows(self) -> tuple[list[int], Tensor]:
         """The rows a policy selects slots for, and their positions."""
         found = [(row, position) for row, position in enumerate(self.positions()) if self.store.focus.among(position)]
-        return [row for row, _ in found], torch.tensor([position for _, position in found], device=self.store.device)
+        return [row for row, _ in found], on_device([position for _, position in found], self.store.device)
 
     @cached_property
     def focused(self) -> bool:
@@ -249,7 +263,7 @@ class Segment:
         Each row has two queries, for keys before the gap and after it. Each key is zero in the half that does not
         apply to it.
         """
-        renumbering, at = self.store.renumbering, torch.tensor(self.positions(), device=self.store.device)
+        renumbering, at = self.store.renumbering, on_device(self.positions(), self.store.device)
         skipped = renumbering.skipped(at).masked_fill(at < renumbering.start, 0)
         far = renumbering.far(self._slot_positions(layer))[..., None]
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
@@ -261,7 +275,7 @@ class Segment:
 
     def _scratch_positions(self) -> Tensor:
         """True positions of the scratch nodes up to these rows, [nodes]."""
-        depths = torch.tensor(self.store.depths[:self.end], dtype=torch.long, device=self.store.device)
+        depths = on_device(self.store.depths[:self.end], self.store.device, torch.long)
         return depths + self.store.length
 
     def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
@@ -289,7 +303,7 @@ class Segment:
         trunk, own = slots.positions[:, None, :], self._scratch_mask  # [1 or heads, 1, n]
         seen = trunk != EMPTY
         if self._is_restricted(sliding_window):
-            query = torch.tensor(self.positions(), device=self.store.device)[:, None]
+            query = on_device(self.positions(), self.store.device)[:, None]
             seen = seen & self._allowed(query, trunk, sliding_window)
             own = own & self._allowed(query, self._scratch_positions(), sliding_window)
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
@@ -308,7 +322,7 @@ class Segment:
     @cached_property
     def _scratch_mask(self) -> Tensor:
         """Which scratch nodes each row sees in every layer, bool [rows, scratch]."""
-        return torch.from_numpy(self.ancestors()).bool().to(self.store.device)
+        return moved(torch.from_numpy(self.ancestors()).bool(), self.store.device)
 
     def ancestors(self) -> numpy.ndarray:
         """Which scratch nodes each row descends from, itself included, [rows, scratch] of 0 and 1."""
@@ -340,7 +354,7 @@ class LateSegment(Segment):
     def watch(self, layer: int, weights: Tensor) -> None:
         """Report the attention at once, because the tokens are committed already."""
         if self.store.on_attention:
-            watched = torch.tensor([self.token_positions[row] for row in self.watched], device=self.store.device)
+            watched = on_device([self.token_positions[row] for row in self.watched], self.store.device)
             self.store.on_attention(layer, weights, watched, self._slot_positions(layer))
 
     def _slot_positions(self, layer: int) -> Tensor:
@@ -349,7 +363,7 @@ class LateSegment(Segment):
     def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
         if not self.first and not self._is_restricted(sliding_window):
             return CAUSAL
-        query = torch.tensor(self.token_positions, device=self.store.device)[:, None]
+        query = on_device(self.token_positions, self.store.device)[:, None]
         return self._allowed(query, slots.positions[0, :self.end], sliding_window)
 
 

@@ -82,9 +82,8 @@ def capacities() -> Iterator[int]:
 class GraphInputs:
     """Static inputs of a forward of one size: token ids, positions and slots to write to, [rows] each, and the mask.
 
-    `seen` [rows, slots] is what each row may attend to. All are built on the host and copied in two transfers. A copy
-    may still be in progress when `fill` returns, so the device must be synchronised before the next call, as it is
-    after every forward.
+    `seen` [rows, slots] is what each row may attend to. All are built on the host and copied in two transfers, which
+    may still be in progress when `fill` returns.
     """
 
     def __init__(self, size: Bucket, device: torch.device):
@@ -96,9 +95,11 @@ class GraphInputs:
         )
         self._static = [staged if device.type == "cpu" else staged.to(device) for staged in self._staged]
         (self.ids, self.positions, self.slots), self.seen = self._static
+        self._copied = torch.cuda.Event() if pinned else None
 
     def fill(self, tokens: list[int], segment: Segment) -> None:
         """Set the inputs to the rows of a segment, followed by padding."""
+        self._wait_for_copies()
         rows, trunk, spare = segment.rows, segment.store.slots_of(0).count, self.size.slots - 1
         numbers, seen = (staged.numpy() for staged in self._staged)
         numbers[:] = [[0], [0], [spare]]
@@ -110,6 +111,13 @@ class GraphInputs:
         for staged, static in zip(self._staged, self._static):
             if static is not staged:
                 static.copy_(staged, non_blocking=True)
+        if self._copied:
+            self._copied.record(torch.cuda.current_stream(self.ids.device))
+
+    def _wait_for_copies(self) -> None:
+        """Before the staged inputs are overwritten. The host has mostly read what the last forward computed by then."""
+        if self._copied and not self._copied.query():
+            self._copied.synchronize()
 
 
 class GraphBuffers:

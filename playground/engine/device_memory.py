@@ -1,9 +1,6 @@
 """How much memory weights take, and how much is free for them."""
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import psutil
@@ -14,23 +11,6 @@ HEADROOM = 1.1  # what a run needs, relative to the weights: beside them activat
 # a weight; in 4 bits with one float32 scale for 64 of them
 QUANTIZED_BYTES = {"int8": 1.0, "nf4": 0.5625, "fp4": 0.5625}
 UNQUANTIZED = ("embed", "wte", "wpe", "lm_head")  # parts of names of tensors that bitsandbytes leaves as they are
-
-
-@cache
-def _trim() -> Callable[[int], int] | None:
-    """The C library's own way of handing free memory back; None where it has none, as on macOS and Windows."""
-    try:
-        return ctypes.CDLL("libc.so.6").malloc_trim
-    except (OSError, AttributeError):
-        return None
-
-
-def give_back() -> None:
-    """Hand what was freed on the CPU back to the system. The C library would keep much of it: tensors of a few
-    megabytes leave holes in its heap.
-    """
-    if trim := _trim():
-        trim(0)
 
 
 def stored_bytes(tensors: dict[str, TensorInfo]) -> int:

@@ -18,14 +18,17 @@ class FreedSlots:
     """
 
     length: int
+    count: int = 0  # slots freed
     _heads: list[tuple[int, int]] = field(default_factory=list)  # layer entry and head of each row that is collected
     _positions: list[Tensor] = field(default_factory=list)  # [slots], one after the other for all of these
     _freed: list[Tensor] = field(default_factory=list)
     _counts: list[int] = field(default_factory=list)
 
-    def note(self, entry: int, positions: Tensor, freed: Tensor) -> None:
-        """Slots of a layer, or of all layers, are being freed: positions [1 or kv_heads, slots] where `freed` is true.
+    def note(self, entry: int, positions: Tensor, freed: Tensor, count: int) -> None:
+        """`count` slots of a layer, or of all layers, are being freed: those at positions [1 or kv_heads, slots] where
+        `freed` is true.
         """
+        self.count += count
         for head in range(len(freed)):
             self._heads.append((entry, head))
             self._counts.append(freed.shape[1])
@@ -40,8 +43,10 @@ class FreedSlots:
         """Freed positions in ascending order, by layer entry and head; those without any are left out."""
         if not self._freed:
             return {}
-        freed = torch.cat(self._freed).nonzero()[:, 0]
-        rows = numpy.searchsorted(numpy.cumsum(self._counts), freed.cpu().numpy(), side="right").tolist()
-        positions = torch.cat(self._positions)[freed].tolist()
+        freed = torch.cat(self._freed)
+        # a GPU would wait for the number of entries
+        places = (freed.nonzero_static(size=self.count) if freed.is_cuda else freed.nonzero())[:, 0]
+        freed, positions = torch.stack([places, torch.cat(self._positions)[places]]).tolist()
+        rows = numpy.searchsorted(numpy.cumsum(self._counts), freed, side="right").tolist()
         by_row = groupby(zip(rows, positions), key=itemgetter(0))
         return {self._heads[row]: [position for _, position in group] for row, group in by_row}

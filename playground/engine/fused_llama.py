@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,13 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from playground.engine.hooks import Call, attend_all
+from playground.engine.layer_choices import ComputePass, FeedForwardPart
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
 REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
+NARROWED = 64  # feed-forward networks with some of their channels that a small network keeps
 # oneDNN, and torch's layer over it, each keep about 0.3 MB of code for every layer shape and number of rows. Their own
 # limit of 1024 lets half a gigabyte grow over some hundreds of prompts. 128 hold a dozen numbers of rows for two
 # networks, and code that was dropped is made again in 0.5 ms. Both are read before the first product.
@@ -91,6 +93,40 @@ class FusedLinear:
         return weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
 
 
+@dataclass
+class FeedForward:
+    """A gated feed-forward network over hidden states [n, d] after the norm."""
+
+    gate_up: FusedLinear
+    down: FusedLinear
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return self.down(self.activations(hidden))
+
+    def activations(self, hidden: Tensor) -> Tensor:
+        """The input of the output projection, [n, channels]."""
+        gate, up = self.gate_up(hidden).chunk(2, -1)
+        return silu(gate) * up
+
+    @property
+    def weights(self) -> int:
+        return self.gate_up.weight.numel() + self.down.weight.numel()
+
+    @property
+    def channels(self) -> int:
+        """Width between the projections."""
+        return self.down.weight.shape[1]
+
+    def narrowed(self, channels: Tensor) -> FeedForward:
+        """A copy with only these channels [k]."""
+        both = torch.cat([channels, channels + self.channels])
+        bias = self.gate_up.bias
+        return FeedForward(
+            FusedLinear(self.gate_up.weight[both], None if bias is None else bias[both]),
+            FusedLinear(self.down.weight[:, channels].contiguous(), self.down.bias),
+        )
+
+
 class FusedLayer:
     """One decoder layer over hidden states [n, d]."""
 
@@ -103,14 +139,37 @@ class FusedLayer:
         self.kv_heads = attention.k_proj.out_features // self.head_dim
         self.qkv = FusedLinear.of(attention.q_proj, attention.k_proj, attention.v_proj)
         self.out = FusedLinear.of(attention.o_proj)
-        self.gate_up, self.down = FusedLinear.of(mlp.gate_proj, mlp.up_proj), FusedLinear.of(mlp.down_proj)
-        self.linears = [self.qkv, self.out, self.gate_up, self.down]
+        self.ffn = FeedForward(FusedLinear.of(mlp.gate_proj, mlp.up_proj), FusedLinear.of(mlp.down_proj))
+        self.linears = [self.qkv, self.out, self.ffn.gate_up, self.ffn.down]
         self.head_norms = [_norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
-        gate, up = self.gate_up(self.mlp_norm(hidden)).chunk(2, -1)
-        return hidden + self.down(silu(gate) * up)
+        return hidden + self.ffn(self.mlp_norm(hidden))
+
+    def choose(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call, compute: ComputePass) -> Tensor:
+        """The layer under a compute policy: attention and feed-forward networks only where they run."""
+        attends = compute.choices.attends(self.index, hidden)
+        attention = self.qkv.weight.numel() + self.out.weight.numel()
+        if attends:
+            hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
+        else:
+            compute.idle_attention += 1
+        spent, after = [float(attention * attends)] * len(hidden), hidden
+        for rows, part in compute.choices.feed_forwards(self.index, hidden, self.ffn):
+            after = self._add(after, hidden, rows, part)
+            for row in range(len(hidden)) if rows is None else rows:
+                spent[row] += part.weights
+        compute.note(attention + self.ffn.weights, spent)
+        compute.choices.observe(self.index, hidden, after)
+        return after
+
+    def _add(self, sums: Tensor, hidden: Tensor, rows: list[int] | None, part: FeedForwardPart) -> Tensor:
+        """Add what a feed-forward network computes for some rows."""
+        if rows is None or len(rows) == len(hidden):
+            return sums + part(self.mlp_norm(hidden))
+        index = torch.tensor(rows, device=hidden.device)
+        return sums.index_add(0, index, part(self.mlp_norm(hidden[index])))
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)  # [heads + 2 kv_heads, n, d]
@@ -135,6 +194,9 @@ class FusedLlama:
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.bytes = sum(weight.nbytes for weight in network.parameters())
         self.weights = sum(weight.numel() for weight in network.parameters())
+        # parts of a small network are kept for the next lane: copying them takes longer than a short answer
+        kept = NARROWED if self.weights <= REORDER_UP_TO else 0
+        self._narrowed = lru_cache(maxsize=kept)(self._narrow)
         if self.weights <= REORDER_UP_TO:
             for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
                 linear_layer.reorder()
@@ -168,11 +230,51 @@ class FusedLlama:
 
     def _planned(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         """Run the layers of the plan, capturing hidden states."""
+        compute = call.plan.compute
         for layer in self.layers:
             hidden = call.enter(layer.index, hidden)
-            if call.plan.runs(layer.index):
+            if compute:
+                hidden = layer.choose(hidden, cos, sin, call, compute)
+            elif call.plan.runs(layer.index):
                 hidden = layer(hidden, cos, sin, call)
         return call.enter(len(self.layers), hidden)
+
+    # --- what a compute policy selects from ---
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers)
+
+    @property
+    def width(self) -> int:
+        return self.embeddings.shape[1]
+
+    def channels(self, layer: int) -> int:
+        """Width of the feed-forward network of a layer, between its projections."""
+        return self.layers[layer].ffn.channels
+
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel, [k]."""
+        return self.layers[layer].ffn.down.weight.norm(dim=0)
+
+    def narrowed(self, layer: int, channels: Tensor) -> FeedForward:
+        """The feed-forward network of a layer with only these channels [k]."""
+        return self._narrowed(layer, tuple(channels.tolist()))
+
+    def _narrow(self, layer: int, channels: tuple[int, ...]) -> FeedForward:
+        index = torch.tensor(channels, dtype=torch.long, device=self.embeddings.device)
+        return self._reordered(self.layers[layer].ffn.narrowed(index))
+
+    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForward:
+        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
+        gate_up, down = torch.cat([gate, up]).to(self.embeddings), down.to(self.embeddings)
+        return self._reordered(FeedForward(FusedLinear(gate_up, None), FusedLinear(down, None)))
+
+    def _reordered(self, part: FeedForward) -> FeedForward:
+        if self.weights <= REORDER_UP_TO:
+            part.gate_up.reorder()
+            part.down.reorder()
+        return part
 
 
 def build_fused_llama(network: PreTrainedModel, context: int) -> FusedLlama | None:

@@ -25,6 +25,8 @@ from transformers import AttentionInterface, PreTrainedModel
 from playground.engine.attention_logits import attention_logits
 from playground.engine.attention_mask import Reach, as_bias
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
+from playground.engine.expert_routing import ExpertRouting
+from playground.engine.layer_choices import ComputePass
 from playground.engine.recurrent_scan import Scan
 from playground.errors import Refusal
 
@@ -56,11 +58,13 @@ class LayerPlan:
     stop: int | None = None  # this layer and all later ones do not run; the lm_head gets the hidden states so far
     resume: tuple[int, Tensor] | None = None  # (layer, hidden states [rows, d]): start at this layer with these
     capture: frozenset[int] = frozenset()  # layers whose input [rows, d] is captured; depth means the final norm
+    compute: ComputePass | None = None  # decides layer by layer what runs; without skip, stop and resume
+    routing: ExpertRouting | None = None  # which experts run, in a mixture of experts
 
     @property
     def is_whole(self) -> bool:
-        """Whether all layers run."""
-        return not self.skip and self.stop is None and self.resume is None
+        """Whether all layers run, as far as is known before the forward."""
+        return not self.skip and self.stop is None and self.resume is None and self.compute is None
 
     @property
     def is_plain(self) -> bool:
@@ -95,6 +99,12 @@ class Scoring(NamedTuple):
 
     softcap: float | None = None  # scores are squashed into (-softcap, softcap)
     sinks: Tensor | None = None  # [heads], a further score in each head's softmax that belongs to no key
+
+
+def running_routing() -> ExpertRouting | None:
+    """Which experts run in the running forward; None for the router's own."""
+    call = _RUNNING.get()
+    return call.plan.routing if call else None
 
 
 @dataclass

@@ -13,6 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from playground.engine.host_copies import on_device
+
 GROWTH = 64  # a buffer grows by a multiple of so many slots
 
 
@@ -74,7 +76,7 @@ def _heads_and_tails(
     """
     with torch.inference_mode(False):
         starts = capacity * torch.arange(heads, device=device)[:, None] - offset
-        return starts, torch.tensor([*appended, *[offset] * spare], dtype=torch.long, device=device) + starts
+        return starts, on_device([*appended, *[offset] * spare], device, torch.long) + starts
 
 
 class MergeMap(NamedTuple):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
 from playground.engine.freed_slots import FreedSlots
+from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import (
     UNKNOWN,
     Capacity,
@@ -197,7 +198,7 @@ class KVCache:
         """Scratch slots in a new order; costs nothing if the first ones stay in place."""
         if order == list(range(len(order))):
             return
-        chosen = torch.tensor(order, device=self.device)
+        chosen = on_device(order, self.device)
         for layer, buffers in enumerate(zip(self.keys, self.values)):
             for buffer in buffers:
                 buffer.reorder(self.slots_of(layer).count, chosen)
@@ -230,7 +231,8 @@ class KVCache:
 
         `live` is one mask [1 or kv_heads, slots] for all layers, or one for each.
         """
-        if bool(torch.stack([mask.all() for mask in live]).all()):  # read once for all layers
+        counts = self._count(live)
+        if counts is None:
             return 0
         before = self.live_slots()
         if self.freed and not self.freed.empty:
@@ -239,23 +241,33 @@ class KVCache:
             self.slots = [Slots(self.slots[0].positions.clone(), self.slots[0].dense) for _ in range(self.depth)]
         for index, slots in enumerate(self.slots):
             layers = range(self.depth) if len(self.slots) == 1 else (index,)
-            retained = live[index if len(live) > 1 else 0]
+            at = index if len(live) > 1 else 0
+            retained = slots.among(live[at])
             if self.freed:
-                self.freed.note(index, slots.positions, ~retained & (slots.positions != EMPTY))
-            self._compact(slots, retained, layers)
+                freed = slots.among(~live[at])
+                self.freed.note(index, slots.positions, freed, slots.live_of(len(freed)) - sum(counts[at]))
+            self._compact(slots, retained, counts[at], layers)
         return before - self.live_slots()
+
+    def _count(self, live: list[Tensor]) -> list[list[int]] | None:
+        """How many slots of each head stay, by layer; None if no slot is freed. Read in one transfer for all layers."""
+        masks = [self.slots_of(layer).among(mask) for layer, mask in enumerate(live)]
+        numbers = torch.cat([*(mask.sum(1) for mask in masks), torch.stack([mask.all() for mask in live])]).tolist()
+        if all(numbers[-len(live):]):
+            return None
+        heads = iter(numbers)
+        return [[next(heads) for _ in mask] for mask in masks]
 
     def take_freed(self) -> FreedSlots | None:
         """What was evicted since the last call; None if that is not known, so that `runs` has to be read instead."""
         freed, self.freed = self.freed, FreedSlots(self.length)
         return freed
 
-    def _compact(self, slots: Slots, live: Tensor, layers: range | tuple[int, ...]) -> None:
-        """Close the holes. Live slots keep their order, and every head has as many slots as the fullest one needs."""
-        live = (
-            live.expand(max(len(live), len(slots.positions)), -1) if slots.dense else live & (slots.positions != EMPTY)
-        )
-        counts = live.sum(1).tolist()
+    def _compact(self, slots: Slots, live: Tensor, counts: list[int], layers: range | tuple[int, ...]) -> None:
+        """Close the holes. Live slots keep their order, and every head has as many slots as the fullest one needs.
+
+        `live` [heads, slots] excludes EMPTY slots; `counts` are those of each head.
+        """
         if min(counts) == slots.count:
             return
         order = selected_indices(live, counts)
@@ -266,7 +278,7 @@ class KVCache:
         for recorded in self.attention:
             recorded.compact(order, dead, slots.count, layers)
         slots.positions = slots.positions.expand_as(live).gather(1, order)
-        slots.dense = min(counts) == max(counts)
+        slots.dense, slots.empty = min(counts) == max(counts), len(counts) * max(counts) - sum(counts)
         if not slots.dense:
             slots.positions.masked_fill_(dead, EMPTY)
 
@@ -328,7 +340,7 @@ class KVCache:
         rows = [row for row, node in enumerate(recorded.nodes) if node in fresh]
         if not rows or self.on_attention is None:
             return
-        positions = torch.tensor([start + path.index(recorded.nodes[row]) for row in rows], device=self.device)
+        positions = on_device([start + path.index(recorded.nodes[row]) for row in rows], self.device)
         all_rows = len(rows) == len(recorded.nodes)
         for layer, weights in recorded.layers.items():
             columns = self._reorder_columns(layer, weights if all_rows else weights[:, rows], len(path), path)
@@ -343,14 +355,14 @@ class KVCache:
         scratch = weights[:, :, trunk:]
         blank = scratch.new_zeros(*scratch.shape[:2], 1)
         padded = torch.cat([scratch, blank], 2)
-        columns = torch.tensor([min(node, known) for node in order], dtype=torch.long, device=weights.device)
+        columns = on_device([min(node, known) for node in order], weights.device, torch.long)
         return torch.cat([weights[:, :, :trunk], padded[:, :, columns]], 2)
 
     # --- sizes and contents ---
 
     @property
     def heads(self) -> int:
-        return self.keys[0].heads if self.keys else 0
+        return next((keys.heads for keys in self.keys if keys.heads), 0)  # a layer without attention has none
 
     @property
     def least_chunk(self) -> int:

@@ -31,11 +31,11 @@ from playground.engine.device_memory import (
     HEADROOM,
     container_limit,
     free_bytes,
-    give_back,
     loaded_bytes,
     size_text,
     stored_bytes,
 )
+from playground.engine.heap_memory import give_back
 from playground.engine.hub_files import (
     ModelFiles,
     Progress,

@@ -14,13 +14,16 @@ from transformers.utils import ModelOutput
 
 from playground.engine.attention_mask import Reach, Segment
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
+from playground.engine.expert_routing import install_routing
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, install_plans, running, use_own_attention
+from playground.engine.hooks import Call, LayerPlan, install_plans, running, running_routing, use_own_attention
+from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
+from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.library_cache import LibraryAttention
 from playground.engine.library_masks import layer_reaches
 from playground.engine.load_check import Reference, largest_error
@@ -70,6 +73,8 @@ class Model:
             self.recurrence: Recurrence | None = self._find_recurrence()
             self._check_library(reference)
             self.depth = len(install_plans(network))
+            # experts that a plan can choose among in every layer with a router; 0 without such layers
+            self.experts = install_routing(network, running_routing)
             self._install_attention(reference)
 
     @cached_property
@@ -99,6 +104,11 @@ class Model:
     def attends(self) -> bool:
         """Whether attention runs in the playground's own function, which cache policies need."""
         return self.library is None
+
+    @property
+    def parts(self) -> NetworkParts | None:
+        """What a compute policy selects from; None if this model's layers always run whole."""
+        return self.fused
 
     @property
     def rotate_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -140,15 +150,16 @@ class Model:
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
         logits = self._replayed(works, segments, plan)
         if logits is not None:
-            self._synchronize()
             return [logits[-1:] if works[0].last_only else logits], {}
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
-        positions = torch.tensor([[p for segment in segments for p in segment.positions()]], device=self.device)
+        true_positions = [p for segment in segments for p in segment.positions()]
+        if plan.compute:
+            plan.compute.begin(true_positions)
+        positions = on_device([true_positions], self.device)
         wanted, counts = self._wanted(works)
         logits = self._logits(positions, wanted, call, self._inputs(works))
         if self.recurrence:
             call.scan.settle()
-        self._synchronize()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
 
@@ -199,15 +210,15 @@ class Model:
 
     def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
         """Token ids, or embeddings if some row blends several tokens."""
-        ids = torch.tensor([[token for work in works for token in work.tokens]], device=self.device)
+        ids = on_device([[token for work in works for token in work.tokens]], self.device)
         if not any(work.blends for work in works):
             return {"input_ids": ids}
         embed, start = self.network.get_input_embeddings(), 0
         embeddings = embed(ids)
         for work in works:
             for row, (tokens, weights) in work.blends.items():
-                mix = torch.tensor(weights, dtype=embeddings.dtype, device=self.device)
-                embeddings[0, start + row] = mix @ embed(torch.tensor(tokens, device=self.device))
+                mix = on_device(weights, self.device, embeddings.dtype)
+                embeddings[0, start + row] = mix @ embed(on_device(tokens, self.device))
             start += len(work.tokens)
         return {"inputs_embeds": embeddings}
 
@@ -220,22 +231,17 @@ class Model:
             end = start + len(work.tokens)
             rows.append(range(end - 1, end) if work.last_only else range(start, end))
             start = end
-        return torch.tensor([i for r in rows for i in r], device=self.device), [len(r) for r in rows]
+        return on_device([i for r in rows for i in r], self.device), [len(r) for r in rows]
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context."""
         weights = 2.0 * self.parameters * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
-    def _synchronize(self) -> None:
-        """Wait for the forward, because forwards are timed and GPU kernels run asynchronously.
-
-        Only for this thread's stream: waiting for a whole device ends a recording in progress.
-        """
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-        elif self.device.type == "mps":
-            torch.mps.synchronize()
+    def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:
+        """Estimated FLOPs that a compute policy left out of a forward of `flops(rows, context, depth)`."""
+        attention = 4.0 * self.width * (context + rows / 2)
+        return 2.0 * compute.idle_weights + rows * compute.idle_attention * attention
 
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary

@@ -166,7 +166,7 @@ def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
     """max(p - q, 0) renormalised, [V]; p itself if the residual is zero up to rounding."""
     residual = (p - q).clamp(min=0)
     total = residual.sum()
-    return residual / total if total > 0 else p
+    return torch.where(total > 0, residual / total, p)  # on the device: a GPU would run empty while the host reads
 
 
 def contrast(with_context: Tensor, without: Tensor, alpha: float | Tensor) -> Tensor:

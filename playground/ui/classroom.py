@@ -12,12 +12,14 @@ import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
 from playground.errors import Refusal
 from playground.request_limits import in_range, quoted
+from playground.trace import Trace
+from playground.ui.frames import recording
 from playground.ui.lessons import LessonQuestion, lessons
 from playground.ui.worker import Run
 
@@ -150,6 +152,15 @@ class Classroom:
         """Send a run to all followers from now on, in a thread of its own."""
         log = self.log = FrameLog()
         threading.Thread(target=self._send, args=(run, log), name="classroom", daemon=True).start()
+
+    def show_trace(self, trace: Trace) -> None:
+        """Send a trace file that the presenter has opened. Raises Refusal if it is too long to follow."""
+        log = FrameLog()
+        headers, events = [asdict(header) for header in trace.headers], [stamped.to_json() for stamped in trace.events]
+        if not log.add({**recording(headers, events), "fromFile": True}):
+            raise Refusal("This trace is too long to be sent to the class: open a shorter one.", "trace")
+        self.log = log
+        self._pulse.beat()
 
     def _send(self, run: Run, log: FrameLog) -> None:
         for frame in run.follow():

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
+from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
@@ -19,7 +20,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.request_limits import LOCAL
 from playground.ui.classroom import STREAMS, Classroom
+from playground.ui.kept_runs import unpacked
 from playground.ui.live_view_assets import script, styles
 
 PLACE = "/classroom"
@@ -73,6 +76,7 @@ def routes_of(classroom: Classroom) -> list[Route]:
         Route(f"{PLACE}/stream", answers.stream),
         Route(f"{PLACE}/vote", answers.vote, methods=["POST"]),
         Route(f"{PLACE}/state", answers.state),
+        Route(f"{PLACE}/trace", answers.trace, methods=["POST"]),
         Route(f"{PLACE}/question", answers.question, methods=["POST"]),
         Route(f"{PLACE}/control", answers.control, methods=["POST"]),
     ]
@@ -131,6 +135,16 @@ class ClassroomAnswers:
         if self.classroom.may_run("", self._token(request)):
             return JSONResponse({"controls": True})
         return _refused("Only the presenter sees the class.", 403)
+
+    async def trace(self, request: Request) -> Response:
+        """Show the class a trace file that was opened on the page; allowed for everyone who may run lanes."""
+        if not self.classroom.may_run(request.cookies.get(PRESENTER, ""), self._token(request)):
+            return _refused("Only the presenter shows the class a trace.", 403)
+        packed = str((await _fields(request)).get("kept", ""))
+
+        def show() -> None:
+            self.classroom.show_trace(unpacked(packed, LOCAL.kept_bytes))
+        return await run_in_threadpool(_done, show)
 
     async def question(self, request: Request) -> Response:
         """Ask the question of a lesson's step; allowed for everyone who may run lanes."""

@@ -28,6 +28,7 @@ from playground.ui.admission_queue import PAGE, Ticket
 from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import example_passage, models_from_examples, picked
+from playground.ui.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
@@ -40,7 +41,6 @@ MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
-LONGEST_NAME = 40  # characters of the name of a run
 EARLIER = 3  # runs of a visitor kept beside the last one, compressed
 LONGEST_BEAT = 3600  # largest interval between frames that a browser may request, in seconds
 Changes = dict[Any, Any]
@@ -56,7 +56,7 @@ class Visit:
 
     settings: Settings
     memory: Memory = field(default_factory=Memory)
-    run: Run | RemoteRun | None = None
+    run: Run | RemoteRun | KeptRun | None = None
     ticket: Ticket | None = None  # its seat or its place in the queue
     stopped: bool = False
     left: bool = False  # another run has replaced it on the page
@@ -149,19 +149,32 @@ class Handlers:
 
     @ends_unread
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run a lane again, continued differently from a position of its shown sequence; the others are unchanged."""
+        """Run a lane again, continued differently from a position of its shown sequence; the others are unchanged, and
+        those that are running go on.
+        """
         try:
-            shown = _shown(visit, event)
+            shown = self._shown_visit(visit, event)
             if not _has_lane(shown, event) or shown.reads or _is_remote(shown, event):
                 return
             fork = self._fork(shown, event)
             settings = shown.settings.forked(fork)
+            settings.check(self.site.rules)  # before the running lanes leave their run
         except Refusal as refusal:
             yield self._show_refusal(refusal)
             return
         yield {self.page.lanes: settings.lanes}
-        siblings = Siblings(shown.run.trace, fork.siblings(len(shown.run.headers)), fork.place)
-        yield from self._guarded(visit.follow(settings, siblings=siblings))
+        siblings = _siblings(shown.run, fork)
+        yield from self._guarded((visit or Visit(Settings())).follow(settings, siblings=siblings))
+
+    def _shown_visit(self, visit: Visit | None, event: gr.EventData) -> Visit | None:
+        """The visit of the run that an event names, which the browser sends if it is no longer here; the last one if
+        the event names none. Raises Refusal.
+        """
+        if has(event, "kept"):
+            kept = kept_run(event, self.site.rules)
+            self.site.check_model(kept.settings, kept.headers[0])
+            return Visit(kept.settings, run=kept)
+        return visit.of(text(event, "run", LONGEST_NAME)) if visit and has(event, "run") else visit
 
     def _fork(self, shown: Visit, event: gr.EventData) -> Fork:
         """The fork that an event requests. Raises Refusal."""
@@ -189,9 +202,9 @@ class Handlers:
     def _answer_query(self, name: str, ask: Callable[..., dict], visit: Visit | None, event: gr.EventData) -> Changes:
         """The result of `ask` for a position of a lane, or its refusal, as a message to the live view."""
         try:
-            shown = _shown(visit, event)
-        except Refusal:
-            return gr.skip()
+            shown = self._shown_visit(visit, event)
+        except Refusal as refusal:
+            return {"run": str(getattr(event, "run", ""))[:LONGEST_NAME], name: None, "refused": str(refusal)}
         if not _has_lane(shown, event) or _is_remote(shown, event):
             return gr.skip()
         try:
@@ -246,7 +259,7 @@ class Handlers:
         if not (visit and visit.run):
             return gr.skip()
         run = visit.run
-        return frame(run.name, run.number, list(run.events), run.state, run.headers)
+        return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), visit)
 
     def again(self, visit: Visit | None) -> Changes:
         """Replay the visitor's last run from the server's record, for instance after a broken connection."""
@@ -388,7 +401,8 @@ class Handlers:
                 shared = {self.page.status: shown} if shown != status_before else {}
                 again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
                 offered = monotonic() if again else offered
-                yield {**again, **shared, **({self.page.live: news} if news else {})} or gr.skip()
+                live = {self.page.live: _with_settings(news, visit)} if news else {}
+                yield {**again, **shared, **live} or gr.skip()
                 status_before = shown
             # A separate message: a browser gets the last one twice, which would close figures opened meanwhile.
             yield gr.skip() if visit.left else self.page.close_figures()
@@ -455,12 +469,19 @@ def _notice(refusal: Refusal) -> str:
     return f"<span data-about='{escape(refusal.about)}'>{escape(str(refusal))}</span>"
 
 
-def _shown(visit: Visit | None, event: gr.EventData) -> Visit | None:
-    """The visit of the run that an event names; the last one if it names none. Raises Refusal if it is not kept."""
-    return visit.of(text(event, "run", LONGEST_NAME)) if visit and has(event, "run") else visit
+def _with_settings(news: dict[str, Any], visit: Visit) -> dict[str, Any]:
+    """A frame; if it begins a run of lanes, with their settings, which the browser keeps to fork the run later."""
+    return {**news, "settings": visit.settings.to_code()} if news.get("headers") and not visit.reads else news
 
 
-def _past(run: Run | RemoteRun, event: gr.EventData) -> list[int]:
+def _siblings(run: Run | RemoteRun | KeptRun, fork: Fork) -> Siblings:
+    """The lanes beside a fork. Those that are running leave their run and go on beside the fork."""
+    session = run.hand_over()
+    trace = session.trace if session else run.trace
+    return Siblings(trace, fork.siblings(len(run.headers)), fork.place, session)
+
+
+def _past(run: Run | RemoteRun | KeptRun, event: gr.EventData) -> list[int]:
     """Token ids before a position of a lane's sequence."""
     written = sequences(run.trace.lane(whole_number(event, "lane")).events).get(
         whole_number(event, "sequence"), Written()

@@ -279,6 +279,15 @@ class Site:
         if self.classroom:
             self.classroom.show(run)
 
+    def check_model(self, settings: Settings, header: dict[str, Any]) -> None:
+        """Raise Refusal unless the settings of an earlier run still choose the model that generated it."""
+        loaded = self.model_load(settings).result().target
+        if loaded.name != header["model"] or loaded.revision != header["revision"]:
+            raise Refusal(
+                f"{quoted(header['model'])} generated this run, and the page has another model now: press Run first.",
+                "lanes",
+            )
+
     def health(self) -> dict[str, Health]:
         """The state of each worker, by device."""
         return {device: worker.health() for device, worker in list(self._workers.items())}
@@ -316,17 +325,17 @@ def trusted_proxies() -> int:
 
 
 FIRST_SETTINGS = {
-    "prompt": "Tell me a story about Mia.",
+    "prompt": "Python: def work(items). Keep the odd items, then multiply each by 3.",
     "mode": "chat",
     "seed": 2,
     "length": 120,
     "lanes": [
         {"strategy": "greedy"},
-        {"strategy": "speculative", "extras": [["draft_model", {"depth": 4, "width": 2}], ["rejection", {}]]},
-        {"strategy": "sample", "knobs": {"temperature": 0.7, "top_p": 0.9}},
+        {"strategy": "speculative", "extras": [["draft_model", {"depth": 8}], ["greedy_match", {}]]},
+        {"strategy": "sample", "knobs": {"temperature": 1.0, "top_p": 0.95}},
     ],
 }
-"""The settings of the recorded trace: a new visitor can run what is shown."""
+"""The settings of the recorded trace, which tests/record_first_view.py makes: a new visitor can run what is shown."""
 
 
 def first_view() -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from playground.decoding.forked_session import stopped
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.ui.machine_meters import MachineMeters
@@ -24,6 +25,7 @@ PATIENCE = 1.0  # seconds without events after which `frames` yields None
 HELD_PATIENCE = 5.0  # the same for a held run, which has no events
 SLOW = 2.0  # seconds after which a step is logged, since all other runs waited for it
 METERED = 1.0  # seconds between two readings of the machine in the frames of a run
+HANDED_OVER = 30.0  # seconds to wait for the session of a run that is forked
 STUCK = 120.0  # seconds of one step after which the worker counts as stuck
 BROKE = "This run failed with an internal error; see the log. Other runs are not affected."
 DIED = "The worker stopped unexpectedly and was restarted, so this run was lost: start it again."
@@ -48,7 +50,7 @@ class Run:
         self.held = self.over = False
         self.error = ""  # a message, if the session failed as a whole
         self.on_held: Callable[[], None] = lambda: None  # called whenever the run is held
-        self._beat, self._archived = CLOCK, False
+        self._beat, self._archived, self._given = CLOCK, False, False
         self._orders: dict[Hashable, Callable[[], list]] = {}  # at most one of a kind: a client may send thousands
         self._changed, self._wake, self._active_runs = threading.Condition(threading.RLock()), wake, active_runs
         self._meters = meters  # None: frames carry no readings of the machine
@@ -85,6 +87,29 @@ class Run:
     def stop(self, lane: int | None = None) -> None:
         """End one lane or all of them, within one request."""
         self._command(held=self.held, order=("stop", lane))
+
+    def hand_over(self) -> Any:
+        """End this run, but not its session, which is returned: its lanes go on in another run, and are recorded here
+        as stopped. None if the run is over, or does not answer for a while.
+        """
+        sessions: list[Any] = []
+        with self._changed:
+            if self.over:
+                return None
+            self._orders["hand over"] = partial(self._give, sessions)
+        self._wake()
+        with self._changed:
+            self._changed.wait_for(lambda: self.over, HANDED_OVER)
+        return sessions[0] if sessions else None
+
+    def _give(self, sessions: list[Any]) -> list:
+        """The order behind `hand_over`, carried out by the worker."""
+        known = self.session.trace
+        whole = stopped(known)
+        self.record.keep(whole)
+        self._given = True
+        sessions.append(self.session)
+        return whole.events[len(known.events):]
 
     def fail(self, sentence: str) -> None:
         """End the run with a message at once, whatever its session is doing."""
@@ -154,7 +179,7 @@ class Run:
                 return
             self.events.extend(fresh)
             self.times += [time.time()] * len(fresh)
-            if self.session.finished:
+            if self._given or self.session.finished:
                 self._end()
             self._changed.notify_all()
         self._report_held()
@@ -172,7 +197,8 @@ class Run:
     def _end(self) -> None:
         """Release what a finished run no longer needs; its KV caches are by far the largest part."""
         self.over = True
-        self.record.keep(getattr(self.session, "trace", None))  # a survey has none
+        if not self._given:
+            self.record.keep(getattr(self.session, "trace", None))  # a survey has none
         self.session = None
         self._orders.clear()
         if self._archived:

@@ -116,6 +116,9 @@ class RemoteRun:
 
     resume = step = hold
 
+    def hand_over(self) -> None:
+        """None: the session is in another process, so its lanes stop when the run is forked."""
+
     def archive(self) -> None:
         """Does nothing: the events are kept uncompressed."""
 

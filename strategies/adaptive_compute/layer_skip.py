@@ -22,7 +22,8 @@ class LayerSkip(Preset):
     def check(self):
         if self.drafter.name != "layer_skip_draft":
             raise Refusal(
-                f"layer_skip drafts with the model's own first layers: for {self.drafter.name} choose speculative.",
+                f"{self.title} drafts with the model's own first layers: for {self.drafter.title} choose Speculative "
+                "decoding.",
                 "drafter",
             )
 

@@ -75,7 +75,7 @@ class D2O(CachePolicy):
         return 1 - cut * max(0.0, 1 - (self.heavy + self.recent) * full.prompt / full.length)
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
 
     def observe_query_heads(self, layer, weights):
         received = weights.flatten(0, 1).sum(1)
@@ -92,7 +92,8 @@ class D2O(CachePolicy):
             return held.live
         heavy, recent = self._budgets[held.layer]
         late = held.positions >= held.next - recent
-        received = self.attention.of(held.layer, held.positions).masked_fill(held.positions < self.sinks, LARGEST)
+        received = self.attention.of(held.layer, held.positions, held.next)
+        received = received.masked_fill(held.positions < self.sinks, LARGEST)
         return late | top_slots(received, heavy, held.live & ~late)
 
     def _layer_budgets(self, held):

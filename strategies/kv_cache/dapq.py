@@ -59,14 +59,14 @@ class DapQ(CachePolicy):
         return False  # only the attention of pseudo tokens counts
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
 
     def retain(self, held):
         if held.moment != "prefill":
             return held.live
         late = held.positions >= held.prompt - self.recent
         return late | top_slots(
-            self.attention.of(held.layer, held.positions), self.capacity - self.recent, held.live & ~late
+            self.attention.of(held.layer, held.positions, held.next), self.capacity - self.recent, held.live & ~late
         )
 
     def budget(self, generated):

@@ -61,7 +61,7 @@ class EMS(CachePolicy):
         return {"size": tokens, "window": min(cls.window, tokens // 2)}
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
         self.recent_attention.add(layer, weights, key_positions)
 
     def retain(self, held):

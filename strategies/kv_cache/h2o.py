@@ -32,11 +32,12 @@ class H2O(CachePolicy):
         return {"heavy": tokens // 2, "recent": tokens - tokens // 2}
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
 
     def retain(self, held):
         recent = held.positions >= held.next - self.recent
-        return recent | top_slots(self.attention.of(held.layer, held.positions), self.heavy, held.live & ~recent)
+        received = self.attention.of(held.layer, held.positions, held.next)
+        return recent | top_slots(received, self.heavy, held.live & ~recent)
 
     def budget(self, generated):
         return self.heavy + self.recent

@@ -43,7 +43,7 @@ class PrefixKV(CachePolicy):
         return position < prompt
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights.sum(0, keepdim=True), key_positions)
+        self.attention.add(layer, weights.sum(0, keepdim=True), key_positions, self.text_length)
 
     def retain(self, held):
         if held.next < held.prompt:
@@ -62,7 +62,8 @@ class PrefixKV(CachePolicy):
         self._frozen[held.layer] = kept - self.tail if kept > self.tail else kept // 2
         safe = (held.positions < self.sinks) | (held.positions >= held.prompt - 1)
         inside = int((safe & (held.positions < held.prompt)).sum())
-        return safe | top_slots(self.attention.of(held.layer, held.positions), kept - inside, held.live & ~safe)
+        received = self.attention.of(held.layer, held.positions, held.next)
+        return safe | top_slots(received, kept - inside, held.live & ~safe)
 
     def _evict_tail(self, held):
         """All slots except the oldest after the frozen ones, as many as the layer's ratio requires."""

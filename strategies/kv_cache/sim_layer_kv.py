@@ -31,7 +31,7 @@ class SimLayerKV(CachePolicy):
         return prompt - self.window <= position < prompt
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
 
     def retain(self, held):
         if held.next < held.prompt:
@@ -47,7 +47,7 @@ class SimLayerKV(CachePolicy):
 
     def _share(self, held) -> float:
         """Share of the attention of the window that goes to the first and the last tokens of the prompt."""
-        received = self.attention.of(held.layer, held.positions)
+        received = self.attention.of(held.layer, held.positions, held.next)
         near = (held.positions < self.sinks) | (held.positions >= held.prompt - self.recent)
         return float((received * near).sum() / received.sum())
 

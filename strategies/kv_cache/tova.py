@@ -29,10 +29,10 @@ class Tova(CachePolicy):
         return position >= prompt - 1
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.replace(layer, weights[:, -1:].sum(0, keepdim=True), key_positions)
+        self.attention.replace(layer, weights[:, -1:].sum(0, keepdim=True), key_positions, self.text_length)
 
     def retain(self, held):
-        return top_slots(self.attention.of(held.layer, held.positions), self.size, held.live)
+        return top_slots(self.attention.of(held.layer, held.positions, held.next), self.size, held.live)
 
     def budget(self, generated):
         return self.size

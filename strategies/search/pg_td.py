@@ -143,7 +143,7 @@ class PlanningGuided(Decoder):
         Tests.read(self.tests)
         if reason := unavailable():
             raise Refusal(
-                f"{self.name} runs programs that a model wrote, and {reason}. Choose another strategy.", self.name
+                f"{self.title} runs programs that a model wrote, and {reason}. Choose another strategy.", self.name
             )
 
     def decode(self, lm) -> Iterator:

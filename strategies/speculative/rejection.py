@@ -1,5 +1,5 @@
 """The exact rejection rule."""
-from playground.algorithms.speculative.verification import reject, walk
+from playground.algorithms.speculative.verification import first_chances, reject, walk
 from playground.contract import Verifier
 
 
@@ -17,9 +17,11 @@ class Rejection(Verifier):
     exact_for = ("independent", "without_replacement", "deterministic")
 
     def judge(self, lm, tree, rows):
+        known = first_chances(tree, rows)
+
         def rule(node, children):
             position = rows.position(node)
             return reject(rows.distribution(node), children, tree, lambda ratio: lm.flip(ratio, position),
-                          lambda rest: lm.draw(rest, position, "redraw"))
+                          lambda rest: lm.draw(rest, position, "redraw"), known)
 
         return walk(lm, tree, rows, rule)

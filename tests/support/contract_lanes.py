@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from pairs import pair
+from pairs import pair_for
 from registry import lanes, title
 
 from playground.contract.lane_config import LaneConfig
@@ -36,7 +36,7 @@ def in_groups(named: dict[str, LaneConfig], size: int = 8):
 def start(
     *recipes: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = PROMPT
 ) -> Session:
-    return prepare(models or pair(), list(recipes), prompt_of(text), Limits(seed, length))
+    return prepare(models or pair_for(*recipes), list(recipes), prompt_of(text), Limits(seed, length))
 
 
 def prompt_of(text: str) -> Prompt:

@@ -181,6 +181,7 @@ class Graph:
 
     def replay(self) -> None:
         self._machine.replayed += 1
+        self._machine.launched += 1
         with torch.inference_mode():
             for operation, args, kwargs, results in self.operations:
                 again = operation(*args, **kwargs)
@@ -202,19 +203,26 @@ class Stream:
 
 
 class Event:
-    """An event on a stream, as `torch.cuda.Event`."""
+    """An event on a stream, as `torch.cuda.Event`. It has happened once the host has waited for anything after it."""
 
     def __init__(self, machine: Standin):
-        self._machine = machine
+        self._machine, self.at = machine, 0
 
     def record(self, stream: Stream | None = None) -> None:
-        """Everything before it has run."""
+        self.at = self._machine.launched
 
     def query(self) -> bool:
-        return True
+        return self._machine.ended >= self.at
 
     def synchronize(self) -> None:
-        self._machine.wait("event")
+        if not self.query():
+            self._machine.wait("event")
+
+    def elapsed_time(self, later: Event) -> float:
+        """Milliseconds. Raises RuntimeError if the device has not come so far."""
+        if not later.query():
+            raise RuntimeError("device not ready")
+        return 1e-3 * (later.at - self.at)
 
 
 class Standin(TorchDispatchMode):
@@ -224,6 +232,7 @@ class Standin(TorchDispatchMode):
         super().__init__()
         self.device, self.float64 = torch.device(kind, 0), kind != "mps"
         self.waits, self.captured, self.replayed = Counter(), 0, 0
+        self.launched = self.ended = 0  # operations, and those of them that the host knows to have ended
         self.recording: Graph | None = None
         self._pinned: dict[int, object] = {}  # storages by address
         self._patches = ExitStack()
@@ -272,6 +281,7 @@ class Standin(TorchDispatchMode):
         if self.recording:
             raise RuntimeError(f"operation not permitted when stream is capturing ({why})")
         self.waits[why] += 1
+        self.ended = self.launched
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         return self.dispatch(operation, args, kwargs or {})
@@ -295,10 +305,14 @@ class Standin(TorchDispatchMode):
     def _on_host(self, operation, name: str, args: tuple, kwargs: dict):
         if name == "is_pinned":
             return args[0].untyped_storage().data_ptr() in self._pinned
+        if name in ("pin_memory", "_pin_memory"):
+            return self._pin(args[0].clone())
         out = operation(*args, **{**kwargs, "pin_memory": False} if kwargs.get("pin_memory") else kwargs)
-        if kwargs.get("pin_memory"):
-            self._pinned[out.untyped_storage().data_ptr()] = out.untyped_storage()
-        return out
+        return self._pin(out) if kwargs.get("pin_memory") else out
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        self._pinned[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        return tensor
 
     def _check(self, name: str, args: tuple, kwargs: dict, leaves: list) -> None:
         """Raise RuntimeError for what a device refuses, and count what the host waits for."""
@@ -361,6 +375,7 @@ class Standin(TorchDispatchMode):
         return tree_map(wrapped, self._computed(operation, args, kwargs))
 
     def _computed(self, operation, args: tuple, kwargs: dict):
+        self.launched += 1
         out = operation(*args, **kwargs)
         if self.recording:
             inputs = {tensor.untyped_storage().data_ptr() for tensor in tensors((args, kwargs))}

@@ -154,8 +154,9 @@ function sayFamily(state) {
   const states = state.family.map((sequence) => branchStateOf(sequence, state));
   const number = (name) => states.filter((branchState) => branchState === name).length;
   const alive = states.length - number("dropped");
-  const words = [`${count(alive, "sequence")} alive`];
-  if (number("ended")) words.push(`${number("ended")} of them ended`);
+  const over = Boolean(state.done || state.failed);
+  const words = [`${count(alive, "sequence")} ${over ? "at the end" : "alive"}`];
+  if (number("ended") && !over) words.push(`${number("ended")} of them ended`);
   if (number("dropped")) words.push(`${number("dropped")} dropped`);
   const chosen = state.family.filter((sequence) => sequence.becameText).map((sequence) => `#${sequence.id}`);
   if (chosen.length) words.push(`${chosen.join(", ")} became the text`);

@@ -70,8 +70,10 @@ class CachePanel extends Panel {
     this.bars.draw(several ? app.cards.filter((each) => this.has(each)) : [], this.stream);
     this.packedKey.hidden = !card.record.packs.has(this.stream);
     this.mergedKey.hidden = !card.record.merges.has(this.stream);
-    this.scratchKey.hidden = !card.record.scratches.has(this.stream);
-    setText(this.scratchKey, `reserved for ${holders(card.record)} at the last update`);
+    const reserving = [card, ...this.besides(card, app)].filter(({ record }) => record.scratches.has(this.stream));
+    const reasons = new Set(reserving.map(({ record }) => holders(record)));
+    this.scratchKey.hidden = !reserving.length;
+    setText(this.scratchKey, `reserved for ${[...reasons].join(", ")} at the last update`);
     const cache = card.state.lastCache(this.stream);
     this.grid = cache && gridOf(cache, this.width, card.record.widestCache.get(this.stream), this.apart);
     this.mergedInto = card.record.merges.has(this.stream) ? mergedCounts(card.state.caches.get(this.stream) || [], this.apart) : [];

@@ -54,7 +54,7 @@ class DifferencePanel extends Panel {
     if (!pair.parted) return null;
     const table = el("table", "parting");
     const head = el("tr");
-    head.append(...["", ...pair.names.map((name) => `p in ${name}`)].map((text) => el("th", "", text)));
+    head.append(...["", ...pair.recording.map((of) => `p in ${pair.names[of]}`)].map((text) => el("th", "", text)));
     table.append(head, ...[0, 1].map((side) => this.candidateRow(pair, side)));
     return table;
   }
@@ -65,7 +65,7 @@ class DifferencePanel extends Panel {
     const token = button("quiet piece", "", `Show this token in ${pair.names[side]}`, () => this.app.reveal(pair.cards[side].order, pair.index));
     writePiece(token, pair.tokens[side].piece, true);
     name.append(token, ` ${pair.names[side]}`);
-    row.append(name, ...[0, 1].map((of) => el("td", "num", percent(pair.probability(of, side)))));
+    row.append(name, ...pair.recording.map((of) => el("td", "num", pair.sayProbability(of, side))));
     return row;
   }
 
@@ -113,6 +113,23 @@ class Pair {
     return candidate ? candidate[2] : null;
   }
 
+  /** The lanes that recorded probabilities where the texts diverge. */
+  get recording() {
+    return [0, 1].filter((of) => [0, 1].some((side) => this.probability(of, side) !== null));
+  }
+
+  sayProbability(of, side) {
+    const probability = this.probability(of, side);
+    if (probability !== null) return percent(probability);
+    return `not among the ${this.sequences[of].steps.get(this.index)?.top.length || 0} recorded`;
+  }
+
+  /** Why a lane has no probabilities where the texts diverge. */
+  sayMissing() {
+    const missing = [0, 1].filter((of) => !this.recording.includes(of));
+    return missing.map((of) => `; ${this.names[of]} ${this.tokens[of].origin === "forced" ? "was forced there" : "recorded no probabilities there"}`).join("");
+  }
+
   /** Difference of the two tokens' log-probabilities in the first lane that recorded both, or null. */
   margin() {
     const shown = [0, 1].map((of) => [this.probability(of, 0), this.probability(of, 1)]).find(([mine, theirs]) => mine && theirs);
@@ -138,7 +155,9 @@ class Pair {
 
   distance() {
     const margin = this.margin();
-    return margin === null ? "; neither lane recorded both candidates" : `, logit difference ${fixed(Math.abs(margin), 2)}`;
+    const missing = this.sayMissing();
+    if (margin !== null) return `, logit difference ${fixed(Math.abs(margin), 2)}${missing}`;
+    return missing || "; neither lane recorded both candidates";
   }
 }
 

@@ -123,7 +123,8 @@ function summaryOf(round) {
 
 function lastPiece(card, round) {
   const tokens = card.state.sequence(round.sequence).tokens;
-  const before = round.settled ? tokens.filter((token) => !token.round || token.round.number < round.number) : tokens;
+  const own = round.settled ? tokens.findIndex((token) => token.round && token.round.number >= round.number) : -1;
+  const before = own < 0 ? tokens : tokens.slice(0, own);
   const last = before[before.length - 1];
   if (last) return last.piece;
   const { prompt_pieces: prompt } = card.record.header;
@@ -208,6 +209,11 @@ function testNumbers({ p, residual, q, among, draw }) {
   return numbers.filter(([, value]) => value !== null);
 }
 
+/** The numbers that any of these tests has; a rule that draws nothing, for instance, has no u. */
+function numbersIn(tests) {
+  return Object.keys(TEST_NUMBERS).filter((name) => tests.some((test) => new Map(testNumbers(test)).has(name)));
+}
+
 function nextNode(verdict) {
   const origin = ORIGINS[verdict.origin] || { label: verdict.origin, help: "" };
   return { state: verdict.origin, piece: verdict.piece, under: origin.label, help: origin.help };
@@ -252,8 +258,9 @@ function treeKey(round) {
   const states = new Set(round.draft.tokens.map((_, node) => round.nodeState(node)));
   if (round.hasNext) states.add(round.verdict.origin);
   for (const state of states) key.append(el("span", `key-node ${state}`, STATE_WORDS[state] || (ORIGINS[state] ? ORIGINS[state].label : state)));
-  const residual = [...round.tests.values()].some((test) => test.residual !== null) ? ", r residual after a rejected sibling" : "";
-  key.append(el("span", "key-words", `p target, q draft${residual}, u draw`));
+  const words = { p: "p target", r: "r residual after a rejected sibling", q: "q draft", u: "u draw" };
+  const said = numbersIn([...round.tests.values()]).filter((name) => words[name]).map((name) => words[name]);
+  key.append(el("span", "key-words", said.join(", ")));
   return key;
 }
 
@@ -263,7 +270,7 @@ function testList(round) {
   details.hidden = !round.tests.size;
   const table = el("table");
   const tests = [...round.tests.values()];
-  const columns = ["p", "r", "q", "q′", "u"].filter((name) => ["p", "q", "u"].includes(name) || tests.some((test) => new Map(testNumbers(test)).has(name)));
+  const columns = numbersIn(tests);
   const head = el("tr");
   head.append(el("th", "", "draft token"), ...columns.map((name) => el("th", "", TEST_NUMBERS[name])), el("th", "", ""));
   table.append(head);
@@ -272,7 +279,7 @@ function testList(round) {
     const row = el("tr", test.kept ? "kept" : "refused");
     const name = el("td", "piece");
     writePiece(name, round.draft.pieces[test.node] ?? "", true);
-    row.append(name, ...columns.map((column) => el("td", "", fixed(numbers.get(column), 4))), el("td", "", test.kept ? "accepted" : "rejected"));
+    row.append(name, ...columns.map((column) => el("td", "", numbers.has(column) ? fixed(numbers.get(column), 4) : "")), el("td", "", test.kept ? "accepted" : "rejected"));
     table.append(row);
   }
   details.append(table);

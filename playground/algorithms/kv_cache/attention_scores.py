@@ -24,28 +24,32 @@ class AttentionScores:
         self._layers: dict[int, Tensor] = {}  # [kv_heads, positions]
         self._last_positions: dict[int, Tensor] = {}  # key positions of the last `add`
 
-    def add(self, layer: int, weights: Tensor, key_positions: Tensor) -> None:
+    def add(self, layer: int, weights: Tensor, key_positions: Tensor, length: int = 0) -> None:
         """Add weights [kv_heads, rows, slots] of slots at key positions [1 or kv_heads, slots].
 
-        A negative key position marks an empty slot, which has no weight.
+        A negative key position marks an empty slot, which has no weight. `length` is that of the text, if known: the
+        host would otherwise wait for the largest position.
         """
         received = weights.sum(1)
-        total = self._grown(layer, int(key_positions.max()) + 1, received)
+        total = self._grown(layer, length or int(key_positions.max()) + 1, received)
         index = key_positions.clamp(min=0).expand_as(received)
         self._layers[layer], self._last_positions[layer] = total.scatter_add(1, index, received), key_positions
 
-    def replace(self, layer: int, weights: Tensor, key_positions: Tensor) -> None:
+    def replace(self, layer: int, weights: Tensor, key_positions: Tensor, length: int = 0) -> None:
         """Discard the scores of the layer, then `add`."""
         self._layers.pop(layer, None)
-        self.add(layer, weights, key_positions)
+        self.add(layer, weights, key_positions, length)
 
-    def of(self, layer: int, positions: Tensor) -> Tensor:
-        """Scores [kv_heads, slots] of slots at positions [1 or kv_heads, slots]; zero if nothing was added."""
+    def of(self, layer: int, positions: Tensor, length: int = 0) -> Tensor:
+        """Scores [kv_heads, slots] of slots at positions [1 or kv_heads, slots]; zero if nothing was added.
+
+        `length` is that of the text, as in `add`.
+        """
         if layer not in self._layers or not positions.numel():
             return torch.zeros(positions.shape, device=positions.device)
         total = self._layers[layer]
         if self._last_positions[layer] is not positions:
-            total = self._grown(layer, int(positions.max()) + 1, total)
+            total = self._grown(layer, length or int(positions.max()) + 1, total)
         return total.gather(1, positions.clamp(min=0).expand(len(total), -1))
 
     def move(self, layer: int, moving: MergedTokens) -> None:

@@ -57,7 +57,7 @@ class PromptCompression(CachePolicy):
         return prompt - self.window <= position < prompt
 
     def observe_attention(self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor) -> None:
-        self.attention.add(layer, weights, key_positions)
+        self.attention.add(layer, weights, key_positions, self.text_length)
 
     def retain(self, held: Held) -> Tensor:
         if held.next < held.prompt:
@@ -68,5 +68,5 @@ class PromptCompression(CachePolicy):
 
     def _pooled(self, held: Held, late: Tensor) -> Tensor:
         """Scores before the window, pooled along the text, [kv_heads, slots]; those of the window are left out."""
-        scores = self.attention.of(held.layer, held.positions).masked_fill(late, 0)
+        scores = self.attention.of(held.layer, held.positions, held.next).masked_fill(late, 0)
         return POOLS[self.pooling](scores, self.kernel, 1, self.kernel // 2)

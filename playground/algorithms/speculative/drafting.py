@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import read_together
 from playground.engine.sampling import largest
 from playground.errors import Refusal
 
@@ -67,8 +68,8 @@ def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tens
 
 def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
     """Add the `width` most probable tokens as children of a leaf."""
-    top = largest(q, min(width, len(q)))
-    return [tree.add(token, leaf, confidence=p) for p, token in zip(top.values.tolist(), top.indices.tolist()) if p > 0]
+    ((values, ids),) = read_together(*largest(q[None], min(width, len(q))))
+    return [tree.add(int(token), leaf, confidence=p) for p, token in zip(values, ids) if p > 0]
 
 
 def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) -> list[int]:

@@ -5,7 +5,7 @@ supplies the token that replaces them. At a leaf the target's row yields a bonus
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import read_together
 from playground.engine.sampling import largest, one_hot, residual_distribution
 from playground.events import Candidate, Test, Verdict
 
@@ -69,23 +70,40 @@ def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling
     """Accept the child that equals `token`; without one, `token` replaces the children."""
     child = next((c for c in children if tree.tokens[c] == token), None)
     tested = children if child is None else children[:children.index(child) + 1]
-    tests = [Test(c, float(p[tree.tokens[c]]), tree.confidence[c], None, c == child) for c in tested]
+    chances = torch.stack([p[tree.tokens[c]] for c in tested]).tolist()
+    tests = [Test(c, chance, tree.confidence[c], None, c == child) for c, chance in zip(tested, chances)]
     return Ruling(child, token, tests, p if child is None else None)
 
 
+Chances = Mapping[int, tuple[float, float]]
+"""Probabilities of a child under the target and under the distribution it was drawn from."""
+
+
+def first_chances(tree: TokenTree, rows: Rows) -> Chances:
+    """The chances of the first child of every node, in one transfer; none on a CPU, which need not be waited for."""
+    read = range(rows.first, rows.first + rows.count)
+    firsts = {node: children[0] for node in read if (children := tree.children(node))}
+    if rows.raw.is_cpu or not firsts:
+        return {}
+    p = [rows.p[rows.row(node), tree.tokens[child]] for node, child in firsts.items()]
+    q = [p[0].new_ones(()) if tree.q[child] is None else tree.q[child][tree.tokens[child]] for child in firsts.values()]
+    return dict(zip(firsts.values(), torch.stack([torch.stack(p), torch.stack(q)], 1).tolist()))
+
+
 def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float], tuple[bool, float]],
-           draw: Callable[[Tensor], int]) -> Ruling:
+           draw: Callable[[Tensor], int], known: Chances | None = None) -> Ruling:
     """Accept each child with probability min(1, r/d), in the order drawn. Exact for every kind of `tree.drawn`.
 
     r starts as p and becomes the residual norm(max(0, r - d)) after each rejection. d is the distribution the child was
     drawn from: q for independent children, q renormalised without the earlier siblings for sampling without
-    replacement, one-hot for deterministic children. arXiv 2211.17192, 2302.01318 (one child), 2305.09781 (independent),
-    2402.14160 (without replacement).
+    replacement, one-hot for deterministic children. `known` is used for the first child. arXiv 2211.17192, 2302.01318
+    (one child), 2305.09781 (independent), 2402.14160 (without replacement).
     """
     r, tests, taken = p, [], []
     for child in children:
         token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
-        chance, offered = float(r[token]), float(d[token])
+        at_hand = known.get(child) if known and not taken else None
+        chance, offered = at_hand or torch.stack([r[token], d[token]]).tolist()
         accepted, u = flip(min(1.0, chance / offered) if offered else 1.0)
         tests.append(Test(child, chance, offered, u, accepted, residual=bool(taken)))
         if accepted:
@@ -108,9 +126,8 @@ def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> 
 def _candidates(lm: Lane, distribution: Tensor | None) -> list[Candidate]:
     if distribution is None:
         return []
-    values, ids = largest(distribution, min(SHOWN, len(distribution)))
+    top = largest(distribution[None], min(SHOWN, len(distribution)))
+    ((values, ids),) = read_together(*top)
     return [
-        Candidate(token, lm.piece(token), value, value)
-        for token, value in zip(ids.tolist(), values.tolist())
-        if value > 0
+        Candidate(int(token), lm.piece(int(token)), value, value) for token, value in zip(ids, values) if value > 0
     ]

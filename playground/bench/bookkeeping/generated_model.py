@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from threading import Lock, get_ident
 from time import thread_time
@@ -25,6 +26,7 @@ from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan, attend_all
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
+from playground.engine.layer_choices import ComputePass, FeedForwardPart
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -77,11 +79,49 @@ class SharedVocabulary:
         return GrammarEngine(self.tokenizer, self.size, sorted(self.end_ids))
 
 
+@dataclass(frozen=True)
+class GeneratedParts:
+    """The sizes that a compute policy reads, and feed-forward networks that add nothing."""
+
+    depth: int
+    width: int = WIDTH
+
+    def channels(self, layer: int) -> int:
+        """Width of the feed-forward network of a layer."""
+        return WIDTH
+
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel."""
+        return torch.ones(WIDTH)
+
+    def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
+        """The feed-forward network of a layer with only these channels [k]."""
+        return AddsNothing()
+
+    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
+        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
+        return AddsNothing()
+
+
+class AddsNothing:
+    """Stands in for a feed-forward network, with the share of a layer's weights that attention has."""
+
+    weights = 1
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return torch.zeros_like(hidden)
+
+    def activations(self, hidden: Tensor) -> Tensor:
+        """Its channels, [m, WIDTH]."""
+        return torch.zeros(len(hidden), WIDTH)
+
+
 class GeneratedModel:
     """Has the members of `engine.model.Model` that a lane uses. A row depends on the token before it and its position.
     """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
+    experts = 8  # that a plan may choose among, without effect
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
     def __init__(self, name: str, shared: SharedVocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
@@ -108,6 +148,14 @@ class GeneratedModel:
     def flops(self, rows: int, context: int, layers: int) -> float:
         return float(rows)
 
+    def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:
+        return compute.idle_weights / (2 * self.depth)
+
+    @property
+    def parts(self) -> GeneratedParts:
+        """Layers without weights: a compute policy decides nothing here, and its own work is measured."""
+        return GeneratedParts(self.depth)
+
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Key states have no positions."""
         return rows
@@ -131,7 +179,20 @@ class GeneratedModel:
             for work, segment in zip(works, segments):
                 self._check_length(work, segment)
             self._write(Call(segments, plan), rows)
+            if plan.compute:
+                plan.compute.begin([position for segment in segments for position in segment.positions()])
+                self._choose(plan.compute, self._states[rows])
             return self._rows(works, plan, rows), {layer: self._state(layer, rows) for layer in plan.capture}
+
+    def _choose(self, compute: ComputePass, hidden: Tensor) -> None:
+        """Ask a compute policy about every layer, as a network does."""
+        for layer in range(self.depth):
+            spent, own = [float(compute.choices.attends(layer, hidden))] * len(hidden), AddsNothing()
+            for rows, part in compute.choices.feed_forwards(layer, hidden, own):
+                for row in range(len(hidden)) if rows is None else rows:
+                    spent[row] += part.weights
+            compute.note(1 + own.weights, spent)
+            compute.choices.observe(layer, hidden, hidden)
 
     def _check_length(self, work: ForwardInput, segment: Segment) -> None:
         """Raise Refusal if something is computed for many rows of a long prompt that takes minutes for all of them."""

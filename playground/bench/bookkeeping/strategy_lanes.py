@@ -8,7 +8,8 @@ from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
-MEASURED = ("decoder", "preset", "sampler", "constraint", "cache_policy", "drafter", "verifier")
+MEASURED = ("decoder", "preset", "sampler", "constraint", "cache_policy", "compute_policy", "drafter",
+            "verifier")
 PREFERRED = {
     "drafter": ("draft_model", "prompt_lookup", "layer_skip_draft"),
     "verifier": ("rejection", "sample_match", "k_seq", "greedy_match"),

@@ -21,7 +21,8 @@ from playground.bench.caches.caches_defaults import NEAR
 from playground.bench.caches.policy_configs import Point, full_cache
 from playground.bench.report_text import Rows
 from playground.contract import Full, make
-from playground.engine.device_memory import give_back, size_text
+from playground.engine.device_memory import size_text
+from playground.engine.heap_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:

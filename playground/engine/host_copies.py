@@ -1,0 +1,31 @@
+"""Numbers between host and device, with as few waits as possible: a GPU runs empty while the host waits for it."""
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def on_device(numbers: list[Any], device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor of the host's numbers on a device. Copies to a CUDA device are not waited for."""
+    return moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """A tensor of the host on a device. Copies to a CUDA device are not waited for."""
+    if torch.device(device).type != "cuda" or not tensor.is_cpu:
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def read_together(*parts: Tensor) -> list[list[list[float]]]:
+    """The numbers of tensors [n, k], each with its own k: for each of the n rows the columns of every part.
+
+    They are read in one transfer, as the type of the first. Integers must be below 2^24.
+    """
+    widths = [part.shape[1] for part in parts]
+    joined = torch.cat([part.to(parts[0].dtype) for part in parts], 1).tolist()
+    ends = list(accumulate(widths))
+    return [[row[end - width:end] for width, end in zip(widths, ends)] for row in joined]

@@ -1,0 +1,94 @@
+"""What of each decoder layer runs in one forward, where that is decided while the forward runs.
+
+A layer is an attention block and a feed-forward network (FFN). Both add to the hidden states, so leaving one out means
+adding nothing. A compute policy makes one `LayerChoices` for every forward. The network asks it layer by layer, and
+notes what ran in a `ComputePass`.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+class FeedForwardPart(Protocol):
+    """A feed-forward network, or a part of one: hidden states [m, d] after the norm in, [m, d] out."""
+
+    weights: int
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """What it adds to the hidden states."""
+
+    def activations(self, hidden: Tensor) -> Tensor:
+        """Its channels, [m, k]: the input of its output projection."""
+
+
+class NetworkParts(Protocol):
+    """The network whose layers a compute policy selects from."""
+
+    depth: int  # decoder layers
+    width: int  # of the hidden states
+
+    def channels(self, layer: int) -> int:
+        """Width of the feed-forward network of a layer, between its projections."""
+
+    def output_norms(self, layer: int) -> Tensor:
+        """Norm of the output weights of each channel, [k]."""
+
+    def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
+        """The feed-forward network of a layer with only these channels [k]."""
+
+    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
+        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
+
+
+class SharedFeedForward(NamedTuple):
+    """Rows of a forward and the feed-forward network they run; None means all rows."""
+
+    rows: list[int] | None
+    part: FeedForwardPart
+
+
+class LayerChoices:
+    """What runs in each layer of one forward; this base class runs everything."""
+
+    def attends(self, layer: int, hidden: Tensor) -> bool:
+        """Whether the attention of a layer runs on its input [n, d]. If not, these rows leave it no keys and values."""
+        return True
+
+    def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
+        """The feed-forward networks to run on the hidden states [n, d] after attention.
+
+        A row that no entry names runs none. `full` is the layer's own.
+        """
+        return [SharedFeedForward(None, full)]
+
+    def observe(self, layer: int, before: Tensor, after: Tensor) -> None:
+        """Receive the hidden states [n, d] of all rows before and after the feed-forward networks of a layer."""
+
+
+@dataclass
+class ComputePass:
+    """The choices for one forward, and what ran. `start` makes the choices for rows at these true positions."""
+
+    start: Callable[[list[int]], LayerChoices]
+    choices: LayerChoices = field(default_factory=LayerChoices)
+    ran: list[list[float]] = field(default_factory=list)  # share of a layer's weights that each row ran, by layer
+    idle_weights: float = 0.0  # weights that were not multiplied, summed over layers and rows
+    idle_attention: int = 0  # layers whose attention did not run
+
+    def begin(self, positions: list[int]) -> None:
+        """Before a forward, or before it is repeated."""
+        self.choices, self.ran, self.idle_weights, self.idle_attention = self.start(positions), [], 0.0, 0
+
+    def note(self, weights: int, spent: list[float]) -> None:
+        """A layer of so many weights has run; `spent` is how many each row was multiplied with."""
+        self.ran.append([each / weights for each in spent])
+        self.idle_weights += weights * len(spent) - sum(spent)
+
+    @property
+    def layers(self) -> int:
+        """Layers of which some part ran for some row."""
+        return sum(any(shares) for shares in self.ran)

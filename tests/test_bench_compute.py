@@ -1,0 +1,82 @@
+"""The benchmark of compute policies: shares of FLOPs and of time, and which tasks meet the aim."""
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pairs import pair
+
+from playground.bench.compute import compute_report as report
+from playground.bench.compute.compute_lanes import PLAIN, SETTINGS, entrants, policies
+from playground.bench.questions import Question
+from playground.bench.results import Score
+from playground.bench.survey import Answer, survey
+from playground.cli import main
+from playground.contract import make
+from playground.decoding.limits import Limits
+from playground.errors import Refusal
+
+QUESTIONS = [Question(task, text, "bird", chat=False) for task in ("one", "two") for text in ("The green", "A red fox")]
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[report.ComputeRow]:
+    lanes = entrants(["ffn_skip", "cfsp"])
+    for lane in lanes:  # the tiny networks have fewer channels than a multiple of the default
+        lane.recipe.extras[:] = [(name, {**knobs, "multiple": 1} if name == "cfsp" else knobs)
+                                 for name, knobs in lane.recipe.extras]
+    answers = list(survey(pair(), lanes, QUESTIONS, 1, Limits(0, 10), judge=lambda question, text: 1.0, warm_up=False))
+    assert not [answer.failure for answer in answers if answer.failure]
+    return report.table(answers, pair())
+
+
+def test_every_policy_is_measured_at_settings_that_exist():
+    assert set(SETTINGS) <= set(policies())
+    for name, settings in SETTINGS.items():
+        for knobs in settings:
+            make(name, **knobs)
+
+
+def test_plain_decoding_computes_exactly_what_its_texts_take(rows):
+    for row in rows:
+        if row.lane == PLAIN:
+            assert (row.flops, row.seconds, row.compared) == (pytest.approx(1.0, abs=1e-12), 1.0, 2)
+
+
+def test_a_policy_that_leaves_out_more_computes_less(rows):
+    shares = [row.flops for row in rows if row.lane.startswith("cfsp") and row.task == "one"]
+    assert shares == sorted(shares, reverse=True) and 0.3 < shares[-1] < shares[0] < 1
+
+
+def made(lane: str, task: str, score: float, flops: float) -> report.ComputeRow:
+    return report.ComputeRow(lane, task, Score(score, 0.1, 4), flops, 0.5, 4)
+
+
+def test_a_task_meets_the_aim_by_flops_and_score_together():
+    found = [made(PLAIN, "a", 0.9, 1.0), made(PLAIN, "b", 0.5, 1.0), made("cfsp x", "a", 0.88, 0.69),
+             made("cfsp x", "b", 0.46, 0.5), made("cfsp y", "a", 0.9, 0.7), made("cfsp y", "b", 0.6, 0.2)]
+    assert report.reached(found, "cfsp x") == ["a"] and report.reached(found, "cfsp y") == ["b"]
+    assert report.overview(found)[2] == ["cfsp x", "0.670", "0.595", "0.500", "1: a"]
+
+
+def test_times_are_compared_where_both_lanes_wrote_equally_many_tokens():
+    plain, other = (Answer(lane, number, QUESTIONS[0], 1, 0, token_ids=[1] * length, seconds=seconds, score=1.0,
+                           reason="end")
+                    for lane, number, length, seconds in ((PLAIN, 0, 3, 2.0), ("cfsp", 0, 3, 1.0)))
+    longer = [replace(plain, number=1, seconds=2.0), replace(other, number=1, token_ids=[1] * 9, seconds=90.0)]
+    row = report.table([plain, other, *longer], pair())[1]
+    assert (row.seconds, row.compared) == (0.5, 1)
+
+
+def test_the_page_has_a_line_for_every_lane_and_the_chart_a_curve_for_every_policy(rows):
+    page, chart = report.page({"settings": {}}, rows, "compute.svg"), report.chart(rows)
+    assert all(f"| {row.lane} |" in page for row in rows)
+    assert list(chart.series) == ["ffn_skip", "cfsp"]
+    assert all(curve[-1] == (1.0, 0.0) for curve in chart.series.values())
+    assert chart.svg().startswith("<svg")
+
+
+def test_only_compute_policies_can_be_named():
+    with pytest.raises(Refusal, match="greedy is no compute policy"):
+        entrants(["greedy"])
+    assert main(["bench", "compute", "--only", "greedy"]) == 2

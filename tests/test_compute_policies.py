@@ -1,0 +1,180 @@
+"""The contract of compute policies: what they leave out is not computed, and what they say ran is what ran."""
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from pairs import pair
+from registry import corners, lanes, registered, title
+from runs import figures, run
+from tables import write
+
+from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.limits import Limits
+from playground.decoding.rng import Draws
+from playground.decoding.session import Prompt, prepare
+from playground.errors import Refusal
+from playground.events import Failed, Forward
+from support.compute_runs import PROMPT, counted_products, deep, policy_lane, text_and_forwards
+
+PICTURE = "share of each layer that ran for the newest tokens"
+SHARE = "share of the layers' weights that ran"
+POLICIES = [cls.name for cls in registered("compute_policy")]
+CORNERS = [(cls.name, knobs) for cls in registered("compute_policy") for knobs in corners(cls)]
+
+
+class RunsAll(ComputePolicy):
+    """Leaves nothing out."""
+
+    def choices(self, positions, prompt):
+        return LayerChoices()
+
+
+class Lottery(LayerChoices):
+    """Runs a part that depends on position and layer, so that rows of one forward differ."""
+
+    def __init__(self, positions: list[int]):
+        self._positions = positions
+
+    def feed_forwards(self, layer, hidden, full):
+        rows = [row for row, position in enumerate(self._positions) if (position + layer) % 3]
+        return [SharedFeedForward(rows, full)] if rows else []
+
+
+class SkipsByPosition(ComputePolicy):
+    """Skips every third feed-forward network of a token."""
+
+    def choices(self, positions, prompt):
+        return Lottery(positions)
+
+
+class SkipsBySize(ComputePolicy):
+    """What runs depends on how many rows the forward has, which is refused as row-wise."""
+
+    row_wise = False
+
+    def choices(self, positions, prompt):
+        return Lottery([len(positions)] * len(positions))
+
+
+def with_policy(recipe: LaneConfig, policy: ComputePolicy) -> Assembly:
+    assembly = assemble(recipe)
+    assembly.compute_policy = policy
+    return assembly
+
+
+def lossless() -> list[LaneConfig]:
+    """Greedy lanes that a compute policy may be added to."""
+    return [recipe for recipe in lanes("greedy_identical") if _accepted(recipe)]
+
+
+def _accepted(recipe: LaneConfig) -> bool:
+    try:
+        assemble(LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, ("ffn_skip", {})]))
+        return True
+    except Refusal:
+        return False
+
+
+def test_nothing_left_out_is_plain_decoding_with_the_same_flops():
+    models = {"target": deep()}
+    plain, forwards = text_and_forwards(LaneConfig("greedy"), models)
+    same, computed = text_and_forwards(with_policy(LaneConfig("greedy"), RunsAll()), models)
+    assert same == plain
+    assert [each.flops for each in computed] == [each.flops for each in forwards]
+    assert [each.layers for each in computed] == [6] * len(computed)
+
+
+@pytest.mark.parametrize("name, knobs", CORNERS, ids=str)
+def test_the_flops_that_are_reported_were_computed(name, knobs):
+    model = deep()
+    with counted_products(model.fused) as whole:
+        _, plain = text_and_forwards(LaneConfig("greedy"), {"target": model})
+    with counted_products(model.fused) as part:
+        lane, events = run(policy_lane(name, **knobs), {"target": model}, PROMPT, 16)
+    if len(lane.main.written) < 16:
+        pytest.skip("the text ended early, so the numbers of rows differ")
+    saved = sum(each.flops for each in plain) - sum(each.flops for each in events if isinstance(each, Forward))
+    if not lane.assembly.compute_policy.skips_attention:
+        assert saved == pytest.approx(2 * (whole[0] - part[0]), abs=1.0)
+    assert saved >= -1e-6
+
+
+@pytest.mark.parametrize("recipe", lossless(), ids=title)
+def test_lossless_decoding_under_a_policy_writes_what_greedy_writes_under_it(recipe):
+    """The rows of a draft tree are each computed as if they were alone."""
+    models = {"target": pair().target, "draft": pair().draft}
+    plain, lossless_, without = (
+        write(with_policy(lane, policy), models, PROMPT, Limits(0, 14), Draws(0)).tokens
+        for lane, policy in (
+            (LaneConfig("greedy"), SkipsByPosition()), (recipe, SkipsByPosition()), (LaneConfig("greedy"), None)
+        )
+    )
+    assert lossless_ == plain != without
+
+
+def test_a_policy_that_is_not_row_wise_drops_the_guarantee_of_lossless_lanes():
+    recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("rejection", {})])
+    assert "greedy_identical" in with_policy(recipe, SkipsByPosition()).guarantee()
+    assert with_policy(recipe, SkipsBySize()).guarantee() == ["heuristic"]
+
+
+@pytest.mark.parametrize("policy", [SkipsByPosition(), None], ids=["skipping", "plain"])
+def test_keys_and_values_of_every_layer_are_held_if_attention_always_runs(policy):
+    lane = write(with_policy(LaneConfig("greedy"), policy), {"target": deep()}, PROMPT, Limits(0, 10), Draws(0))
+    store = lane.target.store
+    assert {keys.read(store.length).shape for keys in store.keys} == {(2, store.length, 8)}
+
+
+def test_the_picture_shows_what_ran_for_every_committed_token():
+    assembly = with_policy(LaneConfig("speculative", {}, [("draft_model", {}), ("greedy_match", {})]),
+                           SkipsByPosition())
+    models = {"target": pair().target, "draft": pair().draft}
+    lane, events = run(assembly, models, PROMPT, 12)
+    pictures = figures(events, PICTURE)
+    layer = models["target"].fused.layers[0]
+    attention = (layer.qkv.weight.numel() + layer.out.weight.numel()) / (
+        layer.qkv.weight.numel() + layer.out.weight.numel() + layer.ffn.weights)
+    expected = [[round(1.0 if (len(PROMPT) - 1 + number + depth) % 3 else attention, 3)
+                 for number in range(lane.generated)] for depth in range(models["target"].depth)]
+    assert pictures[-1]["values"] == expected
+    assert pictures[-1]["columns"] == [lane.piece(token) for token in lane.main.written]
+    shares = [data["series"]["share"] for data in figures(events, SHARE)]
+    assert shares == pytest.approx([sum(column) / len(column) for column in zip(*expected)], abs=1e-3)
+
+
+def test_two_lanes_with_a_policy_and_without_share_nothing():
+    session = prepare(pair(), [LaneConfig("greedy"), policy_lane("ffn_skip"), policy_lane("ffn_skip")],
+                      Prompt("The green bird"), Limits(0, 6))
+    events = [stamped for stamped in session]
+    assert not [each for each in events if isinstance(each.event, Failed)]
+    assert {each.event.lanes for each in events if isinstance(each.event, Forward) and each.lane > 0} == {1}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_refused_where_layers_run_in_the_library(name):
+    with pytest.raises(Refusal, match="choose another model than gpt2"):
+        run(policy_lane(name), {"target": pair("gpt2").target}, PROMPT, 4)
+
+
+@pytest.mark.parametrize("name, extras", product(POLICIES, [
+    [("layer_skip_draft", {}), ("rejection", {})],
+    [("del_exit", {}), ("rejection", {})],
+]))
+def test_a_policy_is_refused_beside_early_exits(name, extras):
+    with pytest.raises(Refusal, match="runs the first layers alone"):
+        assemble(LaneConfig("speculative", {}, [*extras, (name, {})]))
+
+
+@pytest.mark.parametrize("name, cutting", product(POLICIES, ["fastkv", "uncomp"]))
+def test_a_policy_is_refused_beside_a_prompt_that_is_shortened_between_layers(name, cutting):
+    with pytest.raises(Refusal, match="needs the keys and values of every layer"):
+        assemble(LaneConfig("greedy", {}, [(cutting, {}), (name, {})]))
+
+
+def test_a_policy_works_with_samplers_a_constraint_and_a_cache_policy():
+    recipe = LaneConfig("greedy", {}, [("temperature", {}), ("regex", {"pattern": "(ab|cd)+"}),
+                                       ("h2o", {"heavy": 3, "recent": 3}), ("ffn_skip", {"threshold": 0.0})])
+    events = [stamped.event for stamped in prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 12))]
+    assert not [event for event in events if isinstance(event, Failed)]

@@ -1,0 +1,42 @@
+"""The time of a forward, and numbers between host and device."""
+from __future__ import annotations
+
+import torch
+
+from playground.engine.forward_timer import ForwardTimer
+from playground.engine.host_copies import moved, on_device, read_together
+from support.gpu_standin import DeviceTensor, Standin
+
+CUDA = torch.device("cuda", 0)
+
+
+def test_a_forward_that_was_read_is_timed_without_another_wait():
+    with Standin() as machine:
+        with ForwardTimer(CUDA) as timer:
+            logits = DeviceTensor(torch.ones(3), machine) + 1
+        logits.tolist()
+        before = machine.waits.total()
+        assert timer.seconds() > 0 and machine.waits.total() == before
+
+
+def test_a_forward_that_was_not_read_is_waited_for_once():
+    with Standin() as machine:
+        with ForwardTimer(CUDA) as timer:
+            DeviceTensor(torch.ones(3), machine) + 1
+        timer.wait()
+        assert timer.seconds() > 0 and machine.waits == {"event": 1}
+
+
+def test_on_the_host_the_seconds_are_those_of_the_context():
+    with ForwardTimer(torch.device("cpu")) as timer:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    timer.wait()
+    assert timer.seconds() == timer.host > 0
+
+
+def test_numbers_reach_a_device_without_a_wait_and_return_in_one_transfer():
+    with Standin() as machine:
+        ids, mask = on_device([[3, 1]], CUDA), moved(torch.tensor([[True, False]]), CUDA)
+        assert not machine.waits
+        assert read_together(ids.double(), mask) == [[[3.0, 1.0], [1.0, 0.0]]]
+        assert machine.waits == {"read": 1}
