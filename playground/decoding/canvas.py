@@ -154,10 +154,13 @@ class Canvas:
         """The positions whose states predict the given ones, which have to be computed for them."""
         return [position - getattr(self.model, "shifted", False) for position in positions]
 
-    def replaced(self, rows: Rows, raw: Tensor) -> Rows:
-        """The rows of a forward with other logits [G, V], which take the place of the model's."""
-        self._last_rows = self._rows(raw)
-        return self._last_rows
+    def rows_of(self, raw: Tensor) -> Rows:
+        """Rows with these logits [G, V], which a decoder computed from those of forwards."""
+        return self._rows(raw)
+
+    def based_on(self, rows: Rows) -> None:
+        """Record that the next fill follows from these rows, not from the last forward over the canvas."""
+        self._last_rows = rows
 
     def fill(self, positions: Iterable[int], tokens: Iterable[int], confidences: Iterable[float]) -> Request:
         """Request to fill masked positions; `confidences` are probabilities to display.

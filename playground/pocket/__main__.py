@@ -7,6 +7,7 @@
     python -m playground.pocket samples --out DIR                              target texts, for its drafts
     python -m playground.pocket {data,train} --role draft ...                  then the draft
     python -m playground.pocket {tokenizer,data,train} --role other-draft ...  the draft with its own tokenizer
+    python -m playground.pocket {data,train,evaluate,publish} --role diffusion ...   the denoiser, from --begin
     python -m playground.pocket evaluate --out DIR [--items 12]
     python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
@@ -88,7 +89,7 @@ def _step_options(parser, command):
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
-    if command in ("tokenizer", "data", "train"):
+    if command in ("tokenizer", "data", "train", "evaluate", "publish"):
         parser.add_argument("--role", choices=["target", "draft", "other-draft", "diffusion"], default="target")
     if command in ("tokenizer", "data", "publish"):
         parser.add_argument(

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from playground.engine.load import pick_device
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import canvas_windows, card, corpus, data
+from playground.pocket import canvas_scores, canvas_windows, card, corpus, data, denoiser_card
 from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import target_samples as samples
@@ -94,14 +94,28 @@ def make_samples(options):
 
 def evaluate(options):
     """Evaluate the trained models, print the table, and save the result next to the models."""
+    if EVERY[options.role] is DENOISER:
+        return _evaluate_denoiser(options)
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
     print(card.report(result, "target"))
 
 
+def _evaluate_denoiser(options):
+    """Scores at one position per forward."""
+    denoiser = canvas_scores.as_denoiser(_trained(options, DENOISER), _tokenizer(options, DENOISER))
+    strategy, knobs = "masked_diffusion", dict(block_length=16)
+    rows = canvas_scores.scores(denoiser, strategy, knobs, options.items)
+    result = dict(strategy=strategy, knobs=knobs, rows=rows)
+    write_text(DENOISER.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(canvas_scores.table(rows))
+
+
 def publish(options):
     """Write the finished models, with card, loss curve and metrics, to --assets."""
+    if EVERY[options.role] is DENOISER:
+        return _publish_denoiser(options)
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -110,6 +124,23 @@ def publish(options):
         if (pair := _pair(options, role)) and role.name in result["loss"]:
             with new_folder(options.assets / role.published, options.replace) as folder:
                 _publish(options, role, (pair, result), folder)
+
+
+def _publish_denoiser(options):
+    measured = DENOISER.model(options.out) / MEASURES
+    _require(measured, f"evaluate --role {DENOISER.name}")
+    result = json.loads(measured.read_text(encoding="utf-8"))
+    model, (state, plan) = _trained(options, DENOISER), read_state(DENOISER.model(options.out))
+    with new_folder(options.assets / DENOISER.published, options.replace) as folder:
+        models.save(model, folder)
+        _tokenizer(options, DENOISER).save_pretrained(folder)
+        (folder / "README.md").write_text(denoiser_card.card(DENOISER, model, (state, plan), result), encoding="utf-8")
+        (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
+        measures = result | dict(
+            tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses,
+            plan=asdict(plan),
+        )
+        (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
 
 
 def _publish(options, role, measured, folder):
