@@ -48,6 +48,14 @@ BUNDLED = (
         "Half a million parameters and a different tokenizer; for drafting across tokenizers.",
     ),
     Entry(
+        "pocket-diffusion",
+        "Pocket diffusion",
+        "bundled",
+        "",
+        "Fills masked positions instead of continuing text; for masked diffusion.",
+        fills=True,
+    ),
+    Entry(
         ORACLE,
         "Oracle sentences",
         "bundled",

@@ -25,7 +25,10 @@ LENGTH = 14
 def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35) -> MaskedDenoiser:
     """Random weights in float64, large enough that every token matters."""
     torch.manual_seed(seed)
-    sizes = SIZES | {"vocab_size": 320, "masked_diffusion": {"mask_token_id": MASK, "shifted": shifted}}
+    sizes = SIZES | {
+        "vocab_size": 320, "max_position_embeddings": 1024,
+        "masked_diffusion": {"mask_token_id": MASK, "shifted": shifted},
+    }
     config = AutoConfig.for_model("llama", **sizes, initializer_range=spread)
     network = AutoModelForCausalLM.from_config(config).double().eval()
     model = MaskedDenoiser(network, byte_tokenizer(), "random denoiser")
