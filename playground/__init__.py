@@ -89,9 +89,11 @@ def load(
 
 def _new_shelf() -> Shelf:
     from playground.engine.load import Shelf
-    from playground.engine.model import Model
+    from playground.engine.loaded_model import loaded_model
     return Shelf(
-        lambda network, tokenizer, facts: Model(network, tokenizer, facts.name, facts.revision, facts.quantization)
+        lambda network, tokenizer, facts: loaded_model(
+            network, tokenizer, facts.name, facts.revision, facts.quantization
+        )
     )
 
 

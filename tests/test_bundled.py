@@ -66,6 +66,15 @@ def test_a_card_shows_sources_tokens_and_limits():
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
 
 
+def test_the_bundled_denoiser_fills_masks_and_says_what_it_reached():
+    models = playground.load("pocket-diffusion")
+    assert models.target.fills and models.target.shifted and models.draft is None
+    result = playground.run("fast_dllm", "Sort these: 7, 3", models=models, chat=True, max_new_tokens=16)
+    assert result.reason == "end" and result.metrics["target_forwards"] <= 16
+    card = (BUNDLED_MODELS / "pocket-diffusion" / "README.md").read_text(encoding="utf-8")
+    assert all(word in card for word in ("held-out items per row", "far from converged", "Limits"))
+
+
 def test_the_other_draft_has_other_tokens_and_drafts_for_lanes_that_translate():
     pair = playground.load("pocket", "pocket-other-draft")
     assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, (

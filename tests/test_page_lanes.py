@@ -245,9 +245,9 @@ def test_models_of_the_two_kinds_are_distinguished_before_and_after_a_run(page, 
     lanes = [{"strategy": "masked_diffusion"}, {"strategy": "greedy"}]
     visit(page, address, Settings(prompt="one morning", length=16, lanes=lanes))
     mark = page.locator(".lane-card .mark")
-    expect(mark).to_have_text("needs the oracle")
+    expect(mark).to_have_text("needs a denoiser")
     page.click("#run")
-    expect(running(page, 0).locator(".trouble")).to_contain_text("choose the oracle as the model")
+    expect(running(page, 0).locator(".trouble")).to_contain_text("choose pocket-diffusion or the oracle as the model")
     visit(page, address, Settings(prompt="one morning", length=16, model="oracle", lanes=lanes))
     expect(mark).to_have_text("needs a text model")
     open_settings(page)

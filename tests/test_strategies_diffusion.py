@@ -179,7 +179,7 @@ def test_sentences_are_distinct_and_their_words_are_dependent():
 )
 def test_a_prompt_that_begins_no_sentence_is_refused_with_suggestions(prompt, advice):
     with pytest.raises(Refusal, match=f"No sentence of the oracle begins with .*: {advice}"):
-        ORACLE.answer_length(ORACLE.tokens.encode(prompt))
+        ORACLE.answer_length(ORACLE.tokens.encode(prompt), 64)
 
 
 def test_a_prompt_may_have_capitals_and_extra_spaces():
@@ -491,7 +491,7 @@ def test_strategies_without_meaning_on_a_canvas_are_refused():
 
 
 def test_an_autoregressive_model_is_refused_for_a_canvas_and_the_oracle_for_plain_decoding():
-    with pytest.raises(Refusal, match="table continues text .*: choose the oracle"):
+    with pytest.raises(Refusal, match="table continues text .*: choose pocket-diffusion or the oracle"):
         check_fit(decoder(), TableModel("abc"))
     with pytest.raises(Refusal, match="oracle fills masked positions .*: choose Masked diffusion or another model"):
         check_fit(make("greedy"), ORACLE)

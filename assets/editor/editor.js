@@ -113,7 +113,7 @@ function objection(part, lane, main) {
 function unfit(main) {
   if (!MAIN.includes(main.kind)) return "";
   const fills = main.kind === "canvas_decoder";
-  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Oracle sentences as the target, in the settings.";
+  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Pocket diffusion or Oracle sentences as the target, in the settings.";
   return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, in the settings." : "";
 }
 
@@ -319,7 +319,7 @@ function knobGrid(part, knobs, i) {
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
     part.needs.includes("context") ? h("span", { class: "mark need", title: "Answers from a passage: enter one as the context, in the settings." }, "needs a context") : null,
-    unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs the oracle" : "needs a text model") : null,
+    unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs a denoiser" : "needs a text model") : null,
     part.reconstruction ? h("span", { class: "mark", title: "The paper leaves details open; the authors' implementation may differ." }, "reconstruction") : null];
 }
 

@@ -14,6 +14,7 @@ from playground.bench.speed_defaults import PARTS, SHAPES, Grid
 from playground.errors import Refusal
 
 SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
+DIFFUSION, DIFFUSION_PAGE = "docs/diffusion.json", "docs/diffusion.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
 BOOKKEEPING, BOOKKEEPING_PAGE = "docs/bookkeeping.json", "docs/bookkeeping.md"
 CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
@@ -97,7 +98,8 @@ def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
     commands = command.add_subparsers(
-        metavar="[speed | survey | effects | caches | compute | speculation | schemas | models | bookkeeping]"
+        metavar="[speed | survey | effects | caches | compute | speculation | diffusion | schemas | models | "
+        "bookkeeping]"
     )
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
@@ -110,6 +112,8 @@ def _bench(command: CommandParser) -> None:
          "measure the compute policies: score against the share of FLOPs and of time"),
         ("speculation", "bench_speculation:measure", _speculation,
          "measure every lossless speculative strategy, task by task, compared with the library's"),
+        ("diffusion", "bench_diffusion:measure", _diffusion,
+         "measure the decoders of masked canvases, task by task: scores, forwards and seconds"),
         ("schemas", "bench_schemas:measure", _schemas,
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
         ("models", "bench_models:measure", _model_types,
@@ -224,6 +228,15 @@ def _caches(command: CommandParser) -> None:
     command.set_defaults(draft=None, draft_device="")
     _threads(command)
     _results(command, CACHES, CACHES_PAGE, "write a page, and its figure next to it")
+
+
+def _diffusion(command: CommandParser) -> None:
+    _of_the_model(command)
+    _threads(command)
+    _count(command, "questions", 1, 8, "of each task")
+    _count(command, "seed", 0, 11)
+    command.set_defaults(model="pocket-diffusion", draft=None, draft_device="")
+    _results(command, DIFFUSION, DIFFUSION_PAGE, "write the tables as a page")
 
 
 def _schemas(command: CommandParser) -> None:

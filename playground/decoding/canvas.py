@@ -1,6 +1,7 @@
 """The canvas: one strategy's run over positions that are filled in any order. Canvas decoders receive it as `lm`.
 
     rows = yield lm.read()                             one forward: a row for every position of the answer
+    rows = yield lm.read(wanted, computed, states)     the same for some positions; the others as they were before
     token = lm.pick(rows, position)                    choose a token: sampled if a sampler draws, argmax otherwise
     yield lm.fill(positions, tokens, confidences)      fill these positions, which is final
 
@@ -9,7 +10,9 @@ masked, up to its first end token or stop string.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Positions
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -31,11 +34,12 @@ if TYPE_CHECKING:
     from playground.contract import Decoder
     from playground.contract.lane_config import Assembly
     from playground.decoding.limits import Limits
+    from playground.engine.denoiser import CanvasStates, MaskedDenoiser
     from playground.engine.model import Model
     from playground.engine.table_denoiser import OracleDenoiser
 
 
-def check_fit(decoder: Decoder, model: Model | OracleDenoiser) -> None:
+def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) -> None:
     """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa."""
     fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
     if fills and not wanted:
@@ -46,8 +50,26 @@ def check_fit(decoder: Decoder, model: Model | OracleDenoiser) -> None:
         )
     if wanted and not fills:
         raise Refusal(
-            f"{model.name} continues text and cannot fill masked positions: choose the oracle as the model.", "model",
+            f"{model.name} continues text and cannot fill masked positions: choose pocket-diffusion or the oracle as "
+            "the model.",
+            "model",
         )
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a forward over a canvas reads; positions are counted from 0 at the end of the prompt, the prompt's are
+    negative.
+
+    wanted: positions to predict; computed: positions that pass through the layers, the others keep their `states`; None
+    is all. supposed: tokens read in place of masks, which are not filled. unprompted: the prompt is masked.
+    """
+
+    wanted: Positions[int] | None = None
+    computed: Positions[int] | None = None
+    states: CanvasStates | None = None
+    supposed: Mapping[int, int] = field(default_factory=dict)
+    unprompted: bool = False
 
 
 class Canvas:
@@ -56,15 +78,15 @@ class Canvas:
     def __init__(
         self,
         prompt: list[int],
-        models: dict[str, OracleDenoiser],
+        models: dict[str, OracleDenoiser | MaskedDenoiser],
         assembly: Assembly,
         limits: Limits,
         recorder: Recorder,
     ):
+        _check(limits)
         self.model = self.target_model = models["target"]
         self.recorder = recorder
-        self.length = self.model.answer_length(prompt)  # positions to fill
-        _check(limits, self.length)
+        self.length = self.model.answer_length(prompt, limits.max_new_tokens)  # positions to fill
         self.ids: list[int | None] = [None] * self.length  # None is masked
         self.draws = Draws(limits.seed)
         self.reason: Reason | None = None
@@ -103,9 +125,42 @@ class Canvas:
 
     # --- requests ---
 
-    def read(self) -> Request:
-        """Request a forward over the canvas. Answers with Rows whose node j is position j: log-probabilities [G, V]."""
-        return Immediate(self._read)
+    def read(self, *given, **named) -> Request:
+        """Request a forward over the canvas. Answers with Rows whose node j is position j: logits [G, V], NaN for
+        positions that are not wanted. Arguments as of `Reading`.
+
+        A table always predicts and computes everything. Raises ValueError if a wanted position is predicted by one that
+        is not computed.
+        """
+        reading = Reading(*given, **named)
+        return Immediate(lambda: self._read(reading))
+
+    def new_states(self) -> CanvasStates | None:
+        """Empty key and value states of this canvas. Raises Refusal for a table, which has none."""
+        if not hasattr(self.model, "new_states"):
+            raise Refusal(
+                f"{self.model.name} is a table without key and value states, so there is nothing to cache: choose a "
+                "neural denoiser such as pocket-diffusion.",
+                "model",
+            )
+        return self.model.new_states(self.sequence.start + self.length)
+
+    @property
+    def everything(self) -> range:
+        """All positions: those of the prompt, which are negative, and those of the answer."""
+        return range(-self.sequence.start, self.length)
+
+    def sources(self, positions: Iterable[int]) -> list[int]:
+        """The positions whose states predict the given ones, which have to be computed for them."""
+        return [position - getattr(self.model, "shifted", False) for position in positions]
+
+    def rows_of(self, raw: Tensor) -> Rows:
+        """Rows with these logits [G, V], which a decoder computed from those of forwards."""
+        return self._rows(raw)
+
+    def based_on(self, rows: Rows) -> None:
+        """Record that the next fill follows from these rows, not from the last forward over the canvas."""
+        self._last_rows = rows
 
     def fill(self, positions: Iterable[int], tokens: Iterable[int], confidences: Iterable[float]) -> Request:
         """Request to fill masked positions; `confidences` are probabilities to display.
@@ -145,17 +200,39 @@ class Canvas:
     def remember(self) -> None:
         """At the end of the run: canvas decoders have no memory."""
 
-    def _read(self) -> Rows:
-        canvas = [*self.tokens, *self.ids]
-        start = perf_counter()
-        marginals = self.model.denoise(canvas)
-        seconds = rounded(perf_counter() - start)
-        depth = self.model.depth
-        self.record(
-            Forward(tokens=len(canvas), layers=depth, seconds=seconds, flops=self.model.flops(len(canvas), 0, depth))
+    def _read(self, reading: Reading) -> Rows:
+        begun = perf_counter()
+        raw = self._logits(reading)
+        self._record_forward(reading, rounded(perf_counter() - begun))
+        rows = self._rows(raw)
+        if not reading.supposed:
+            self._last_rows = rows
+        return rows
+
+    def _logits(self, reading: Reading) -> Tensor:
+        """Logits [G, V] of the answer; NaN for positions that are not wanted."""
+        start, answer = self.sequence.start, list(self.ids)
+        for position, token in reading.supposed.items():
+            answer[position] = token
+        prompt = [None] * start if reading.unprompted else self.tokens
+        if not hasattr(self.model, "new_states"):
+            return self.model.denoise([*prompt, *answer])[start:]
+        wanted = range(self.length) if reading.wanted is None else reading.wanted
+        computed = None if reading.computed is None else sorted(start + position for position in reading.computed)
+        logits = self.model.denoise(
+            [*prompt, *answer], [start + position for position in wanted], computed, reading.states
         )
-        self._last_rows = self._rows(marginals[self.sequence.start:])
-        return self._last_rows
+        if len(wanted) == self.length:
+            return logits
+        raw = logits.new_full((self.length, logits.shape[1]), float("nan"))
+        raw[list(wanted)] = logits
+        return raw
+
+    def _record_forward(self, reading: Reading, seconds: float) -> None:
+        size, depth = len(self.everything), self.model.depth
+        tokens = size if reading.computed is None else len(reading.computed)
+        flops = self.model.flops(tokens, size - tokens, depth)
+        self.record(Forward(tokens=tokens, context=size - tokens, layers=depth, seconds=seconds, flops=flops))
 
     def _rows(self, raw: Tensor) -> Rows:
         """Rows without a tree, in which node i is row i."""
@@ -194,17 +271,11 @@ class Canvas:
         ]
 
 
-def _check(limits: Limits, length: int) -> None:
+def _check(limits: Limits) -> None:
     """Raise Refusal for limits that a canvas does not support."""
     if limits.forced:
         raise Refusal(
             "A canvas does not grow from left to right, so it cannot begin with other tokens: run it again with "
             "another seed.",
             "forced",
-        )
-    if limits.max_new_tokens < length:
-        raise Refusal(
-            f"This prompt has {length} positions to fill, but only {limits.max_new_tokens} tokens are allowed: "
-            f"allow at least {length}.",
-            "max_new_tokens",
         )

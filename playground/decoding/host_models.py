@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 import playground
 from playground.decoding.session import Models
 from playground.engine.load import Facts, Shelf
+from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -33,7 +34,7 @@ class HostModel:
     @cached_property
     def moved(self) -> Model:
         """The model on the device; its weights are no longer on the host. Raises Refusal if it cannot be run."""
-        return Model(self.network.to(GPU), self.tokenizer, self.name, self.revision, self.quantization)
+        return loaded_model(self.network.to(GPU), self.tokenizer, self.name, self.revision, self.quantization)
 
 
 def vocabulary_of(network: PreTrainedModel) -> int:

@@ -83,6 +83,11 @@ class Models:
                 "vocabulary.",
                 "draft",
             )
+        if self.draft.fills:
+            raise Refusal(
+                f"{self.draft.name} fills masked positions and cannot draft a text: choose another draft model.",
+                "draft",
+            )
         same_vocabulary = [part.title for part in drafting if not part.translates]
         if same_vocabulary and self.differences:
             raise Refusal(

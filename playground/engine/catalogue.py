@@ -24,13 +24,17 @@ CARD = "variant.json"  # describes a model that was made here, in its folder
 
 @dataclass(frozen=True)
 class Entry:
-    """A model of the catalogue. `draft` names a smaller model with the same tokenizer; empty if there is none."""
+    """A model of the catalogue. `draft` names a smaller model with the same tokenizer; empty if there is none.
+
+    fills: it fills masked positions instead of continuing text.
+    """
 
     name: str
     title: str
     parameters: str
     draft: str = ""
     note: str = ""
+    fills: bool = False
 
 
 BUNDLED = (
@@ -44,11 +48,20 @@ BUNDLED = (
         "Half a million parameters and a different tokenizer; for drafting across tokenizers.",
     ),
     Entry(
+        "pocket-diffusion",
+        "Pocket diffusion",
+        "bundled",
+        "",
+        "Fills masked positions instead of continuing text; for masked diffusion.",
+        fills=True,
+    ),
+    Entry(
         ORACLE,
         "Oracle sentences",
         "bundled",
         "",
         "An exact table over 60 sentences, not a neural network; for masked diffusion.",
+        fills=True,
     ),
 )
 SUGGESTED = (
@@ -81,6 +94,11 @@ def entries(bundled: Path = BUNDLED_MODELS) -> list[Entry]:
 
 def _path(name: str, bundled: Path) -> Path:
     return bundled.parent / ORACLE_SENTENCES.name if name == ORACLE else bundled / name
+
+
+def fills_masks(name: str) -> bool:
+    """Whether the catalogue knows that a model fills masked positions instead of continuing text."""
+    return any(entry.fills for entry in BUNDLED if entry.name == name)
 
 
 def partner(name: str) -> str:

@@ -35,6 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from playground.engine.catalogue import ORACLE, is_local, local_folder, suggestion
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
+from playground.engine.masked_models import public_config
 from playground.errors import Refusal
 
 Progress = Callable[[float, str], None]
@@ -89,6 +90,8 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
     folder = source.folder or _fetch_file(source, "config.json").parent
     try:
         check_raw_config(source.name, folder / "config.json")
+        if masked := public_config(source.name, folder / "config.json"):
+            return masked
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Refusal:
         raise

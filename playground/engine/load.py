@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psutil
 import torch
@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -47,6 +48,7 @@ from playground.engine.hub_files import (
     tensors,
     unseen,
 )
+from playground.engine.masked_models import masking_of, weight_names
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -171,11 +173,13 @@ def load(
     cost = _estimate(source, loading)
     if not cost.fits:
         raise _too_large(name, loading, cost)
-    check_against_weights(name, read_config(source), cost.parameters, _is_quantized(source, loading), cost.free_bytes)
+    config = read_config(source)
+    masking_of(config)  # refuses an unusable entry before anything large is read
+    check_against_weights(name, config, cost.parameters, _is_quantized(source, loading), cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     tokenizer = _read_tokenizer(name, folder)
-    network = _read_network(name, folder, loading)
+    network = _read_network(name, folder, config, loading)
     progress(1.0, f"{name} is ready")
     facts = Facts(
         name,
@@ -323,10 +327,11 @@ def _tokenizer_class(folder: Path) -> type:
     return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
 
 
-def _read_network(name: str, folder: Path, loading: Loading) -> PreTrainedModel:
+def _read_network(name: str, folder: Path, config: PretrainedConfig, loading: Loading) -> PreTrainedModel:
     try:
         network, report = AutoModelForCausalLM.from_pretrained(
             folder,
+            **_renaming(config),
             dtype=getattr(torch, loading.dtype),
             device_map={"": loading.device},
             quantization_config=_quantization(loading),
@@ -345,6 +350,13 @@ def _read_network(name: str, folder: Path, loading: Loading) -> PreTrainedModel:
             f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model"
         )
     return network.eval()
+
+
+def _renaming(config: PretrainedConfig) -> dict[str, Any]:
+    """Arguments for a network that is stored with another config or under other names; none for all others."""
+    if masking_of(config) is None:
+        return {}
+    return {"config": config, "key_mapping": weight_names(config)}
 
 
 def _quantization(loading: Loading) -> BitsAndBytesConfig | None:

@@ -98,14 +98,23 @@ class OracleDenoiser:
         marginals.scatter_add_(1, self.strings.T, weights.expand(self.context, -1))
         return (marginals / weights.sum()).log()
 
-    def answer_length(self, prompt: list[int]) -> int:
-        """Positions left to fill after a prompt. Raises Refusal if no string begins with it."""
+    def answer_length(self, prompt: list[int], most: int) -> int:
+        """Positions left to fill after a prompt. Raises Refusal if no string begins with it, or if they are more than
+        `most`.
+        """
         if not bool(self._begins_with(prompt).any()):
             raise Refusal(
                 f"No sentence of the {self.name} begins with {self._text(prompt)!r}: try {self._suggestions(prompt)}.",
                 "prompt",
             )
-        return self.context - len(prompt)
+        length = self.context - len(prompt)
+        if most < length:
+            raise Refusal(
+                f"This prompt has {length} positions to fill, but only {most} tokens are allowed: allow at least "
+                f"{length}.",
+                "max_new_tokens",
+            )
+        return length
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         """One comparison and one addition per token of each string."""

@@ -7,6 +7,7 @@
     python -m playground.pocket samples --out DIR                              target texts, for its drafts
     python -m playground.pocket {data,train} --role draft ...                  then the draft
     python -m playground.pocket {tokenizer,data,train} --role other-draft ...  the draft with its own tokenizer
+    python -m playground.pocket {data,train,evaluate,publish} --role diffusion ...   the denoiser, from --begin
     python -m playground.pocket evaluate --out DIR [--items 12]
     python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
@@ -88,11 +89,11 @@ def _step_options(parser, command):
     )
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=0)
-    if command in ("tokenizer", "data", "train"):
-        parser.add_argument("--role", choices=["target", "draft", "other-draft"], default="target")
+    if command in ("tokenizer", "data", "train", "evaluate", "publish"):
+        parser.add_argument("--role", choices=["target", "draft", "other-draft", "diffusion"], default="target")
     if command in ("tokenizer", "data", "publish"):
         parser.add_argument(
-            "--corpus", type=Path, required=True, help="folder with tales.jsonl.gz and gsm8k_train.jsonl.gz"
+            "--corpus", type=Path, help="folder with tales.jsonl.gz and gsm8k_train.jsonl.gz; not for role diffusion"
         )
     if command in ("train", "samples"):
         parser.add_argument("--device", default="cpu", help="device: cpu, cuda or auto")

@@ -59,7 +59,11 @@ def natural(folder, size=60_000):
 
 
 def require(folder):
-    """Raise Refusal if a source file is missing."""
+    """Raise Refusal if no folder is given, or if a source file is missing from it."""
+    if folder is None:
+        raise Refusal(
+            f"This needs natural text: give the folder that holds {' and '.join(SOURCES)} with --corpus.", "corpus"
+        )
     for name in SOURCES:
         if not (Path(folder) / name).is_file():
             raise Refusal(

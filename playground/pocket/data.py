@@ -197,11 +197,11 @@ class TokenStream:
 class Mixed:
     """Samples items of several sources so that each source gets its share of the *tokens*."""
 
-    def __init__(self, encoders, sample=60):
+    def __init__(self, encoders, sample=60, shares=SHARES):
         self.encoders = encoders
         self.names = sorted(encoders)
         lengths = {name: np.mean([len(encoders[name]()[0]) for _ in range(sample)]) for name in self.names}
-        self.rates = [SHARES[name] / lengths[name] for name in self.names]
+        self.rates = [shares[name] / lengths[name] for name in self.names]
         self.rng = random.Random(len(self.names))
 
     def __call__(self):

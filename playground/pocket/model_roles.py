@@ -1,7 +1,8 @@
 """The roles of the pocket models: the shape of each model, and where its files are in the working folder.
 
 `target` is the main model. `draft` drafts for it with the same tokenizer. `other-draft` drafts with its own tokenizer,
-like a draft of another model family, for speculation across vocabularies.
+like a draft of another model family, for speculation across vocabularies. `diffusion` fills masked positions instead of
+continuing text; it starts from the weights of the target and shares its tokenizer.
 """
 from dataclasses import dataclass
 
@@ -60,3 +61,11 @@ ROLES = {
         ),
     )
 }
+DENOISER = Role(
+    "diffusion",
+    "pocket-diffusion",
+    "A masked diffusion model, adapted from the target",
+    "to fill masked positions of a canvas, with full attention",
+    dict(nano="nano", small="target", large="large"),
+)
+EVERY = ROLES | {DENOISER.name: DENOISER}       # those that can be trained

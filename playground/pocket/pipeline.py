@@ -14,13 +14,14 @@ from transformers import LlamaForCausalLM
 from playground.engine.load import pick_device
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import card, corpus, data
+from playground.pocket import canvas_scores, canvas_windows, card, corpus, data, denoiser_card
 from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
-from playground.pocket.model_roles import ROLES
+from playground.pocket.masked_loss import MASK, masked_loss
+from playground.pocket.model_roles import DENOISER, EVERY, ROLES
 from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
 from playground.pocket.warm_start import inherit
 
@@ -43,7 +44,9 @@ def make_tokenizer(options):
 
 def make_data(options):
     """Write the training and validation windows of a role. Those of a draft also contain texts of the target."""
-    role = ROLES[options.role]
+    role = EVERY[options.role]
+    if role is DENOISER:
+        return _make_canvases(options)
     corpus.require(options.corpus)
     tokenizer = _tokenizer(options, role)
     written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
@@ -53,9 +56,15 @@ def make_data(options):
             samples.mix_in(folder, written, tokenizer, options.seed)
 
 
+def _make_canvases(options):
+    tokenizer = _tokenizer(options, DENOISER)
+    with new_folder(DENOISER.data(options.out)) as folder:
+        canvas_windows.build(folder, tokenizer, int(options.tokens), options.seed)
+
+
 def train(options):
     """Train a model, or resume its training, for the whole budget or a piece of it."""
-    role = ROLES[options.role]
+    role = EVERY[options.role]
     trainer = _trainer(options, role)
     if options.resume:
         trainer.resume(options.minutes)
@@ -85,14 +94,28 @@ def make_samples(options):
 
 def evaluate(options):
     """Evaluate the trained models, print the table, and save the result next to the models."""
+    if EVERY[options.role] is DENOISER:
+        return _evaluate_denoiser(options)
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
     print(card.report(result, "target"))
 
 
+def _evaluate_denoiser(options):
+    """Scores at one position per forward."""
+    denoiser = canvas_scores.as_denoiser(_trained(options, DENOISER), _tokenizer(options, DENOISER))
+    strategy, knobs = "masked_diffusion", dict(block_length=16)
+    rows = canvas_scores.scores(denoiser, strategy, knobs, options.items)
+    result = dict(strategy=strategy, knobs=knobs, rows=rows)
+    write_text(DENOISER.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(canvas_scores.table(rows))
+
+
 def publish(options):
     """Write the finished models, with card, loss curve and metrics, to --assets."""
+    if EVERY[options.role] is DENOISER:
+        return _publish_denoiser(options)
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -101,6 +124,23 @@ def publish(options):
         if (pair := _pair(options, role)) and role.name in result["loss"]:
             with new_folder(options.assets / role.published, options.replace) as folder:
                 _publish(options, role, (pair, result), folder)
+
+
+def _publish_denoiser(options):
+    measured = DENOISER.model(options.out) / MEASURES
+    _require(measured, f"evaluate --role {DENOISER.name}")
+    result = json.loads(measured.read_text(encoding="utf-8"))
+    model, (state, plan) = _trained(options, DENOISER), read_state(DENOISER.model(options.out))
+    with new_folder(options.assets / DENOISER.published, options.replace) as folder:
+        models.save(model, folder)
+        _tokenizer(options, DENOISER).save_pretrained(folder)
+        (folder / "README.md").write_text(denoiser_card.card(DENOISER, model, (state, plan), result), encoding="utf-8")
+        (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
+        measures = result | dict(
+            tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses,
+            plan=asdict(plan),
+        )
+        (folder / MEASURES).write_text(json.dumps(measures, indent=1) + "\n", encoding="utf-8")
 
 
 def _publish(options, role, measured, folder):
@@ -133,11 +173,18 @@ def _trainer(options, role):
     _require(role.data(options.out), f"data --role {role.name}")
     vocabulary = len(_tokenizer(options, role))
     model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
+    if role is DENOISER:
+        model.config.masked_diffusion = dict(mask_token_id=MASK, shifted=True)      # as playground.engine reads it
     if options.compile:
         models.compile_layers(model)
     batch = options.batch or (2048 if device == "cpu" else 65536)
-    plan = TrainingPlan(minutes=options.minutes or 95, tokens=batch, seed=options.seed)
+    plan = TrainingPlan(minutes=options.minutes or 95, tokens=batch, seed=options.seed, **_schedule(role))
     return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
+
+
+def _schedule(role):
+    """Fields of the plan that depend on the role: a denoiser does not start from random weights."""
+    return dict(stages=canvas_windows.STAGES, warm_up=20, matrix_lr=0.015, decay=0.55) if role is DENOISER else {}
 
 
 def _inherit(options, role, trainer):
@@ -151,7 +198,7 @@ def _loss(options, role, device):
     """Loss function of a role: distillation for the draft, next-token loss for the other draft."""
     if role.name == "draft":
         return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
-    return target_loss if role is TARGET else data_loss
+    return {"target": target_loss, "diffusion": masked_loss}.get(role.name, data_loss)
 
 
 def _tokenizer(options, role):

@@ -42,6 +42,7 @@ class TrainingPlan:
     decay: float = 0.45           # of the budget
     save_minutes: float = 5
     seed: int = 0
+    stages: dict = field(default_factory=lambda: dict(STAGES))   # context lengths and their shares of the budget
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Trainer:
     def __init__(self, model, loss, plan, folders):
         data, self.out = map(Path, folders)
         self.model, self.loss, self.plan, self.state = model, loss, plan, TrainingState(place=_place(model.device))
-        self.windows = {width: Windows.load(data / f"train_{width}.npz") for width in STAGES}
+        self.windows = {width: Windows.load(data / f"train_{width}.npz") for width in plan.stages}
         self.optimisers = optimisers(model, plan)
         self.recent = []
 
@@ -113,7 +114,7 @@ class Trainer:
     def width(self):
         """Current context length: short for most of the run, long at its end."""
         passed = 0
-        for width, share in STAGES.items():
+        for width, share in self.plan.stages.items():
             passed += share
             if self.progress < passed - 1e-9:
                 return width

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from playground.contract.lane_config import translating
-from playground.engine.catalogue import BUNDLED, ORACLE, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries
+from playground.engine.catalogue import BUNDLED, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries, fills_masks
 from playground.ui.settings import DEFAULT
 
 Choices = list[tuple[str, str]]  # (label, value)
@@ -16,13 +16,13 @@ def targets(default: str) -> Choices:
 def drafts() -> Choices:
     """Choices for the draft model.
 
-    The oracle is left out, since it cannot continue text. A draft with another vocabulary is labelled with the
-    strategies that can translate it.
+    Models that fill masks are left out, since they cannot continue text. A draft with another vocabulary is labelled
+    with the strategies that can translate it.
     """
     return [
         ("its own draft", DEFAULT),
         ("none", "none"),
-        *(_draft(entry) for entry in entries() if entry.name != ORACLE),
+        *(_draft(entry) for entry in entries() if not entry.fills),
         *((f"the model itself in {way}", way) for way in PACKED),
     ]
 
@@ -39,7 +39,7 @@ def note(model: str) -> str:
 
 def fills(model: str) -> bool:
     """Whether a model fills a canvas rather than continuing text, as far as is known before it is loaded."""
-    return model == ORACLE
+    return fills_masks(model)
 
 
 def _choice(entry: Entry) -> tuple[str, str]:

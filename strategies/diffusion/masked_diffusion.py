@@ -20,14 +20,14 @@ SCORES: dict[str, Score] = {  # score(raw row [V], proposed token); the largest 
 class MaskedDiffusion(CanvasDecoder):
     """Start with every position masked and unmask the most confident positions, several per forward.
 
-    Each forward reads the whole canvas and proposes a token for every masked position of the current block. Some are
-    then unmasked permanently: an equal number per step, or all whose proposal has at least the threshold's probability
-    (the first in order if none has). Confidence is the probability before temperature. An end token in a block ends the
-    answer. Tokens unmasked in the same forward are chosen independently, so fewer forwards cost quality. With one token
-    per forward, sampling follows the model exactly, except that low_confidence above temperature 0 favours probable
-    proposals. If the length is not a multiple of the block length the last block is shorter, with steps in proportion.
-    LLaDA: Nie et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv
-    2505.22618.
+    Each forward reads the whole canvas and proposes a token for every masked position of the current block. Some
+    are then unmasked permanently: an equal number per step, or all whose proposal has at least the threshold's
+    probability (the first in order if none has). Confidence is the probability before temperature. An end token in
+    a block ends the answer. Tokens unmasked in the same forward are chosen independently, so fewer forwards cost
+    quality. With one token per forward, sampling follows the model exactly, except that low_confidence above
+    temperature 0 favours probable proposals. Guidance w makes the logits (1 + w) with - w without the prompt. If
+    the length is not a multiple of the block length the last block is shorter, with steps in proportion. LLaDA: Nie
+    et al. 2025, arXiv 2502.09992; orders of Dream, arXiv 2508.15487; threshold of Fast-dLLM, arXiv 2505.22618.
     """
 
     name, title, paper, sheet = "masked_diffusion", "Masked diffusion", "2502.09992", "diffusion/mdlm-baseline"
@@ -49,6 +49,9 @@ class MaskedDiffusion(CanvasDecoder):
         32, 1, 128, step=1, help="positions in a block; blocks are filled in order, 1 decodes left to right"
     )
     temperature: float = knob(0.0, 0.0, 1.5, step=0.05, help="0 takes the top token; 1 samples from the model")
+    guidance: float = knob(
+        0.0, 0.0, 4.0, step=0.1, help="classifier-free guidance: a second forward without the prompt; 0 takes none"
+    )
 
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
@@ -67,12 +70,23 @@ class MaskedDiffusion(CanvasDecoder):
         """Run forwards until no position of the block is masked; returns the rows of the last one."""
         shares = iter(self._shares(block, lm.length))
         while masked := [position for position in lm.masked if position in block]:
-            rows = yield lm.read()
+            rows = yield from self._read(lm)
             yield _entropy_figure(lm, rows)
             proposed = {position: lm.pick(rows, position) for position in masked}
             chosen = self._select(lm, rows, proposed, next(shares, 0))
             yield _filling(lm, rows, {position: proposed[position] for position in chosen})
         return rows
+
+    def _read(self, lm) -> Iterator:
+        """Rows of a forward, moved away from those of a forward with the prompt masked."""
+        rows = yield lm.read()
+        if not self.guidance:
+            return rows
+        without = yield lm.read(unprompted=True)
+        mixed = (1 + self.guidance) * rows.raw - self.guidance * without.raw
+        guided = lm.rows_of(mixed.where(rows.raw.isfinite(), rows.raw))  # what is impossible stays impossible
+        lm.based_on(guided)
+        return guided
 
     def _shares(self, block: range, length: int) -> list[int]:
         """Number of positions to unmask in each forward of a block, larger shares first."""

@@ -1,0 +1,1 @@
+"""What several decoders of masked canvases share."""
