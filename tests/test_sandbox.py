@@ -537,7 +537,8 @@ def test_a_machine_that_cannot_confine_runs_nothing_and_says_so(unconfined, tmp_
 
 
 def test_there_a_search_by_running_programs_is_refused_before_the_run(unconfined):
-    with pytest.raises(Refusal, match="Planning-guided decoding runs programs that a model wrote, and this machine cannot confine"):
+    said = "Planning-guided decoding runs programs that a model wrote, and this machine cannot confine"
+    with pytest.raises(Refusal, match=said):
         make("pg_td")
 
 
