@@ -59,6 +59,15 @@ def test_a_task_meets_the_aim_by_flops_and_score_together():
     assert report.overview(found)[2] == ["cfsp x", "0.670", "0.595", "0.500", "1: a"]
 
 
+def test_the_findings_name_who_meets_the_aim_and_who_took_longer():
+    found = [made(PLAIN, task, 0.9, 1.0) for task in "abcd"] + [made("cfsp x", task, 0.9, 0.6) for task in "abcd"]
+    slow = [replace(made("evopress y", task, 0.2, 0.6), seconds=1.5) for task in "abcd"]
+    assert report.findings([*found, *slow]).startswith(
+        "The aim is met by `cfsp x` on 4 tasks. No setting of `evopress` meets it. Of 2 lanes 1 took longer"
+    )
+    assert report.findings(slow + found[:4]).startswith("No policy meets the aim.")
+
+
 def test_times_are_compared_where_both_lanes_wrote_equally_many_tokens():
     plain, other = (Answer(lane, number, QUESTIONS[0], 1, 0, token_ids=[1] * length, seconds=seconds, score=1.0,
                            reason="end")

@@ -48,8 +48,9 @@ class FfnSkip(ComputePolicy):
     Attention always runs, so every layer keeps all keys and values. Where the cosine between the hidden state before
     and after an FFN, residual included, reaches `threshold`, the FFNs of the next `run` middle layers are skipped; with
     run 0, all of them. The first and last layers, the prompt and the first `warm_up` tokens run whole, and every token
-    begins anew. A threshold above 1 skips nothing. The paper gives no threshold and no number of cold layers: the
-    defaults here were chosen on the bundled target, and `run` is an addition. Jaiswal et al. 2024, arXiv 2404.03865.
+    begins anew. A threshold above 1 skips nothing. The paper gives no threshold and no number of cold layers, and `run`
+    is an addition. The bundled target is small, so that skipping costs it more than the large models of the paper.
+    Jaiswal et al. 2024, arXiv 2404.03865.
     """
 
     name, title, paper, sheet = "ffn_skip", "FFN skipping (FFN-SkipLLM)", "2404.03865", "adaptive-compute/ffn-skip"

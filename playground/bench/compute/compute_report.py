@@ -120,6 +120,29 @@ def by_task(rows: list[ComputeRow], task: str) -> Rows:
     return lines
 
 
+def findings(rows: list[ComputeRow]) -> str:
+    """Which policies meet the aim, and whether fewer FLOPs took less time, in sentences."""
+    lanes = [lane for lane in dict.fromkeys(row.lane for row in rows) if lane != PLAIN]
+    most = {lane: len(reached(rows, lane)) for lane in lanes}
+    met = [f"`{lane}` on {count} tasks" for lane, count in most.items() if count >= TASKS]
+    missing = [name for name in dict.fromkeys(map(policy_of, lanes))
+               if not any(most[lane] >= TASKS for lane in lanes if policy_of(lane) == name)]
+    slower = [lane for lane in lanes if _mean_of(rows, lane) > 1]
+    return " ".join([
+        f"The aim is met by {', '.join(met)}." if met else "No policy meets the aim.",
+        f"No setting of {', '.join(f'`{name}`' for name in missing)} meets it." if missing else "",
+        f"Of {len(lanes)} lanes {len(slower)} took longer than plain decoding although they compute less: a small "
+        "network spends most of its time between matrix products, where the policies decide and their figures are made."
+        if slower else "",
+    ]).strip()
+
+
+def _mean_of(rows: list[ComputeRow], lane: str) -> float:
+    """Mean share of the time over the tasks of a lane; 0 if none could be compared."""
+    known = [row.seconds for row in rows if row.lane == lane and row.seconds is not None]
+    return fmean(known) if known else 0.0
+
+
 def chart(rows: list[ComputeRow]) -> Chart:
     """Mean score over the tasks against the mean share of FLOPs; every curve ends at plain decoding."""
     points = {lane: _point([row for row in rows if row.lane == lane]) for lane in dict.fromkeys(r.lane for r in rows)}
@@ -148,7 +171,7 @@ def document(facts: dict[str, Any], rows: list[ComputeRow]) -> dict[str, Any]:
     return {"format": FORMAT, "version": VERSION, **facts, "rows": lines}
 
 
-def page(facts: dict[str, Any], rows: list[ComputeRow], picture: str, remarks: str = "") -> str:
+def page(facts: dict[str, Any], rows: list[ComputeRow], picture: str) -> str:
     """The tables in Markdown; the chart is in a file next to the page."""
     tasks = dict.fromkeys(row.task for row in rows)
     return markdown_page(
@@ -157,7 +180,7 @@ def page(facts: dict[str, Any], rows: list[ComputeRow], picture: str, remarks: s
         NOTES,
         markdown(overview(rows)),
         f"![score against FLOPs]({picture})",
-        remarks,
+        findings(rows),
         facts_table(facts),
         *(f"## {task}\n\n{markdown(by_task(rows, task))}" for task in tasks),
     )
