@@ -41,6 +41,7 @@ SUBJECTS = {
     "same-text",
     "several-texts",
     "watermark",
+    "less-work",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
@@ -328,6 +329,8 @@ def test_what_the_lessons_say_beside_their_answers_is_true_of_their_runs(models)
     assert [Fraction(text.split()[-1]) for text in texts("two-models", 4)] == [9, 7]  # (25 - 7) / 2, and a wrong sum
     assert texts("small-cache", 4) == [" 8328", " 83", " 8328"]  # "lane 2 loses the key after its first digits"
     assert texts("grammars", 1)[1].strip() == "27"  # "valid, and wrong"
+    sums = [text.split()[-1] for step in (2, 4, 5) for text in texts("less-work", step)[1:]]
+    assert sums == ["29", "25", "29"]  # half of the channels, without four blocks, and FFNs skipped token by token
     assert [text.strip() for text in texts("several-texts", 4)[1:]] == ["4", "5"]  # five things are listed
 
 

@@ -8,6 +8,7 @@ class Costs {
     this.rows = 0; // their rows
     this.atCommit = { passes: 0, rows: 0 }; // both at the last commit
     this.draftPasses = 0;
+    this.flops = 0; // of all forwards of all streams, prefill included
     this.tested = 0;
     this.accepted = 0;
     this.depths = []; // by depth in the draft, from 0: {tested, accepted}
@@ -20,6 +21,7 @@ class Costs {
 
   forward(event) {
     const decoding = event.phase !== "prefill";
+    this.flops += event.flops;
     if (["draft", "exit"].includes(event.stream) && decoding) this.draftPasses += 1;
     if (event.stream !== "target" || !decoding) return;
     this.passes += 1;
@@ -67,6 +69,7 @@ function measure(state) {
     target_forwards: unknown ? null : costs.passes,
     tokens_per_target_forward: ratio(tokensByForward(state).counted, costs.atCommit.passes),
     draft_forwards: unknown ? null : costs.draftPasses,
+    flops: unknown ? null : costs.flops,
     acceptance_rate: ratio(costs.accepted, costs.tested),
     mean_accepted: ratio(costs.onPath, costs.verdicts),
     mean_entropy: ratio(entropies.reduce((sum, one) => sum + one, 0), entropies.length),

@@ -164,6 +164,7 @@ const READINGS = {
     beside: (value, state) => forkTests(state).map(testWords).join("; "),
   },
 
+  flops: { label: "FLOPs of all forwards", write: (value) => (isNumber(value) ? `${fixed(value / 1e6, 0)} million` : DASH), of: (state) => measure(state).flops },
   kv_live_peak: { label: "most live positions in the cache", write: whole, of: (state) => measure(state).kv_live_peak },
   tokens_read: { label: "tokens processed by the target", write: whole, of: (state) => state.lastCache("target")?.length ?? null },
 
