@@ -64,7 +64,7 @@ def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
     """Whether a knob value is valid with the defaults of the others and needs no model-specific training."""
     try:
-        return not make(cls.name, **knobs).trained
+        return not make(cls.name, **{**brief(cls.name), **knobs}).trained
     except Refusal:
         return False
 

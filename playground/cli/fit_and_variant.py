@@ -39,8 +39,32 @@ def fit(options: Namespace) -> bool:
 
     Raises Refusal.
     """
-    cls = find(options.name)
+    cls = find(find(options.name).weights_of or options.name)
+    if cls.fitted_to_target:
+        return _train_head(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
+
+
+def _train_head(cls: type[Strategy], options: Namespace) -> bool:
+    """Train a draft head for a target alone, and store it where the strategy finds it, or in the file of --out."""
+    texts = read_texts(options.texts) if options.texts else []
+    from playground.decoding import fitted_weights as fitted
+    from playground.training.head_fitting import fit_head
+    model = load(options, draft=False).target
+    streams = {"target": model}
+    place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
+    show = _ignore if options.json else _show
+    weights = fit_head(cls, model, texts, options.seed, place.with_suffix(".training"), show, show_progress)
+    show_progress(1.0, "")
+    fitted.save(place, weights, streams)
+    facts = {
+        "strategy": cls.name,
+        "models": {"target": model.name},
+        "weights": fitted.digests(streams),
+        "file": str(place),
+    }
+    print(json.dumps(facts) if options.json else f"{cls.name} is fitted to {model.name}: {place}")
+    return False
 
 
 def _train(cls: type[Strategy], options: Namespace) -> bool:
