@@ -14,6 +14,9 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from playground.engine.model import Model
     from playground.training.variants import LoadedNetwork
 
 
@@ -54,7 +57,10 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
     streams = {"target": model}
     place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
     show = _ignore if options.json else _show
-    weights = fit_head(cls, model, texts, options.seed, place.with_suffix(".training"), show, show_progress)
+    if options.published:
+        weights = _published(cls, Path(options.published), model)
+    else:
+        weights = fit_head(cls, model, texts, options.seed, place.with_suffix(".training"), show, show_progress)
     show_progress(1.0, "")
     fitted.save(place, weights, streams)
     facts = {
@@ -90,6 +96,15 @@ def _train(cls: type[Strategy], options: Namespace) -> bool:
         else f"{cls.name} is fitted to {models.target.name} with {models.draft.name}: {place}"
     )
     return False
+
+
+def _published(cls: type[Strategy], folder: Path, model: Model) -> dict[str, Tensor]:
+    """The weights of a published head; raises Refusal if it is of another kind or for another model."""
+    from playground.training.public_heads import read_head
+    head = read_head(folder, model)
+    if head.strategy != cls.name:
+        raise Refusal(f"{folder} holds a head for {head.strategy}: run `fit {head.strategy} --from {folder}`.", "from")
+    return head.weights
 
 
 def _fit(cls: type[Strategy], options: Namespace) -> bool:

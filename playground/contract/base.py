@@ -115,6 +115,9 @@ class Strategy:
         """
         return False
 
+    def begin_fitted(self, weights: dict[str, Any]) -> None:
+        """Learn from its trained weights, by name, what the lane asks before the run."""
+
     found_trained = False  # whether weights fitted to the models of this lane were found
 
     def values(self) -> dict[str, Any]:

@@ -82,6 +82,8 @@ def find_all(strategies: Iterable[Strategy], models: Streams) -> dict[str, dict[
         if strategy.prefers_trained and (weights := _stored(strategy.weights_of or strategy.name, own)) is not None:
             found[strategy.name] = weights
             strategy.found_trained = True
+        if strategy.name in found:
+            strategy.begin_fitted(found[strategy.name])
     return found
 
 

@@ -22,7 +22,7 @@ from playground.algorithms.draft_heads.head_training import (
 )
 from playground.contract import knob
 
-STEPS, DECAY = 4, 0.8  # levels of a training, and the weight of each further one
+STEPS, DECAY = 3, 0.8  # levels of a training, and the weight of each further one
 
 
 class Eagle3(FeatureDrafter):
@@ -40,8 +40,15 @@ class Eagle3(FeatureDrafter):
 
     width: int = knob(4, 1, 10, step=1, help="paths that are expanded on each level, and children of each")
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._layers: tuple[int, ...] = ()  # those a published head names
+
+    def begin_fitted(self, weights):
+        self._layers = tuple(weights["layers"].tolist()) if "layers" in weights else ()
+
     def state_layers(self, depth):
-        return tuple(min(depth - 1, max(0, layer)) for layer in (2, depth // 2, depth - 3))
+        return self._layers or tuple(min(depth - 1, max(0, layer)) for layer in (2, depth // 2, depth - 3))
 
     @classmethod
     def untrained(cls, width, depth):
@@ -64,7 +71,7 @@ class Eagle3(FeatureDrafter):
                 for step, (guess, teacher, _) in enumerate(unrolled(network, texts, batch, layers))
             ]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=2e-3))
         counts = RankCounts(STEPS, 10)
         with torch.no_grad():
             for batch in texts.held_out():

@@ -95,7 +95,7 @@ class Hydra(DraftHead):
         def losses(batch: HeadBatch) -> list[Tensor]:
             return [token_loss(guess, texts.lm_head, labels) for guess, labels in guesses(network, texts, batch)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3, decay=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=5, rate=2e-3, decay=0.1))
         counts = RankCounts(HEADS, RANKS)
         with torch.no_grad():
             for batch in texts.held_out():

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, RMSNorm
 
-from playground.algorithms.draft_heads.head_layers import FeedForward, HeadShape, Place, SelfAttention
+from playground.algorithms.draft_heads.head_layers import THETA, FeedForward, HeadShape, Place, SelfAttention
 
 EPS = 1e-5  # of the norms
+FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual")  # numbers of a published head
 Weights = dict[str, Tensor]
 ReadOut = Callable[[Tensor], Tensor]  # logits [n, V] of inputs of the lm_head
 
@@ -43,9 +44,9 @@ class FeatureNetwork(Module):
 class FeatureLayer(Module):
     """The decoder layer of EAGLE-1, which has no norm before its attention."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, shape: HeadShape, theta: float = THETA):
         super().__init__()
-        self.self_attn, self.mlp = SelfAttention(shape), FeedForward(shape)
+        self.self_attn, self.mlp = SelfAttention(shape, theta=theta), FeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, EPS)
 
     def forward(self, rows: Tensor, place: Place) -> Tensor:
@@ -56,10 +57,10 @@ class FeatureLayer(Module):
 class EagleNetwork(FeatureNetwork):
     """EAGLE-1 and EAGLE-2: continues the input of the target's lm_head."""
 
-    def __init__(self, shape: HeadShape, bias: bool = True):
+    def __init__(self, shape: HeadShape, bias: bool = True, theta: float = THETA):
         super().__init__()
         self.fc = Linear(2 * shape.width, shape.width, bias=bias)
-        self.layers = ModuleList([FeatureLayer(shape)])
+        self.layers = ModuleList([FeatureLayer(shape, theta)])
 
     def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
         rows = self.fc(torch.cat([embeddings, features], -1))
@@ -70,24 +71,29 @@ class EagleNetwork(FeatureNetwork):
     @classmethod
     def of(cls, weights: Weights) -> EagleNetwork:
         """The network with these weights. Raises KeyError or RuntimeError if they are of another network."""
-        network = cls(shape_of(weights, "layers.0.", weights["fc.weight"].shape[0]), "fc.bias" in weights)
+        weights, facts = without_facts(weights)
+        shape = shape_of(weights, "layers.0.", weights["fc.weight"].shape[0], facts.get("head_dim"))
+        network = cls(shape, "fc.bias" in weights, facts.get("rope_theta", THETA))
         network.load_state_dict(weights)
+        set_eps(network, facts.get("rms_norm_eps", EPS))
         return network
 
 
 class Eagle3Layer(Module):
     """The decoder layer of EAGLE-3, whose attention reads the normed embedding beside the normed features."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, shape: HeadShape, theta: float = THETA, norm_before_residual: bool = False):
         super().__init__()
-        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width), FeedForward(shape)
+        self.norm_before_residual = norm_before_residual
+        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta), FeedForward(shape)
         self.input_layernorm = RMSNorm(shape.width, EPS)
         self.hidden_norm = RMSNorm(shape.width, EPS)
         self.post_attention_layernorm = RMSNorm(shape.width, EPS)
 
     def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
-        read = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(features)], -1)
-        rows = features + self.self_attn(read, place)
+        normed = self.hidden_norm(features)
+        read = torch.cat([self.input_layernorm(embeddings), normed], -1)
+        rows = (normed if self.norm_before_residual else features) + self.self_attn(read, place)
         return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
@@ -99,10 +105,10 @@ class Eagle3Network(FeatureNetwork):
 
     layers_read = 3
 
-    def __init__(self, shape: HeadShape, reads: int, draft_vocabulary: int = 0):
+    def __init__(self, shape: HeadShape, reads: int, draft_vocabulary: int = 0, **layer: float):
         super().__init__()
         self.fc = Linear(reads, shape.width, bias=False)
-        self.midlayer, self.norm = Eagle3Layer(shape), RMSNorm(shape.width, EPS)
+        self.midlayer, self.norm = Eagle3Layer(shape, **layer), RMSNorm(shape.width, EPS)
         self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
 
@@ -121,23 +127,44 @@ class Eagle3Network(FeatureNetwork):
     @classmethod
     def of(cls, weights: Weights) -> Eagle3Network:
         """The network with these weights. Raises KeyError or RuntimeError if they are of another network."""
+        weights, facts = without_facts(weights)
         width, reads = weights["fc.weight"].shape
         own = weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else 0
-        network = cls(shape_of(weights, "midlayer.", width), reads, own)
-        network.load_state_dict({name: tensor for name, tensor in weights.items() if name != "t2d"})
+        shape = shape_of(weights, "midlayer.", width, facts.get("head_dim"))
+        layer = {"theta": facts.get("rope_theta", THETA)}
+        network = cls(shape, reads, own, **layer, norm_before_residual=bool(facts.get("norm_before_residual", 0)))
+        if own and "d2t" not in weights:
+            weights["d2t"] = torch.zeros(own, dtype=torch.long)
+        network.load_state_dict(weights)
+        set_eps(network, facts.get("rms_norm_eps", EPS))
         return network
 
 
-def shape_of(weights: Weights, layer: str, width: int) -> HeadShape:
+def without_facts(weights: Weights) -> tuple[Weights, dict[str, float]]:
+    """The weights of the network, and what published heads say besides."""
+    facts = {name: float(weights[name]) for name in FACTS if name in weights}
+    return {name: tensor for name, tensor in weights.items() if name not in (*FACTS, "layers")}, facts
+
+
+def set_eps(network: Module, eps: float) -> None:
+    """Set the epsilon of all norms."""
+    for module in network.modules():
+        if isinstance(module, RMSNorm):
+            module.eps = eps
+
+
+def shape_of(weights: Weights, layer: str, width: int, head_dim: float | None = None) -> HeadShape:
     """Sizes of a head, from the weights of its layer."""
-    return shape_of_attention(weights, layer, width)._replace(inner=weights[f"{layer}mlp.up_proj.weight"].shape[0])
+    shape = shape_of_attention(weights, layer, width, head_dim)
+    return shape._replace(inner=weights[f"{layer}mlp.up_proj.weight"].shape[0])
 
 
-def shape_of_attention(weights: Weights, layer: str, width: int) -> HeadShape:
+def shape_of_attention(weights: Weights, layer: str, width: int, head_dim: float | None = None) -> HeadShape:
     """Sizes of an attention, from its weights."""
     query, key = (weights[f"{layer}self_attn.{name}_proj.weight"].shape[0] for name in "qk")
     shape = HeadShape.like(width)
-    return shape._replace(heads=query // shape.head_dim, kv_heads=key // shape.head_dim)
+    head_dim = int(head_dim or shape.head_dim)
+    return shape._replace(heads=query // head_dim, kv_heads=key // head_dim, head_dim=head_dim)
 
 
 class UnrolledTexts:

@@ -104,14 +104,18 @@ class NewRows:
         return scaled_dot_product_attention(query[None], keys[None], values[None], mask, enable_gqa=True)[0]
 
 
-def rotated(states: Tensor, positions: Tensor, theta: float = THETA) -> Tensor:
-    """Query or key states [..., heads, rows, d] with the rotary embedding of Llama; positions are [rows]."""
-    half = states.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, device=states.device, dtype=torch.float64) / half)
-    angles = positions.to(frequencies)[:, None] * frequencies
-    cos, sin = (table.repeat(1, 2).to(states.dtype) for table in (angles.cos(), angles.sin()))
-    turned = torch.cat([-states[..., half:], states[..., :half]], -1)
-    return states * cos + turned * sin
+def angles(positions: Tensor, width: int, like: Tensor, theta: float = THETA) -> tuple[Tensor, Tensor]:
+    """Cosines and sines [rows, width] of the rotary embedding of Llama at positions [rows]; `width` is the heads'."""
+    exponents = torch.arange(0, width, 2, device=like.device, dtype=torch.float64) / width
+    turns = torch.outer(positions.to(exponents), theta ** -exponents)
+    turns = torch.cat([turns, turns], 1)
+    return turns.cos().to(like), turns.sin().to(like)
+
+
+def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Query or key states [..., heads, rows, d] with the rotary embedding."""
+    first, second = states.chunk(2, -1)
+    return torch.addcmul(states * cos, torch.cat([-second, first], -1), sin)
 
 
 class SelfAttention(Module):
@@ -132,7 +136,8 @@ class SelfAttention(Module):
             part(rows).unflatten(-1, (-1, self.shape.head_dim)).transpose(-3, -2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotated(query, positions, self.theta), rotated(keys, positions, self.theta), values
+        cos, sin = angles(positions, self.shape.head_dim, query, self.theta)
+        return rotated(query, cos, sin), rotated(keys, cos, sin), values
 
     def forward(self, rows: Tensor, place: Place) -> Tensor:
         return self.merged(place.attend(*self.states(rows, place.positions)))
