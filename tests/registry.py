@@ -70,7 +70,7 @@ def share(recipes: list[LaneConfig], part: slice) -> list[LaneConfig]:
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
     """Whether a knob value is valid with the defaults of the others and needs no model-specific training."""
     try:
-        return not make(cls.name, **knobs).trained
+        return not make(cls.name, **{**brief(cls.name), **knobs}).trained
     except Refusal:
         return False
 

@@ -149,6 +149,9 @@ class TableModel:
         """Ignores positions, so they may be renumbered."""
         return rows
 
+    def embed(self, tokens: list[int]) -> Tensor:
+        return torch.stack([self._random(("embedding", token)) for token in tokens])
+
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 

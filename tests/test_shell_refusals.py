@@ -156,7 +156,7 @@ def test_models_and_prompts_that_do_not_fit_are_refused(shell, saved, tmp_path, 
 
 def test_a_draft_with_other_tokens_is_refused_by_the_lane_that_would_use_it_and_by_no_other(shell, saved):
     code, _, err = shell("run", "speculative", *PROMPT, "--model", saved.target, "--draft", saved.stranger)
-    assert code == 2 and "omnidraft" in err
+    assert code == 2 and "OmniDraft" in err
     assert_one_line(err)
     assert shell("run", "greedy", *PROMPT, "--model", saved.target, "--draft", saved.stranger)[0] == 0
 

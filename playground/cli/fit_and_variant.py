@@ -14,6 +14,9 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from playground.engine.model import Model
     from playground.training.variants import LoadedNetwork
 
 
@@ -39,24 +42,54 @@ def fit(options: Namespace) -> bool:
 
     Raises Refusal.
     """
-    cls = find(options.name)
+    cls = find(find(options.name).weights_of or options.name)
     if hasattr(cls, "calibrate"):
         return _calibrate(cls, options)
+    if cls.fitted_to_target:
+        return _train_head(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
 
 
 def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     """Measure or search what a compute policy leaves out of one model, and store it where the policy finds it."""
     texts = read_texts(options.texts) if options.texts else []
-    from playground.decoding import fitted_weights as fitted
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target
     weights = calibrate(cls, model, texts, options.seed, _ignore if options.json else _show)
-    streams = {"target": model}
-    place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
+    return _store(cls, model, weights, options)
+
+
+def _train_head(cls: type[Strategy], options: Namespace) -> bool:
+    """Train a draft head for a target alone, and store it where the strategy finds it, or in the file of --out."""
+    texts = read_texts(options.texts) if options.texts else []
+    from playground.training.head_fitting import fit_head
+    model = load(options, draft=False).target
+    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
+    if options.published:
+        weights = _published(cls, Path(options.published), model)
+    else:
+        weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress)
+    show_progress(1.0, "")
+    return _store(cls, model, weights, options)
+
+
+def _place(cls: type[Strategy], model: Model, options: Namespace) -> Path:
+    """The file of weights that are fitted to a target alone."""
+    from playground.decoding import fitted_weights as fitted
+    return Path(options.out) if options.out else fitted.local_path(cls.name, {"target": model})
+
+
+def _store(cls: type[Strategy], model: Model, weights: dict[str, Tensor], options: Namespace) -> bool:
+    """Save weights that are fitted to a target alone."""
+    from playground.decoding import fitted_weights as fitted
+    place, streams = _place(cls, model, options), {"target": model}
     fitted.save(place, weights, streams)
-    facts = {"strategy": cls.name, "models": {"target": model.name}, "weights": fitted.digests(streams),
-             "file": str(place)}
+    facts = {
+        "strategy": cls.name,
+        "models": {"target": model.name},
+        "weights": fitted.digests(streams),
+        "file": str(place),
+    }
     print(json.dumps(facts) if options.json else f"{cls.name} is fitted to {model.name}: {place}")
     return False
 
@@ -84,6 +117,15 @@ def _train(cls: type[Strategy], options: Namespace) -> bool:
         else f"{cls.name} is fitted to {models.target.name} with {models.draft.name}: {place}"
     )
     return False
+
+
+def _published(cls: type[Strategy], folder: Path, model: Model) -> dict[str, Tensor]:
+    """The weights of a published head; raises Refusal if it is of another kind or for another model."""
+    from playground.training.public_heads import read_head
+    head = read_head(folder, model)
+    if head.strategy != cls.name:
+        raise Refusal(f"{folder} holds a head for {head.strategy}: run `fit {head.strategy} --from {folder}`.", "from")
+    return head.weights
 
 
 def _fit(cls: type[Strategy], options: Namespace) -> bool:

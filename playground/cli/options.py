@@ -290,6 +290,8 @@ def _fit(command: CommandParser) -> None:
     _of_the_texts(command)
     _of_the_models(command)
     _count(command, "seed", 0, 0, "of the training data that is sampled for weights")
+    command.add_argument("--from", dest="published", metavar="FOLDER",
+                         help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2")
     command.add_argument("--out", metavar="FILE",
                          help="where to store the weights; default: with the other files made on this machine")
     command.add_argument("--json", action="store_true", help="print the result as JSON")

@@ -50,6 +50,8 @@ class Strategy:
     runs_programs: ClassVar[bool] = False
     translates: ClassVar[bool] = False  # its draft model may have another tokenizer
     exits_early: ClassVar[bool] = False  # runs the first layers of the target alone, with lm.exit
+    fitted_to_target: ClassVar[bool] = False  # its trained weights belong to the target, whatever the draft model
+    weights_of: ClassVar[str] = ""  # the strategy whose trained weights it uses, if not its own
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -88,6 +90,13 @@ class Strategy:
         """
         return []
 
+    def state_layers(self, depth: int) -> tuple[int, ...]:
+        """Layers of the target whose inputs it reads for every committed token, in `lm.target.states`.
+
+        `depth` is the number of the target's layers, and as a layer the input of the lm_head. Needs no forward.
+        """
+        return ()
+
     @property
     def reads_hidden(self) -> tuple[str, ...]:
         """Streams whose rows carry `rows.hidden`, the input of the lm_head."""
@@ -105,6 +114,9 @@ class Strategy:
         The lane then sets `found_trained` before the run.
         """
         return False
+
+    def begin_fitted(self, weights: dict[str, Any]) -> None:
+        """Learn from its trained weights, by name, what the lane asks before the run."""
 
     found_trained = False  # whether weights fitted to the models of this lane were found
 

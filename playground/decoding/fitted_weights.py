@@ -58,16 +58,17 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
 
 def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
     """The weights by name. Raises Refusal if there are none for these models, or only for other weights of them."""
-    if (weights := _stored(strategy.name, models)) is not None:
+    name = strategy.weights_of or strategy.name
+    if (weights := _stored(name, models)) is not None:
         return weights
     names = " and ".join(models[stream].name for stream in sorted(models))
     problem = (
         f"was fitted to other weights of {names} than those loaded"
-        if _files(strategy.name, models)
+        if _files(name, models)
         else f"has not been fitted to {names} yet"
     )
     raise Refusal(
-        f"{strategy.name} {problem}: run `python -m playground fit {strategy.name}` with these models, "
+        f"{strategy.name} {problem}: run `python -m playground fit {name}` with these models, "
         f"or {strategy.trained}.",
         strategy.name,
     )
@@ -75,12 +76,20 @@ def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
 
 def find_all(strategies: Iterable[Strategy], models: Streams) -> dict[str, dict[str, Tensor]]:
     """The weights by strategy. Raises Refusal if there are none for a strategy that needs some."""
-    found = {strategy.name: find(strategy, models) for strategy in strategies if strategy.trained}
+    found = {strategy.name: find(strategy, fitted_to(strategy, models)) for strategy in strategies if strategy.trained}
     for strategy in strategies:
-        if strategy.prefers_trained and (weights := _stored(strategy.name, models)) is not None:
+        own = fitted_to(strategy, models)
+        if strategy.prefers_trained and (weights := _stored(strategy.weights_of or strategy.name, own)) is not None:
             found[strategy.name] = weights
             strategy.found_trained = True
+        if strategy.name in found:
+            strategy.begin_fitted(found[strategy.name])
     return found
+
+
+def fitted_to(strategy: Strategy, models: Streams) -> Streams:
+    """The models that a strategy's weights belong to: all of a lane, or the target alone."""
+    return {"target": models["target"]} if strategy.fitted_to_target else models
 
 
 def _files(strategy: str, models: Streams) -> list[Path]:
@@ -95,8 +104,8 @@ def _files(strategy: str, models: Streams) -> list[Path]:
 def _stored(strategy: str, models: Streams) -> dict[str, Tensor] | None:
     """Weights that were fitted to exactly these models."""
     for path in _files(strategy, models):
-        weights, fitted_to = _read(path)
-        if fitted_to == digests(models):
+        weights, belongs_to = _read(path)
+        if belongs_to == digests(models):
             return weights
     return None
 

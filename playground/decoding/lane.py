@@ -196,6 +196,14 @@ class Lane:
         weight = self.target_model.lm_head_weights
         return None if weight is None else weight[:self.vocabulary]
 
+    def embed(self, tokens: list[int]) -> torch.Tensor:
+        """The target's input embeddings of tokens, [n, hidden_size]."""
+        return self.target_model.embed(tokens)
+
+    def read_out(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits [n, V] of inputs of the target's lm_head, [n, hidden_size]."""
+        return self.target_model.read_out(hidden, norm=False)[:, :self.vocabulary]
+
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the text."""
@@ -292,6 +300,11 @@ class Lane:
         """Layers of a stream before which hidden states are captured; the depth means after the last layer."""
         last = [self._models.get(stream, self.target_model).depth] if self.shows_hidden(stream) else []
         return frozenset([*(exit.layer for exit in self.inner if exit.stream == stream), *last])
+
+    def state_layers(self, stream: str) -> tuple[int, ...]:
+        """Layers of a stream whose inputs `stream.states` keeps for every committed token; the target's only."""
+        depth, parts = self.target_model.depth, self.assembly.strategies() if stream == "target" else []
+        return tuple(sorted({layer for part in parts for layer in part.state_layers(depth)}))
 
     def shows_hidden(self, stream: str) -> bool:
         """Whether the rows of a stream carry the input of its lm_head."""

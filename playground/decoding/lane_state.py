@@ -39,6 +39,9 @@ class LaneState(Protocol):
     def captures(self, stream: str) -> frozenset[int]:
         """Layers of a stream before which hidden states are captured."""
 
+    def state_layers(self, stream: str) -> tuple[int, ...]:
+        """Layers of a stream whose inputs are kept for every committed token."""
+
     def shows_hidden(self, stream: str) -> bool:
         """Whether the rows of a stream carry the input of its lm_head."""
 

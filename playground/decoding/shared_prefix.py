@@ -7,10 +7,11 @@ lanes attend to the prefix together (`engine.cascade_attention`). Attention stay
 """
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from playground.decoding.requests import Feed, Steps
@@ -32,8 +33,10 @@ STORED_ONCE = 256
 class SharedPrefix:
     """One prompt read by one model, for all streams that start with it."""
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: Stream, state_layers: frozenset[int]):
+        """`state_layers` are those whose inputs some lane reads for the whole prompt."""
         self.name, self.model, self.prompt, self.captures = stream.name, stream.model, stream.prompt, stream.captures
+        self._state_layers, self._states = state_layers, []
         self.store = stream.model.new_store(Capacity(len(self.prompt), len(self.prompt)))
         self._pending: Feed | None = None
         self._last: Feed | None = None
@@ -54,12 +57,14 @@ class SharedPrefix:
         return Feed(
             self,
             ForwardInput(self.store, chunk, list(range(-1, len(chunk) - 1)), last_only=True),
-            LayerPlan(capture=self.captures),
+            LayerPlan(capture=self.captures | self._state_layers),
         )
 
     def _add(self, feed: Feed) -> None:
         self.store.commit(feed.rows - 1)
         self._pending, self._last = None, feed
+        if self._state_layers:
+            self._states.append({layer: feed.captured[layer] for layer in self._state_layers})
 
     def begin(self, store: KVCache, captures: frozenset[int]) -> Tensor | None:
         """Start an empty cache with the prefix.
@@ -70,11 +75,22 @@ class SharedPrefix:
         return self._last.answer_with(captures) if captures <= self.captures else None
 
 
+    def captured(self, layers: tuple[int, ...]) -> dict[int, Tensor] | None:
+        """Hidden states [prompt, hidden_size] before these layers; None if some were not captured."""
+        if not self._state_layers.issuperset(layers) or not layers:
+            return None
+        return {layer: torch.cat([part[layer] for part in self._states]) for layer in layers}
+
+
 class SharedPrefixes:
     """The prefixes that at least two lanes of a session share."""
 
     def __init__(self, lanes: Iterable[LaneState] = ()):
-        self._readers = Counter((name, *reading) for lane in lanes for name, reading in lane.readings().items())
+        self._readers, self._state_layers = Counter(), defaultdict(frozenset)
+        for lane in lanes:
+            for name, reading in lane.readings().items():
+                self._readers[name, *reading] += 1
+                self._state_layers[name, *reading] |= frozenset(lane.state_layers(name))
         self._prefixes: dict[tuple, SharedPrefix] = {}
 
     def of(self, stream: Stream) -> SharedPrefix | None:
@@ -84,5 +100,5 @@ class SharedPrefixes:
         if self._readers[key] < 2:
             return None
         if key not in self._prefixes:
-            self._prefixes[key] = SharedPrefix(stream)
+            self._prefixes[key] = SharedPrefix(stream, self._state_layers[key])
         return self._prefixes[key]

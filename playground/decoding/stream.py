@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree, chain
+from playground.decoding.committed_states import CommittedStates
 from playground.decoding.requests import Feed, Request, Steps, side_by_side
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import HIDDEN_STATES
@@ -59,6 +60,8 @@ class Stream:
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
         self.captures = lane.captures(name)
+        self.states = CommittedStates(model, lane.state_layers(name))
+        self._captured_layers = self.captures.union(self.states.layers)
         self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
         self.computing: ComputeManager | None = None  # only on the target of a lane with a compute policy
         # row after the trunk, [1, V + captured], if it is known
@@ -194,6 +197,7 @@ class Stream:
 
     def _start_tree(self, tree: TokenTree) -> None:
         self.store.crop_scratch()
+        self.states.commit([])
         self._tree, self._left_early = tree, EarlyRows()
 
     @property
@@ -223,6 +227,8 @@ class Stream:
         if prefix:
             given = yield from prefix.read(self.lane)
             self._root = prefix.begin(self.store, self.captures)
+            if (captured := prefix.captured(self.states.layers)) is not None:
+                self.states.read(captured, 0, len(self.prompt))
             if given:
                 self.lane.record(
                     Note(
@@ -237,9 +243,8 @@ class Stream:
             yield from self._prefill_in_segments(cuts)
         chunk = self._chunk_size()
         while self.behind() > chunk:
-            self._root = yield from self._feed(
-                ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)
-            )
+            work = ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)
+            self._root = yield from self._feed(work, chunk)
             self.store.commit(chunk - 1)
 
     def _chunk_size(self) -> int:
@@ -257,7 +262,8 @@ class Stream:
             return self._root[:0] if fed else self._root
         tokens, parents = _input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
-        answer = yield from self._feed(ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends))
+        work = ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends)
+        answer = yield from self._feed(work, count)
         if not count:
             return answer if fed else concat([self._root, answer])
         self.store.commit(count - 1)
@@ -265,11 +271,13 @@ class Stream:
         self._root = rows[:1]
         return rows
 
-    def _feed(self, work: ForwardInput) -> Generator[list[Feed], None, Tensor]:
-        routing = self.lane.routing(self.name)
-        plan = LayerPlan(capture=self.captures, compute=self._compute(), routing=routing)
+    def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
+        """One forward, whose first rows are `committed` tokens of the text."""
+        first, routing = self.store.length, self.lane.routing(self.name)
+        plan = LayerPlan(capture=self._captured_layers, compute=self._compute(), routing=routing)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
+        self.states.read(feed.captured, first, committed)
         if routing and feed.rows == 1 and routing.chosen:
             self.lane.record(experts_figure(self.name, routing))
         if self.computing:
@@ -349,12 +357,15 @@ class Stream:
             )
             yield [feed]
             late.captured.append(feed.captured)
-        feed.captured |= {layer: early.captured[-1][layer] for layer in self.captures if layer < early.layer}
+        feed.captured |= {layer: early.captured[-1][layer] for layer in self._captured_layers if layer < early.layer}
+        last = {layer: rows[-1:] for layer, rows in feed.captured.items()}
+        if end == self.model.depth:
+            self.states.read(last, len(self.prompt) - 1, 1)
         return feed, late
 
     def _captures_up_to(self, end: int) -> frozenset[int]:
         """Layers to capture in a forward that stops at `end`: `end` itself, to resume there, and earlier captures."""
-        return frozenset([end, *(layer for layer in self.captures if layer < end)])
+        return frozenset([end, *(layer for layer in self._captured_layers if layer < end)])
 
     # --- early exits ---
 
@@ -368,12 +379,13 @@ class Stream:
             self._watched(work),
             LayerPlan(
                 resume=(early.layer, early.entering(early.layer)),
-                capture=self.captures,
+                capture=self._captured_layers,
                 routing=self.lane.routing(self.name),
             ),
         )
         yield [feed]
-        feed.captured |= {layer: early.entering(layer) for layer in self.captures if layer < early.layer}
+        feed.captured |= {layer: early.entering(layer) for layer in self._captured_layers if layer < early.layer}
+        self.states.read(feed.captured, self.store.length, early.missing)
         self.store.commit(early.missing - 1)
         rows, self._left_early = feed.answer[early.missing - 1:], EarlyRows()
         self._root = rows[:1]
@@ -392,6 +404,7 @@ class Stream:
             if child is None or child in self._tree.blends:
                 break
             node = child
+        self.states.commit(self.store.path(node))
         self.store.commit(node)
         if node != ROOT or self.behind():
             known = self.seen and self.seen.tree is self._tree and not self.behind()
@@ -406,6 +419,7 @@ class Stream:
     def roll_back(self) -> None:
         """Follow a rollback of the lane."""
         self.store.roll_back(max(0, -self.behind()))
+        self.states.crop(self.store.length)
         self._root = None
         self._start_tree(TokenTree())
 
@@ -414,6 +428,7 @@ class Stream:
         if self._tree is tree:
             fed = len(self.store.parents)
             self.store.prune([node for node in nodes if node < fed])
+            self.states.prune([node for node in nodes if node < fed])
             self._tree = pruned
 
 
@@ -443,6 +458,8 @@ class Exit:
 
     def __init__(self, stream: Stream, layer: int):
         self.stream, self.layer = stream, layer
+        # states after its layers, [new, hidden_size]: of committed tokens it has just read, then of nodes
+        self.hidden: Tensor | None = None
 
     def extend(self, tree: TokenTree | None = None) -> Request:
         """Request rows of the early exit for the root and for every node of `tree` that it has not read yet."""
@@ -464,6 +481,7 @@ class Exit:
         raw = yield from self.feed_new(tree)
         before_root = 0 if grown else stream._left_early.missing - 1
         raw = raw[before_root:, :stream.lane.vocabulary]
+        self.hidden = stream._left_early.captured[-1][self.layer]
         return Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
 
     def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:

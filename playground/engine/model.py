@@ -195,6 +195,12 @@ class Model:
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     @torch.inference_mode()
+    def embed(self, tokens: list[int]) -> Tensor:
+        """Input embeddings of tokens, [n, hidden_size]."""
+        with self.lock:
+            return self.network.get_input_embeddings()(torch.tensor(tokens, device=self.device))
+
+    @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden_size] of the last layer after the final norm, the input of the lm_head."""
         return self._after_layers(self.network.base_model, hidden).last_hidden_state[0]

@@ -163,6 +163,9 @@ class GeneratedModel:
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
 
+    def embed(self, tokens: list[int]) -> Tensor:
+        return self.lm_head_weights[tokens]
+
     def read_out(self, hidden: Tensor, norm: bool = True) -> Tensor:
         """Logits [n, V] of hidden states [n, width]; a matrix product of the model, so it counts as a forward."""
         with self.stopwatch.running():

@@ -20,6 +20,9 @@ SETTINGS = {  # of strategies whose defaults end the text after a few tokens
     "json_schema": {"source": '{"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 99}'},
     "regex": {"pattern": LETTERS},
 }
+SETTINGS |= dict.fromkeys(  # not fitted to the stand-in for a model
+    ("medusa", "hydra", "eagle", "eagle_2", "eagle_3", "kangaroo"), {"weights": "random"}
+)
 PLAIN = ("temperature", {"t": 1.0})  # draws from the model's own distribution
 Parts = list[tuple[str, dict]]
 
@@ -59,4 +62,4 @@ def _filled(decoder: str, cls: type[Strategy], given: dict[str, str]) -> Iterato
     constraint: Parts = [("regex", SETTINGS["regex"])] if "constraint" in cls.needs else []
     samplers: tuple[Parts, ...] = ([PLAIN], []) if choices else ([],)
     for drawn, chosen in product(samplers, product(*choices)):
-        yield LaneConfig(decoder, {}, [*((name, {}) for name in chosen), *constraint, *drawn])
+        yield LaneConfig(decoder, {}, [*((name, SETTINGS.get(name, {})) for name in chosen), *constraint, *drawn])

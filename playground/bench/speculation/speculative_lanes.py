@@ -53,13 +53,16 @@ PAIRS = (
 
 def entrants(draft: bool, only: Iterable[str] = ()) -> list[Entrant]:
     """The plain lane and the speculative ones; with `only`, those with these names. Raises Refusal for an unknown name.
+
+    Draft heads, which have to be fitted to a model, are measured only if they are named.
     """
     classes = {cls.name: cls for cls in discover().values() if _lossless(cls) and (draft or "draft" not in cls.needs)}
     if unknown := next((name for name in only if name not in classes), None):
         raise Refusal(
             f"{unknown} is no lossless speculative strategy here; choose some of {', '.join(classes)}.", "only"
         )
-    chosen = [classes[name] for name in dict.fromkeys(only)] or classes.values()
+    every = [cls for cls in classes.values() if "trained" not in cls.needs]
+    chosen = [classes[name] for name in dict.fromkeys(only)] or every
     return [Entrant(PLAIN, LaneConfig(PLAIN)), *(Entrant(*lane) for cls in chosen for lane in _lanes(cls))]
 
 
@@ -70,14 +73,16 @@ def pairs(lanes: Iterable[Entrant]) -> list[Pair]:
 
 
 def _lossless(cls: type[Strategy]) -> bool:
-    """Whether it is speculative, leaves a greedy text unchanged, and needs no more than a draft model."""
+    """Whether it is speculative, leaves a greedy text unchanged, and needs no more than a draft model or a
+    draft head.
+    """
     lossless = (
         cls.kind == "drafter"
         or cls.kind == "preset"
         and "verifier" in cls.slots().values()
         and "greedy_identical" in cls.guarantee
     )
-    return lossless and set(cls.needs) <= {"draft"}
+    return lossless and set(cls.needs) <= {"draft", "trained"}
 
 
 def _lanes(cls: type[Strategy]) -> list[tuple[str, LaneConfig]]:

@@ -1,0 +1,200 @@
+"""The networks of EAGLE: one decoder layer that continues the target's hidden states, fed with its own output.
+
+Row i reads the state of token i and the embedding of token i + 1, and its output stands for the state of token i + 1.
+Parameter names are those of the published heads. Li et al. 2024, arXiv 2401.15077; Li et al. 2025, arXiv 2503.01840.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList, RMSNorm
+
+from playground.algorithms.draft_heads.head_layers import THETA, FeedForward, HeadShape, Place, SelfAttention
+
+EPS = 1e-5  # of the norms
+FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual")  # numbers of a published head
+Weights = dict[str, Tensor]
+ReadOut = Callable[[Tensor], Tensor]  # logits [n, V] of inputs of the lm_head
+
+
+class FeatureNetwork(Module):
+    """An autoregressive draft head over hidden states."""
+
+    layers_read = 1  # layers of the target whose states it reads
+
+    def features(self, states: Tensor) -> Tensor:
+        """What it continues, [..., width], of the target's states [..., layers_read * hidden_size]."""
+        return states
+
+    def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
+        """The next features [..., width], of the next tokens' embeddings and features [..., width]."""
+        raise NotImplementedError
+
+    def read_out(self, features: Tensor, lm_head: ReadOut) -> Tensor:
+        """Logits [n, draft vocabulary] of features [n, width]; `lm_head` is the target's."""
+        return lm_head(features)
+
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        """The target's ids of tokens of the draft vocabulary."""
+        return tokens
+
+
+class FeatureLayer(Module):
+    """The decoder layer of EAGLE-1, which has no norm before its attention."""
+
+    def __init__(self, shape: HeadShape, theta: float = THETA):
+        super().__init__()
+        self.self_attn, self.mlp = SelfAttention(shape, theta=theta), FeedForward(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width, EPS)
+
+    def forward(self, rows: Tensor, place: Place) -> Tensor:
+        rows = rows + self.self_attn(rows, place)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class EagleNetwork(FeatureNetwork):
+    """EAGLE-1 and EAGLE-2: continues the input of the target's lm_head."""
+
+    def __init__(self, shape: HeadShape, bias: bool = True, theta: float = THETA):
+        super().__init__()
+        self.fc = Linear(2 * shape.width, shape.width, bias=bias)
+        self.layers = ModuleList([FeatureLayer(shape, theta)])
+
+    def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
+        rows = self.fc(torch.cat([embeddings, features], -1))
+        for layer in self.layers:
+            rows = layer(rows, place)
+        return rows
+
+    @classmethod
+    def of(cls, weights: Weights) -> EagleNetwork:
+        """The network with these weights. Raises KeyError or RuntimeError if they are of another network."""
+        weights, facts = without_facts(weights)
+        shape = shape_of(weights, "layers.0.", weights["fc.weight"].shape[0], facts.get("head_dim"))
+        network = cls(shape, "fc.bias" in weights, facts.get("rope_theta", THETA))
+        network.load_state_dict(weights)
+        set_eps(network, facts.get("rms_norm_eps", EPS))
+        return network
+
+
+class Eagle3Layer(Module):
+    """The decoder layer of EAGLE-3, whose attention reads the normed embedding beside the normed features."""
+
+    def __init__(self, shape: HeadShape, theta: float = THETA, norm_before_residual: bool = False):
+        super().__init__()
+        self.norm_before_residual = norm_before_residual
+        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta), FeedForward(shape)
+        self.input_layernorm = RMSNorm(shape.width, EPS)
+        self.hidden_norm = RMSNorm(shape.width, EPS)
+        self.post_attention_layernorm = RMSNorm(shape.width, EPS)
+
+    def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
+        normed = self.hidden_norm(features)
+        read = torch.cat([self.input_layernorm(embeddings), normed], -1)
+        rows = (normed if self.norm_before_residual else features) + self.self_attn(read, place)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class Eagle3Network(FeatureNetwork):
+    """EAGLE-3: continues a mixture of three of the target's hidden states, and reads out over a draft vocabulary.
+
+    Without an lm_head of its own it reads out with the target's.
+    """
+
+    layers_read = 3
+
+    def __init__(self, shape: HeadShape, reads: int, draft_vocabulary: int = 0, **layer: float):
+        super().__init__()
+        self.fc = Linear(reads, shape.width, bias=False)
+        self.midlayer, self.norm = Eagle3Layer(shape, **layer), RMSNorm(shape.width, EPS)
+        self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
+        self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
+
+    def features(self, states: Tensor) -> Tensor:
+        return self.fc(states)
+
+    def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
+        return self.midlayer(embeddings, features, place)
+
+    def read_out(self, features: Tensor, lm_head: ReadOut) -> Tensor:
+        return (self.lm_head or lm_head)(self.norm(features))
+
+    def target_ids(self, tokens: Tensor) -> Tensor:
+        return tokens if self.d2t is None else tokens + self.d2t[tokens]
+
+    @classmethod
+    def of(cls, weights: Weights) -> Eagle3Network:
+        """The network with these weights. Raises KeyError or RuntimeError if they are of another network."""
+        weights, facts = without_facts(weights)
+        width, reads = weights["fc.weight"].shape
+        own = weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else 0
+        shape = shape_of(weights, "midlayer.", width, facts.get("head_dim"))
+        layer = {"theta": facts.get("rope_theta", THETA)}
+        network = cls(shape, reads, own, **layer, norm_before_residual=bool(facts.get("norm_before_residual", 0)))
+        if own and "d2t" not in weights:
+            weights["d2t"] = torch.zeros(own, dtype=torch.long)
+        network.load_state_dict(weights)
+        set_eps(network, facts.get("rms_norm_eps", EPS))
+        return network
+
+
+def without_facts(weights: Weights) -> tuple[Weights, dict[str, float]]:
+    """The weights of the network, and what published heads say besides."""
+    facts = {name: float(weights[name]) for name in FACTS if name in weights}
+    return {name: tensor for name, tensor in weights.items() if name not in (*FACTS, "layers")}, facts
+
+
+def set_eps(network: Module, eps: float) -> None:
+    """Set the epsilon of all norms."""
+    for module in network.modules():
+        if isinstance(module, RMSNorm):
+            module.eps = eps
+
+
+def shape_of(weights: Weights, layer: str, width: int, head_dim: float | None = None) -> HeadShape:
+    """Sizes of a head, from the weights of its layer."""
+    shape = shape_of_attention(weights, layer, width, head_dim)
+    return shape._replace(inner=weights[f"{layer}mlp.up_proj.weight"].shape[0])
+
+
+def shape_of_attention(weights: Weights, layer: str, width: int, head_dim: float | None = None) -> HeadShape:
+    """Sizes of an attention, from its weights."""
+    query, key = (weights[f"{layer}self_attn.{name}_proj.weight"].shape[0] for name in "qk")
+    shape = HeadShape.like(width)
+    head_dim = int(head_dim or shape.head_dim)
+    return shape._replace(heads=query // head_dim, kv_heads=key // head_dim, head_dim=head_dim)
+
+
+class UnrolledTexts:
+    """Whole texts whose head reads its own output for the `step`-th time, as it will while it drafts.
+
+    Row i then stands `step` tokens further on. It attends to the rows of the first time up to i, which read the
+    target's states, and to the rows i of later times. Positions are counted along that path.
+    """
+
+    def __init__(self, earlier: UnrolledTexts | None, rows: int):
+        self.past: list[tuple[Tensor, Tensor]] = earlier.past if earlier else []
+        self.positions = torch.arange(rows) + len(self.past)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention of [texts, heads, rows, d]; remembers the key and value states for later times."""
+        groups = query.shape[1] // keys.shape[1]
+        keys, values = (states.repeat_interleave(groups, 1) for states in (keys, values))
+        self.past.append((keys, values))
+        (first_keys, first_values), later = self.past[0], self.past[1:]
+        scores = query @ first_keys.transpose(-1, -2) * query.shape[-1] ** -0.5
+        future = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+        own = [(query * keys).sum(-1, keepdim=True) * query.shape[-1] ** -0.5 for keys, _ in later]
+        weights = torch.cat([scores.masked_fill(future, float("-inf")), *own], -1).softmax(-1)
+        attended = weights[..., :scores.shape[-1]] @ first_values
+        for column, (_, values) in enumerate(later, scores.shape[-1]):
+            attended = attended + weights[..., column:column + 1] * values
+        return attended
+
+
+def soft_loss(logits: Tensor, teacher: Tensor) -> Tensor:
+    """Mean cross-entropy of logits [n, V] with the target's distributions [n, V]; 0 for none."""
+    return -(teacher * logits.log_softmax(-1)).sum(-1).mean() if len(logits) else logits.sum() * 0
+

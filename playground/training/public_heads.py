@@ -1,0 +1,164 @@
+"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3 of vLLM's
+`speculators`, and the second version of Medusa's heads.
+
+A folder holds a config.json and safetensors. What does not fit the target, or has a part that is not supported, is
+refused in one sentence. Weights are renamed as the strategies expect them.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from playground.engine.model import Model
+from playground.errors import Refusal
+
+Weights = dict[str, Tensor]
+EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecForge's configs
+UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
+COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
+PICKLES = ("*.bin", "*.pt", "*.pth")
+RANKS = 10  # of Medusa's heads, whose files do not say how often each is right
+DECAY = 0.8
+
+
+class PublicHead(NamedTuple):
+    """A published head."""
+
+    strategy: str
+    weights: Weights
+
+
+def read_head(folder: Path, model: Model) -> PublicHead:
+    """The head in a folder, with weights as the strategy expects them. Raises Refusal."""
+    config, weights = _config(folder), _weights(folder)
+    strategy, convert = _kind(folder, config, weights)
+    try:
+        found = convert(folder, config, weights, model)
+    except KeyError as missing:
+        raise Refusal(f"{folder} lacks the weights {missing.args[0]}: download the head again.", "from") from None
+    return PublicHead(strategy, found)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        config = None
+    if not isinstance(config, dict):
+        raise Refusal(
+            f"{folder} has no readable config.json, so it is no draft head: name the folder that has one.", "from"
+        )
+    return config
+
+
+def _weights(folder: Path) -> Weights:
+    files = sorted(folder.glob("*.safetensors"))
+    if not files and any(path for pattern in PICKLES for path in folder.glob(pattern)):
+        raise Refusal(
+            f"The weights in {folder} are a pickle, which can execute code: convert them to safetensors elsewhere.",
+            "from",
+        )
+    weights: Weights = {}
+    for path in files:
+        try:
+            with safe_open(path, "pt") as file:
+                weights |= {name: file.get_tensor(name) for name in file.keys()}
+        except (OSError, SafetensorError):
+            raise Refusal(f"{path} is damaged: download it again.", "from") from None
+    if not weights:
+        raise Refusal(f"{folder} has no weights: a file that ends in .safetensors is needed.", "from")
+    return weights
+
+
+Convert = Callable[[Path, dict[str, Any], Weights, Model], Weights]
+
+
+def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, Convert]:
+    """The strategy, and the function that converts the weights."""
+    kind = config.get("speculators_model_type")
+    if kind not in (None, "eagle3"):
+        raise Refusal(f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3 head.", "from")
+    if kind or EAGLE_3 in (config.get("architectures") or []):
+        return "eagle_3", _eagle_3
+    if "0.0.linear.weight" in weights:
+        return "medusa", _medusa
+    if "fc.weight" in weights:
+        return "eagle", _eagle
+    raise Refusal(f"{folder} is no EAGLE or Medusa head, by its config and weights: choose another folder.", "from")
+
+
+def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    unsupported = next((name for name in UNSUPPORTED if config.get(name)), None)
+    if unsupported:
+        raise Refusal(f"The head in {folder} sets {unsupported}, which is not supported: choose another head.", "from")
+    layer = config.get("transformer_layer_config") or config
+    layers = config.get("eagle_aux_hidden_state_layer_ids") or [2, model.depth // 2, model.depth - 3]
+    weights = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in weights.items()}
+    _check_size(folder, "hidden size", weights["fc.weight"].shape[1] // len(layers), model.width, model)
+    _check_vocabulary(folder, weights, model)
+    if max(layers) >= model.depth:
+        raise Refusal(
+            f"The head in {folder} reads layer {max(layers)}, and {model.name} has {model.depth} layers: choose a head "
+            "for this model.",
+            "from",
+        )
+    own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
+    facts = _facts(layer, weights, "midlayer.")
+    facts["norm_before_residual"] = torch.tensor(int(bool(config.get("norm_before_residual"))))
+    return {**own, **facts, "layers": torch.tensor(layers)}
+
+
+def _eagle(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    _check_size(folder, "hidden size", weights["fc.weight"].shape[0], model.width, model)
+    _check_vocabulary(folder, weights, model)
+    if "layers.1.mlp.up_proj.weight" in weights:
+        raise Refusal(f"The head in {folder} has several layers, and one is supported: choose another head.", "from")
+    own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
+    return {**own, **_facts(config, weights, "layers.0.")}
+
+
+def _medusa(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    _check_size(folder, "hidden size", weights["0.0.linear.bias"].shape[0], model.width, model)
+    if other := next((name for name in weights if ".linear." not in name), None):
+        raise Refusal(
+            f"The Medusa heads in {folder} have lm_heads of their own ({other}), and only those of the second version, "
+            "which share the target's, are supported: choose other heads.",
+            "from",
+        )
+    heads = 1 + max(int(name.split(".")[0]) for name in weights)
+    halving = 0.5 ** torch.arange(1, RANKS + 1)
+    return {**weights, "accuracy": torch.stack([halving * DECAY**head for head in range(heads)])}
+
+
+def _facts(config: dict[str, Any], weights: Weights, layer: str) -> Weights:
+    """What the weights do not tell of the attention, as tensors."""
+    heads = config.get("num_attention_heads") or 1
+    head_dim = config.get("head_dim") or weights[f"{layer}self_attn.q_proj.weight"].shape[0] // heads
+    theta = (config.get("rope_parameters") or {}).get("rope_theta") or config.get("rope_theta") or 10000.0
+    eps = config.get("rms_norm_eps") or 1e-6
+    return {
+        "head_dim": torch.tensor(head_dim),
+        "rope_theta": torch.tensor(theta, dtype=torch.float64),
+        "rms_norm_eps": torch.tensor(eps, dtype=torch.float64),
+    }
+
+
+def _check_vocabulary(folder: Path, weights: Weights, model: Model) -> None:
+    for name in ("t2d", "embed_tokens.weight"):
+        if name in weights:
+            _check_size(folder, "vocabulary", len(weights[name]), model.vocabulary, model)
+
+
+def _check_size(folder: Path, what: str, found: int, needed: int, model: Model) -> None:
+    if found != needed:
+        raise Refusal(
+            f"The head in {folder} is for a model of {what} {found}, and {model.name} has {needed}: choose a head for "
+            "this model.",
+            "from",
+        )
