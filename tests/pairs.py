@@ -32,10 +32,10 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
     )
 
 
-def pair_for(*recipes: LaneConfig) -> Models:
+def pair_for(*recipes: LaneConfig, dtype: torch.dtype = torch.float64) -> Models:
     """The pair, as a mixture of experts if a lane chooses among experts."""
     names = [name for recipe in recipes for name, _ in [(recipe.strategy, {}), *recipe.extras]]
-    return pair("mixtral" if any("experts" in find(name).needs for name in names) else "llama")
+    return pair("mixtral" if any("experts" in find(name).needs for name in names) else "llama", dtype=dtype)
 
 
 def network(architecture: str) -> PreTrainedModel:

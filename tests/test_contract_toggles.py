@@ -53,14 +53,15 @@ def test_toggles_give_consistent_and_reproducible_traces(recipe):
 @in_groups(ALL | COMPANY)
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
 def test_every_strategy_runs_on_other_architectures(architecture, recipes):
-    assert unfinished(recipes, pair(architecture)) == []
+    fitting = [recipe for recipe in recipes if architecture == "mixtral" or "experts" not in assemble(recipe).needs()]
+    assert unfinished(fitting, pair(architecture)) == []
 
 
 @pytest.mark.slow
 @in_groups(ALL | COMPANY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_strategy_runs_in_half_precision(dtype, recipes):
-    assert unfinished(recipes, pair(dtype=dtype)) == []
+    assert unfinished(recipes, pair_for(*recipes, dtype=dtype)) == []
 
 
 def unfinished(recipes: list[LaneConfig], models: Models) -> list:
