@@ -73,6 +73,12 @@ def test_tokens_per_forward_says_which_tokens_and_which_forwards_it_divides(page
     )
 
 
+def test_the_card_of_a_forced_token_has_no_probability_instead_of_a_dash(page, feed):
+    show(page, feed, FORCED)
+    card = card_of(page, 1)
+    assert "forced" in card and "probability" not in card and "–" not in card
+
+
 def test_one_number_of_forwards_under_the_lane_in_the_costs_and_on_the_card_of_the_last_token(page, feed):
     show(page, feed, FORCED)
     assert numbers(page, 0)["target_forwards"] == 7

@@ -199,8 +199,10 @@ function facts(token, step) {
     add("entropy", fixed(step.entropy, 2), "Of the model's distribution, in nats.");
     add("after processors", fixed(processedEntropy(step), 2), "Entropy of the distribution after masks and processors, in nats. Sampling draws from it; greedy decoding takes its most probable token.");
   }
-  add("log-probability", fixed(token.logprob, 2), "Of the chosen token under the model, in nats.");
-  add("probability", isNumber(token.logprob) ? percent(Math.exp(token.logprob)) : DASH, "The same as a probability.");
+  if (isNumber(token.logprob)) { // a forced token has none
+    add("log-probability", fixed(token.logprob, 2), "Of the chosen token under the model, in nats.");
+    add("probability", percent(Math.exp(token.logprob)), "The same as a probability.");
+  }
   if (isNumber(token.seconds)) add("took", `${(token.seconds * 1000).toFixed(token.seconds < 0.1 ? 1 : 0)} ms`, COLOURS.latency.help);
   if (token.pass) add("after forward", sayForward(token), "The target's last forward before this token was committed; the prefill is not counted.");
   return list;

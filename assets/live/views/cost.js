@@ -286,7 +286,7 @@ function totalRow({ name, look, help, took, passes, computed, clock }) {
   const share = el("td", "share");
   const meter = el("i", look);
   meter.style.width = clock ? Math.max(0, took / clock) * 100 + "%" : "0";
-  share.append(meter, el("span", "num", clock ? percent(Math.max(0, took / clock)) : DASH));
+  share.append(meter, el("span", "num", clock ? percent(Math.max(0, took / clock)) : ""));
   row.append(el("th", look, name), el("td", "num", seconds(Math.max(0, took))), share, el("td", "num", passes || ""), el("td", "num", computed ? String(computed) : ""));
   return row;
 }

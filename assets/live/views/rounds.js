@@ -99,7 +99,7 @@ class RoundsPanel extends Panel {
       const fill = el("i");
       fill.style.width = tested ? (accepted / tested) * 100 + "%" : "0";
       bar.append(fill);
-      row.append(el("span", "num", `+${i + 1}`), bar, el("span", "num", tested ? percent(accepted / tested) : DASH), el("span", "num of", `${accepted}/${tested}`));
+      row.append(el("span", "num", `+${i + 1}`), bar, el("span", "num", tested ? percent(accepted / tested) : ""), el("span", "num of", `${accepted}/${tested}`));
       table.append(row);
     });
     return table;
