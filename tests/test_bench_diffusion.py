@@ -23,6 +23,11 @@ def test_rows_divide_sums_by_sums():
     assert threshold == ["threshold 0.9", "0.75", "1 of 2", "4.00", "5", "0.40", "5.0"]
 
 
+def test_only_questions_that_every_decoder_answered_count():
+    assert canvas_filling.complete(FOUND) == FOUND and canvas_filling.complete([]) == []
+    assert canvas_filling.complete(FOUND[:3]) == [FOUND[0], FOUND[2]]
+
+
 def test_every_decoder_answers_every_question_in_a_rotating_order(monkeypatch):
     monkeypatch.setattr(canvas_filling, "LANES", {name: LANES[name] for name in (BASELINE, "threshold 0.9")})
     monkeypatch.setattr(canvas_filling, "exam", lambda items, seed: {"needle": exam(items, seed)["arithmetic 1"]})

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def measure(options: Namespace) -> bool:
-    """Answer the questions, print the page, and write the requested files. After Ctrl-C, only what is complete counts.
+    """Answer the questions, print the page, and write the requested files. After Ctrl-C, only what every decoder has
+    answered counts.
 
     Raises Refusal for a model that does not fill masks.
     """
@@ -25,14 +26,16 @@ def measure(options: Namespace) -> bool:
     if not models.target.fills:
         raise Refusal(f"{models.target.name} continues text: choose a denoiser such as pocket-diffusion.", "model")
     import playground
-    from playground.bench.canvas_filling import LANES, ROWS, answers, document, page
+    from playground.bench.canvas_filling import LANES, ROWS, answers, complete, document, page
     from playground.bench.speed_report import machine
     from playground.bench.survey_export import model_facts
     beside = playground.load("pocket", draft=playground.NO_DRAFT, dtype=options.dtype)
     found: list[Filled] = []
     total = options.questions * len(ROWS) * (len(LANES) + 1)
     stopped = gather(found, _shown(answers(models, beside, options.questions, options.seed), total))
-    settings = {**model_facts(models), "questions per task": options.questions, "seed": options.seed}
+    found = complete(found)
+    counted = len(found) // (len(ROWS) * (len(LANES) + 1))
+    settings = {**model_facts(models), "questions per task": counted, "seed": options.seed}
     facts = {"settings": settings, "machine": machine(models.target.device)}
     text = page(found, facts)
     print(text)
