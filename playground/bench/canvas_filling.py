@@ -97,8 +97,9 @@ question. Blocks have 16 positions, knobs that are not named have their defaults
 *Right*: questions with full score. *Tokens per forward*: tokens of the text, up to its end, divided by all forwards;
 the trials of Explore-Then-Exploit are forwards. *Computed*: positions that pass through the network per token. *Times
 faster*: seconds of one position per forward divided by the decoder's own, of all questions together. The
-autoregressive lane is the bundled `pocket`, of the same size, which was trained sixty times as long on more tasks: it
-is a lane to compare costs with, not a fair rival."""
+autoregressive lane is the bundled `pocket`, of the same size, which was trained on sixty times as many tokens: it is a
+lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model, and a few questions per task cannot
+tell decoders apart by score: the page shows what they cost, and differences of one or two questions are chance."""
 
 
 def _rows(found: list[Filled]) -> Rows:
