@@ -24,6 +24,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     "dyspec": [{}, {"mode": "threshold", "threshold": 0.15}],
     # as in its paper, and without its delayed check
     "specdec_plus_plus": [{}, {"most": 32, "late": False, "predictor": "proxy"}],
+    "medusa": [{}, {"nodes": 12}],
+    "eagle_2": [{}, {"nodes": 12, "depth": 4, "width": 3}],
     "layer_skip_draft": [],  # layer_skip is this drafter with its verifier
 }
 """Knobs of each row of a strategy. A strategy that is not listed has one row with its defaults."""

@@ -1,0 +1,65 @@
+"""The draft heads that are bundled: fitted to the bundled target, small, and of use without changing its text."""
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+from safetensors import safe_open
+
+import playground
+from playground.bench.questions import ask
+from playground.contract import discover
+from playground.contract.lane_config import LaneConfig
+from playground.decoding import fitted_weights as fitted
+from playground.decoding.limits import Limits
+from playground.decoding.session import Models, Prompt, prepare
+from playground.trace import metrics
+from support.commits import ids
+from support.speculation import speculative_lane
+
+MOST_BYTES = 60e6  # of all together
+TASKS = ("records", "programs")
+STORED = {path.name.partition("-")[0] for path in fitted.BUNDLED_FITTED.glob("*.safetensors")}
+HEADS = [
+    cls.name for cls in discover().values() if cls.fitted_to_target and (cls.weights_of or cls.name) in STORED
+]
+
+
+@cache
+def models() -> Models:
+    return playground.load(None, playground.NO_DRAFT, dtype="float64")
+
+
+@cache
+def run(drafter: str, task: str):
+    """The text of a lane on a question, and its metrics."""
+    recipe = speculative_lane(drafter, "greedy_match") if drafter else LaneConfig("greedy")
+    question = ask(task, 1, 1)[0]
+    session = prepare(models(), [recipe], Prompt(question.prompt, chat=True), Limits(0, 48))
+    return ids(stamped.event for stamped in session), metrics(session.trace)
+
+
+def test_heads_are_bundled():
+    assert HEADS
+
+
+@pytest.mark.parametrize("name", sorted({discover()[name].weights_of or name for name in HEADS}))
+def test_a_bundled_head_belongs_to_the_bundled_target_and_is_stored_in_half_precision(name):
+    target = {"target": models().target}
+    with safe_open(fitted.BUNDLED_FITTED / fitted.file_name(name, target), "pt") as file:
+        kinds = {str(file.get_tensor(key).dtype) for key in file.keys()}
+        assert fitted.digests(target)["target"] in file.metadata()["models"]
+    assert kinds <= {"torch.float16", "torch.int64"}
+
+
+def test_all_bundled_heads_together_are_small():
+    assert sum(path.stat().st_size for path in fitted.BUNDLED_FITTED.glob("*.safetensors")) < MOST_BYTES
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("name", HEADS)
+def test_a_fitted_head_saves_forwards_and_leaves_the_text_unchanged(name, task):
+    text, measured = run(name, task)
+    plain, reference = run("", task)
+    assert text == plain and len(plain) > 20
+    assert measured["target_forwards"] < 0.8 * reference["target_forwards"]
