@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, RMSNorm
 
-from playground.algorithms.draft_heads.head_layers import THETA, FeedForward, HeadShape, Place, SelfAttention
+from playground.algorithms.draft_heads.head_layers import THETA, GatedFeedForward, HeadShape, Place, SelfAttention
 
 EPS = 1e-5  # of the norms
 FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual")  # numbers of a published head
@@ -46,7 +46,7 @@ class FeatureLayer(Module):
 
     def __init__(self, shape: HeadShape, theta: float = THETA):
         super().__init__()
-        self.self_attn, self.mlp = SelfAttention(shape, theta=theta), FeedForward(shape)
+        self.self_attn, self.mlp = SelfAttention(shape, theta=theta), GatedFeedForward(shape)
         self.post_attention_layernorm = RMSNorm(shape.width, EPS)
 
     def forward(self, rows: Tensor, place: Place) -> Tensor:
@@ -85,7 +85,7 @@ class Eagle3Layer(Module):
     def __init__(self, shape: HeadShape, theta: float = THETA, norm_before_residual: bool = False):
         super().__init__()
         self.norm_before_residual = norm_before_residual
-        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta), FeedForward(shape)
+        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta), GatedFeedForward(shape)
         self.input_layernorm = RMSNorm(shape.width, EPS)
         self.hidden_norm = RMSNorm(shape.width, EPS)
         self.post_attention_layernorm = RMSNorm(shape.width, EPS)

@@ -147,7 +147,7 @@ class SelfAttention(Module):
         return self.o_proj(attended.transpose(-3, -2).flatten(-2))
 
 
-class FeedForward(Module):
+class GatedFeedForward(Module):
     """The gated feed-forward block of a Llama layer."""
 
     def __init__(self, shape: HeadShape):
