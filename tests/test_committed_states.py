@@ -114,8 +114,6 @@ def test_a_head_drafts_alike_after_tokens_were_taken_back():
     drafter = Watching(head("eagle_2", random_weights("eagle_2"), nodes=8, depth=3, width=2))
 
     class TakesBack(make("speculative").__class__):
-        name = ""
-
         def decode(self, lm):
             yield lm.prefill()
             for _ in range(3):
@@ -133,8 +131,6 @@ def test_a_head_drafts_alike_after_tokens_were_taken_back():
     fresh = Watching(head("eagle_2", random_weights("eagle_2"), nodes=8, depth=3, width=2))
 
     class Straight(make("speculative").__class__):
-        name = ""
-
         def decode(self, lm):
             yield lm.prefill()
             for token in after.tokens[len(PROMPT):]:
