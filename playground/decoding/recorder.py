@@ -96,7 +96,7 @@ class Recorder:
 
     def _already_read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers] | None:
         """Numbers that were read when the tokens were chosen; None if they were not, or not all of them."""
-        if not (rows.read_together and rows.candidates and rows.masks is None):
+        if rows.raw.is_cpu or rows.masks is not None or not (rows.candidates and rows.read_together):
             return None
         found = [rows.readings[index] for index in indices]
         if any(token not in row.ids for token, row in zip(tokens, found)):

@@ -277,7 +277,10 @@ class Runner:
     def charge(self, event: Forward, share: TimedShare) -> None:
         """Record a forward. Its device may still compute it; the clock then runs on while the lane waits for it."""
         self.clock += share.timer.host * share.part
-        self._untimed.append((event, share))
+        if share.timer.pending:
+            self._untimed.append((event, share))
+        else:
+            event.seconds = rounded(share.timer.host * share.part)
         self.lane.record(event)
 
     def _drain(self) -> list[Event]:

@@ -60,6 +60,8 @@ class Stream:
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
         self.captures = lane.captures(name)
+        self._routed = lane.routing(name) is not None
+        self.candidates = lane.candidates  # most probable tokens of each row that are recorded
         self.states = CommittedStates(model, lane.state_layers(name))
         self._captured_layers = self.captures.union(self.states.layers)
         self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
@@ -115,7 +117,7 @@ class Stream:
         """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
-        plan = LayerPlan(compute=self._compute(), routing=self.lane.routing(self.name))
+        plan = LayerPlan(compute=self._compute(), routing=self._routing())
         yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True), plan)]
         self.cache_manager.observe_probes(len(tokens))
         self.store.crop_scratch()
@@ -134,12 +136,12 @@ class Stream:
             leaf,
             TokenTree(),
             others={name: other[row : row + 1] for name, other in others.items()},
-            candidates=self.lane.candidates,
+            candidates=self.candidates,
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
-        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others, candidates=self.lane.candidates)
+        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others, candidates=self.candidates)
         return self.seen
 
     def _compute_rows(
@@ -197,7 +199,8 @@ class Stream:
 
     def _start_tree(self, tree: TokenTree) -> None:
         self.store.crop_scratch()
-        self.states.commit([])
+        if self.states.layers:
+            self.states.commit([])
         self._tree, self._left_early = tree, EarlyRows()
 
     @property
@@ -273,16 +276,21 @@ class Stream:
 
     def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
-        first, routing = self.store.length, self.lane.routing(self.name)
+        first, routing = self.store.length, self._routing()
         plan = LayerPlan(capture=self._captured_layers, compute=self._compute(), routing=routing)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
-        self.states.read(feed.captured, first, committed)
+        if self.states.layers:
+            self.states.read(feed.captured, first, committed)
         if routing and feed.rows == 1 and routing.chosen:
             self.lane.record(experts_figure(self.name, routing))
         if self.computing:
             self.computing.observe(feed)
         return feed.answer
+
+    def _routing(self) -> ExpertRouting | None:
+        """Which experts run in the next forward; None if no sampler of the lane chooses experts."""
+        return self.lane.routing(self.name) if self._routed else None
 
     def _compute(self) -> ComputePass | None:
         """What the compute policy decides in the next forward; None without one."""
@@ -319,7 +327,7 @@ class Stream:
             chunk = self.prompt[start:start + self._chunk_size()]
             work = ForwardInput(self.store, chunk, _chain(len(chunk)), last_only=True)
             plan = LayerPlan(
-                stop=cut, capture=self._captures_up_to(cut), routing=self.lane.routing(self.name)
+                stop=cut, capture=self._captures_up_to(cut), routing=self._routing()
             )
             feed = Feed(self, self._watched(work), plan)
             yield [feed]
@@ -352,7 +360,7 @@ class Stream:
                     stop=end,
                     resume=(early.layer, states[chunk]),
                     capture=self._captures_up_to(end),
-                    routing=self.lane.routing(self.name),
+                    routing=self._routing(),
                 ),
             )
             yield [feed]
@@ -380,7 +388,7 @@ class Stream:
             LayerPlan(
                 resume=(early.layer, early.entering(early.layer)),
                 capture=self._captured_layers,
-                routing=self.lane.routing(self.name),
+                routing=self._routing(),
             ),
         )
         yield [feed]
@@ -404,7 +412,8 @@ class Stream:
             if child is None or child in self._tree.blends:
                 break
             node = child
-        self.states.commit(self.store.path(node))
+        if self.states.layers:
+            self.states.commit(self.store.path(node))
         self.store.commit(node)
         if node != ROOT or self.behind():
             known = self.seen and self.seen.tree is self._tree and not self.behind()
@@ -419,7 +428,8 @@ class Stream:
     def roll_back(self) -> None:
         """Follow a rollback of the lane."""
         self.store.roll_back(max(0, -self.behind()))
-        self.states.crop(self.store.length)
+        if self.states.layers:
+            self.states.crop(self.store.length)
         self._root = None
         self._start_tree(TokenTree())
 
@@ -499,7 +509,7 @@ class Exit:
             LayerPlan(
                 stop=self.layer,
                 capture=stream._captures_up_to(self.layer),
-                routing=stream.lane.routing(stream.name),
+                routing=stream._routing(),
             ),
             name="exit",
         )
