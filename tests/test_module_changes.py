@@ -5,7 +5,7 @@ import pytest
 from module_changes import changes, greedy, speculative
 
 
-# 214 and 714 before modules were arranged in layers; 139 and 594 before forwards were timed without waits and states kept
+# 214 and 714 before modules were arranged in layers; 139 and 594 before forwards were timed without a wait
 @pytest.mark.parametrize("start, most", [(greedy, 152), (speculative, 668)])
 def test_a_token_passes_through_modules_no_more_often_than_when_it_was_last_counted(start, most):
     counted = changes(start)
