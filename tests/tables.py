@@ -73,6 +73,8 @@ class Letters:
 class TableModel:
     """A test double for Model: the scores after a context are random numbers seeded by the context."""
 
+    fills = False
+
     letters: Sequence[str] = "abc"
     ends: str = ""
     seed: int = 0

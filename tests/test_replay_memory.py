@@ -107,6 +107,7 @@ def no_memory(*_):
 
 
 def test_a_text_whose_recording_finds_no_memory_goes_on_eagerly(small_rooms, caplog):
+    caplog.set_level("WARNING", logger="playground.engine.cuda_graphs")
     tries, pair = [], (recorded("llama", lambda run: no_memory(tries.append(run))), plain_llama())
     both = wander(Both(pair), seed=0)
     assert both.worst < EXACT and len(tries) == 1, "one attempt for each text"
@@ -148,6 +149,8 @@ def test_a_cache_that_was_moved_in_part_keeps_its_contents(small_rooms, monkeypa
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, AttributeError])
 def test_an_error_while_graphs_are_set_up_does_not_stop_loading(monkeypatch, caplog, error):
+    caplog.set_level("WARNING", logger="playground.engine.model")
+
     def fails(network):
         raise error("the driver is too old")
     monkeypatch.setattr("playground.engine.model.build_graph_replay", fails)

@@ -232,7 +232,7 @@ def test_models_without_a_token_in_common_are_refused():
 
 def test_the_menu_of_drafts_says_who_can_use_the_one_with_other_tokens():
     titles = {name: text for text, name in drafts()}
-    assert "omnidraft" in titles["pocket-other-draft"] and "omnidraft" not in titles["pocket-draft"]
+    assert "OmniDraft" in titles["pocket-other-draft"] and "OmniDraft" not in titles["pocket-draft"]
 
 
 def test_a_text_is_scored_by_the_target_alone_where_the_draft_has_other_tokens():

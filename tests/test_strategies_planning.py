@@ -182,7 +182,7 @@ def test_a_public_page_does_not_search_by_running_programs():
     settings = Settings(prompt="How?", lanes=[{"strategy": "pg_td"}])
     settings.check(Rules())
     settings.check(Rules.for_visitors(programs=True))
-    with pytest.raises(Refusal, match="pg_td runs programs"):
+    with pytest.raises(Refusal, match="Planning-guided decoding runs programs"):
         settings.check(Rules.for_visitors())
 
 

@@ -233,5 +233,5 @@ def test_a_share_of_three_layers_is_rounded_to_at_least_one(share, layers):
 
 
 def test_another_drafter_is_refused_with_layer_skip():
-    with pytest.raises(Refusal, match=r"for draft_model choose speculative\.$"):
+    with pytest.raises(Refusal, match=r"for Draft model choose Speculative decoding\.$"):
         assemble(LaneConfig("layer_skip", {}, [("draft_model", {})]))

@@ -1,6 +1,6 @@
 // The stages that the scores of one token went through, in order: masks and processors, what each was set to, and what it removed.
 
-const MIXING = new Set(["adacad", "caad", "cad", "cfg", "dexperts", "dola", "icd", "knn_lm", "lol"]); // samplers that act before the token mask
+const MIXING = new Set(["adacad", "caad", "cad", "cfg", "dexperts", "dola", "icd", "knn_lm", "lol", "scmoe"]); // samplers that act before the token mask
 
 /** Rows of the stages at a token, or null where nothing changed the model's distribution. */
 function stagesPart(header, step, mask) {

@@ -38,8 +38,8 @@ tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCau
 One run of `python -m playground.pocket train --role {name}` on {place}: {minutes:.0f} minutes, {step} steps of {batch}
 tokens, {seen:.1f} million tokens in total, {taught}. {begun} Muon on the matrices (learning rate {matrix_lr}), AdamW on
 the embeddings and norms (learning rate {other_lr}); warm-up over {warm_up} steps, constant, decay over the last
-{decay:.0%}; context {stages} of the time; bfloat16 matmuls, float32 weights; seed {seed}. Last training loss (mean over
-{noted} steps, questions weighted 0.1): {loss:.2f}.
+{decay:.0%}; context {lengths} of the time; bfloat16 matmuls, float32 weights; seed {seed}. Last training loss (mean
+over {noted} steps, questions weighted 0.1): {loss:.2f}.
 
 ![loss curve](loss.svg)
 
@@ -141,10 +141,10 @@ def _begun(earlier):
 
 
 def _data(checksums):
-    stages = ", then ".join(f"{width} tokens for {share:.0%}" for width, share in STAGES.items())
+    lengths = ", then ".join(f"{width} tokens for {share:.0%}" for width, share in STAGES.items())
     shares = ", ".join(f"{name} {100 * share:g}" for name, share in SHARES.items())
     sources = "\n".join(f"- `{name}`: {SOURCES[name]} (sha256 `{digest}`)." for name, digest in checksums.items())
-    return dict(stages=stages, shares=shares, sources=sources)
+    return dict(lengths=lengths, shares=shares, sources=sources)
 
 
 def _listed(values):

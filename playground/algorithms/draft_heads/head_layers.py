@@ -27,9 +27,12 @@ class HeadShape(NamedTuple):
 
     @classmethod
     def like(cls, width: int) -> HeadShape:
-        """For a target of this width: heads of 64, two query heads to a key head, feed-forward three times as wide."""
+        """For a target of this width: heads of 64, two query heads to a key head if their number is
+        even, feed-forward three times as wide.
+        """
         heads = max(1, width // 64)
-        return cls(width, heads, max(1, heads // 2), 64 if width >= 64 else 2 * max(1, width // 2), 3 * width)
+        kv_heads = heads if heads % 2 else heads // 2
+        return cls(width, heads, kv_heads, 64 if width >= 64 else 2 * max(1, width // 2), 3 * width)
 
 
 class Place(Protocol):
