@@ -226,6 +226,7 @@ def passes(patience: float, draft_device: str = "cpu", **knobs) -> tuple[list[bo
     target = Waits("abc", seed=1).wait_for(draft, patience)
     session = prepare(Models(target, draft), [pearl(gamma=3, **knobs)], Prompt("abc"), Limits(0, 20))
     while session._runners[0].lane.remaining > 8:  # later there is no room for draft tokens
+        assert not session.finished, session.trace.events[-1].event
         session.advance()
     met = list(target.met)
     session.stop()

@@ -16,7 +16,8 @@ class ForwardTimer:
 
     def __init__(self, device: torch.device):
         self.device, self.host = device, 0.0  # seconds of the host: launching, and waiting if `wait` was called
-        self.pending = device.type == "cuda"  # whether `host` may be less than the seconds of the forward
+        # whether `host` may be less than the seconds of the forward
+        self.pending = device.type == "cuda" and torch.cuda.is_initialized()
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.pending else []
 
     def __enter__(self) -> ForwardTimer:
