@@ -51,7 +51,7 @@ def test_the_candidate_with_the_highest_value_is_chosen():
 WRONG_MOMENTA = {
     "resistances one length too early": {"resistance": [3.0, 4.0, 5.0, 5.0, 5.0]},
     "new tokens that pay": {"resistance": [0.0, 1.0, 3.0, 4.0, 5.0]},
-    "a repeat reckoned without the last token": {"shift": 1},
+    "a repeat found without the last token": {"shift": 1},
     "all tokens for candidates": {"k": 6},
     "negative worth cut off": {"choose": lambda found: max(found, key=lambda token: max(found[token], 0.0))},
 }

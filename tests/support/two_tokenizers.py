@@ -51,9 +51,7 @@ def between(
     limits: Limits,
     draws: Draws | Enumerating | None = None,
 ) -> Iterator[tuple[Lane, list]]:
-    """Run one lane whose draft reads the prompt in its own tokens, and look at it after each request, with what was
-    told.
-    """
+    """Run one lane whose draft reads the prompt in its own tokens; yields it after each request, with its events."""
     assembly = copy.deepcopy(lane) if isinstance(lane, Assembly) else assemble(lane)
     spelled = models["draft"].tokens.encode("".join(map(models["target"].tokens.piece, prompt)))
     lane = Lane(prompt, models, assembly, limits, Recorder(models["target"].tokens), {"draft": spelled})
