@@ -3,7 +3,7 @@
     python tests/load_class.py [--followers 40] [--tokens 400] [--runs 3]
 
 The page is started here with `--classroom` and the bundled models. Followers are real clients, in this process: each
-joins with the code and reads its stream. Every frame says when its oldest event was made (`told`, Unix seconds);
+joins with the code and reads its stream. Every frame says when its oldest event was made (`oldest_at`, Unix seconds);
 its delay is the time from then until a follower has read it, encoding, waiting and reading included. The promise is a
 95th percentile of at most 200 ms. A follower must have got every event of every run. Exit code 1 where either is
 broken.
@@ -78,8 +78,8 @@ def take(follower: Received, text: str) -> None:
     if "run" not in frame:
         return
     follower.events[frame["run"]] = follower.events.get(frame["run"], 0) + len(frame["events"])
-    if frame.get("told"):
-        follower.delays.append(now - frame["told"])
+    if frame.get("oldest_at"):
+        follower.delays.append(now - frame["oldest_at"])
     if frame["state"] == "done":
         follower.over.add(frame["run"])
 

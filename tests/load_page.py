@@ -298,7 +298,7 @@ async def choose_requests(server: Server, count: int, chance: random.Random) -> 
             asked = _random_request(facts, chance)
             outcome = await once(alone, visitor, asked, chance, "reads", "run")
             if outcome.end == "broken":
-                raise RuntimeError(f"a lone visitor was told {outcome.said} for {asked.lanes}")
+                raise RuntimeError(f"a lone visitor was refused ({outcome.said}) for {asked.lanes}")
             asked.first, asked.work = outcome.first, outcome.seconds
             if outcome.first is not None or chance.random() < 0.2:
                 found.append(asked)

@@ -24,17 +24,17 @@
   const { parse } = JSON;
   JSON.parse = (...given) => {
     const value = parse(...given);
-    if (value && value.run && value.told) arrive(value);
+    if (value && value.run && value.oldest_at) arrive(value);
     return value;
   };
 
-  function arrive({ told, events }) {
+  function arrive({ oldest_at: oldest, events }) {
     noted.frames.push(performance.now());
     const ends = new Map(); // by lane: the position of its last token in this frame
     for (const { kind, lane, sequence, position, ids } of events) {
       if (kind === "commit" && !sequence) ends.set(lane, (position || 0) + ids.length - 1);
     }
-    if (ends.size) waiting.push({ sent: told * 1000, ends });
+    if (ends.size) waiting.push({ sent: oldest * 1000, ends });
   }
 
   /** Whether every lane shows its last token. */

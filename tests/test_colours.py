@@ -1,5 +1,5 @@
-"""The colours of the live view, read from its style sheets: text is legible on each of them, and kinds can be told
-apart.
+"""The colours of the live view, read from its style sheets: text is legible on each of them, and kinds
+differ.
 
 Contrast is the ratio of relative luminances that WCAG 2 defines. Deuteranopia is simulated with the matrix of Machado,
 Oliveira and Fernandes (2009, severity 1), in linear light; differences of two colours are distances in CIE L*a*b*

@@ -64,7 +64,7 @@ def test_every_subject_has_a_lesson_of_a_few_steps_with_questions():
 def test_every_step_sets_the_page_to_something_that_can_run(lesson, step):
     settings, asked = settings_of(lesson.name, step), lesson.steps[step].settings
     settings.check(Rules.for_visitors())
-    assert [told["problem"] for told in check(settings.lanes)] == [""] * len(asked["lanes"])
+    assert [checked["problem"] for checked in check(settings.lanes)] == [""] * len(asked["lanes"])
     assert {name: getattr(settings, name) for name in asked if name != "lanes"} == {
         name: asked[name] for name in asked if name != "lanes"
     }
@@ -112,7 +112,7 @@ def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text, told",
+    "text, message",
     [
         ("A lesson\n", "line 1: 'key: value' is expected"),
         ("title: A lesson\ntitel: x\n", "line 2: titel is not one of"),
@@ -144,10 +144,10 @@ def test_a_lesson_is_read_and_settings_hold_from_step_to_step(tmp_path):
         (HEAD + STEP + ASKED.replace("tokens(1)", "tokens of lane 1") + CHOICES, "is neither a reading such as"),
     ],
 )
-def test_a_malformed_lesson_gets_a_sentence_with_its_file_and_line(tmp_path, text, told):
+def test_a_malformed_lesson_gets_a_sentence_with_its_file_and_line(tmp_path, text, message):
     with pytest.raises(Refusal) as refused:
         read_lesson(written(tmp_path, text))
-    assert str(refused.value).startswith("07-mine.md, line ") and told in str(refused.value)
+    assert str(refused.value).startswith("07-mine.md, line ") and message in str(refused.value)
 
 
 # --- a page over the bundled models, which keeps the sessions that were begun ---

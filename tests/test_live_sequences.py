@@ -221,10 +221,10 @@ CANVAS = run_of(lane(0, filling(), canvas=4))
 
 def cells(page) -> list[tuple[str, str | None]]:
     """Text and step of every position of the canvas."""
-    told = page.locator(".lane .is-canvas .cell").evaluate_all(
+    shown = page.locator(".lane .is-canvas .cell").evaluate_all(
         "all => all.map((cell) => [cell.textContent, cell.dataset.step || null])"
     )
-    return [tuple(cell) for cell in told]
+    return [tuple(cell) for cell in shown]
 
 
 def test_a_canvas_begins_as_a_row_of_blank_boxes(page, feed):

@@ -305,8 +305,8 @@ def test_words_of_ones_own_go_at_the_token_with_its_space_in_front(page, feed):
     assert not feed.heard, "an empty place writes nothing"
     page.keyboard.type("hen  ran")
     page.keyboard.press("Enter")
-    told = wait_for(page, feed, "fork")
-    assert (told["words"], told["position"], told["lane"]) == (" hen  ran", 1, 0) and "token" not in told
+    shown = wait_for(page, feed, "fork")
+    assert (shown["words"], shown["position"], shown["lane"]) == (" hen  ran", 1, 0) and "token" not in shown
 
 
 def test_a_scored_text_is_not_underlined_and_begins_no_fork(page, feed):

@@ -279,7 +279,7 @@ def test_a_user_action_does_not_wait_for_the_pause_of_playback(page, feed, slow_
 
 @pytest.mark.parametrize("hours", [0, 5, -5])
 def test_a_page_that_takes_frames_later_and_later_asks_for_fewer_whatever_its_clock(page, feed, hours):
-    late = [{**one, "told": time.time() + 3600 * hours - 60.0 * i} for i, one in enumerate(plain_frames(15))]
+    late = [{**one, "oldest_at": time.time() + 3600 * hours - 60.0 * i} for i, one in enumerate(plain_frames(15))]
     send(page, feed, *late)
     assert CLOCK < wait_for(page, feed, "pace")["beat"] <= SLOWEST
     expect(page.locator(".lane .tokens > .t")).to_have_count(15)
@@ -290,7 +290,7 @@ def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
     frames = plain_frames(100)
     now = time.time()
     # except for ten, each has the smallest delay so far
-    send(page, feed, *({**one, "told": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))
+    send(page, feed, *({**one, "oldest_at": now + 60 * i - 3600 * (4 <= i < 14)} for i, one in enumerate(frames)))
     wait_for(page, feed, "pace", times=8)
     beats = sorted((data["beat"] for _, data in feed.heard), reverse=True)
     assert beats == pytest.approx([SLOWEST * 0.7 ** i for i in range(7)] + [CLOCK])
@@ -298,7 +298,7 @@ def test_a_page_that_has_caught_up_asks_for_more_frames_again(page, feed):
 
 @pytest.mark.parametrize("hours", [0, 5, -5])
 def test_a_page_that_keeps_up_says_nothing_whatever_its_clock(page, feed, hours):
-    send(page, feed, *({**one, "told": time.time() + 3600 * hours} for one in plain_frames(40)))
+    send(page, feed, *({**one, "oldest_at": time.time() + 3600 * hours} for one in plain_frames(40)))
     expect(page.locator(".lane .tokens > .t")).to_have_count(40)
     assert not feed.heard
 

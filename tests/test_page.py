@@ -223,9 +223,9 @@ def test_a_study_is_there_for_runs_it_can_study_and_drawn_when_it_is_opened(page
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "speculative"}]))
     page.click("#run")
     expect(fold).to_be_visible()
-    assert page.locator(".told").count() == 0
+    assert page.locator(".remark").count() == 0
     fold.click()
-    expect(page.locator(".told").first).to_contain_text("Predictions")
+    expect(page.locator(".remark").first).to_contain_text("Predictions")
     expect(page.locator(".figures .js-plotly-plot:visible").first).to_contain_text("Speculation")
     choose_strategy(page, 0, "greedy")
     page.click("#run")
@@ -290,7 +290,7 @@ def test_a_wrong_option_ends_the_program_with_one_line():
 
 
 @pytest.mark.parametrize(
-    "options, told",
+    "options, message",
     [
         (["--port", "many"], "many"),
         (["--model", "/no/such/folder"], "/no/such/folder"),
@@ -299,12 +299,12 @@ def test_a_wrong_option_ends_the_program_with_one_line():
         (["--colour", "red"], "--colour"),
     ],
 )
-def test_every_wrong_option_is_reported(options, told, capsys):
+def test_every_wrong_option_is_reported(options, message, capsys):
     import app
     with pytest.raises(SystemExit) as ended:
         app.main(options)
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and said.startswith("error: ") and told in said and said.count("\n") == 1
+    assert ended.value.code == 2 and said.startswith("error: ") and message in said and said.count("\n") == 1
 
 
 def test_figures_are_made_from_what_there_is():

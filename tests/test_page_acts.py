@@ -115,12 +115,12 @@ def test_what_is_wrong_comes_into_sight_on_a_phone_however_often_it_is_asked_for
     page.set_viewport_size({"width": 390, "height": 844})
     visit(page, address, Settings(prompt="The green bird", lanes=4 * [GREEDY]))
     page.fill("#prompt textarea", " ")
-    told = page.locator(".notice p", has_text="The prompt is empty")
+    notice = page.locator(".notice p", has_text="The prompt is empty")
     for _ in range(2):
         page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
-        expect(told).not_to_be_in_viewport()
+        expect(notice).not_to_be_in_viewport()
         page.keyboard.press("Control+Enter")
-        expect(told).to_be_in_viewport()
+        expect(notice).to_be_in_viewport()
 
 
 def test_a_hostile_prompt_does_not_widen_a_phones_page(page, address):
@@ -228,9 +228,9 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
     cut(False)
     open_settings(page)
     page.click("#again")
-    told = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
+    tokens = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
     page.locator("#live .scrub").press("End")
-    expect(told.nth(before - 1)).to_be_attached()
+    expect(tokens.nth(before - 1)).to_be_attached()
     if page.locator("#stop").is_visible():
         page.click("#stop")
     open_settings(page)
@@ -395,9 +395,9 @@ def test_nothing_jumps_while_lanes_write(page, address):
 def test_a_frame_shows_when_the_oldest_of_its_events_happened():
     begun = time.time()
     frames = list(Worker().take(Counting([], length=200)).frames())
-    told = [frame["told"] for frame in frames if frame["events"]]
-    assert begun <= told[0] and told == sorted(told) and told[-1] <= time.time()
-    assert all("told" not in frame for frame in frames if not frame["events"])
+    times = [frame["oldest_at"] for frame in frames if frame["events"]]
+    assert begun <= times[0] and times == sorted(times) and times[-1] <= time.time()
+    assert all("oldest_at" not in frame for frame in frames if not frame["events"])
 
 
 def waits_of(monkeypatch, reading: float, beat: float) -> list[float]:

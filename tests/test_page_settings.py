@@ -91,4 +91,4 @@ def test_the_page_offers_only_what_the_engine_knows():
 def test_examples_hold_only_lanes_that_can_run():
     for example in examples():
         assert Settings.read(example).prompt == example["prompt"] and example["note"] and example["topic"] in TOPICS
-        assert [told["problem"] for told in check(example["lanes"])] == [""] * len(example["lanes"])
+        assert [checked["problem"] for checked in check(example["lanes"])] == [""] * len(example["lanes"])

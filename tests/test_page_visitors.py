@@ -103,7 +103,7 @@ def test_of_a_borrowed_gpu_too_a_slow_browser_gets_fewer_frames_and_all_that_hap
     assert committed(frames) == list(range(1, 2001))
     assert [frame["n"] for frame in frames] == list(range(len(frames))) and frames[-1]["state"] == "done"
     # each but the first begins to collect when the one before it has left
-    times = [frame["told"] for frame in frames[1:]]
+    times = [frame["oldest_at"] for frame in frames[1:]]
     assert len(times) > 2 and all(later - sooner > 0.99 * (SLOWEST - CLOCK) for sooner, later in zip(times, times[1:]))
 
 

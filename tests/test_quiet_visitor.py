@@ -188,7 +188,7 @@ def test_an_attack_gets_an_answer_and_delays_no_token_of_another_visitor(
     assert server.alive, f"the server ended; its log ends with {''.join(server.log)[-300:]}"
     assert gap - page.baseline <= MOST_DELAY, f"another visitor got no token for {gap:.1f} s"
     assert most <= MOST_MEMORY, f"the server grew by {most:.0f} MB"
-    assert not quiet.troubles, f"another visitor was told: {quiet.troubles[0]}"
+    assert not quiet.troubles, f"another visitor was refused: {quiet.troubles[0]}"
     assert attacker.said, f"no answer within {LONGEST_ANSWER} s"
     closed = {"CLOSED ReadError"} if attack.name == "40 MB of numbers" else set()  # refused while it is being sent
     assert all(said in closed or polite(said) for said in attacker.said), (

@@ -105,7 +105,7 @@ class App {
     if (shown && trace.insertions > before) this.player.showUpTo(shown);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
-    if (frame.told) this.keepUp(frame.told, outcome === "new");
+    if (frame.oldest_at) this.keepUp(frame.oldest_at, outcome === "new");
     if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
     if (trace !== this.trace) return;
     if (frame.machine) this.bar.showMachine(frame.machine);

@@ -24,13 +24,13 @@ def frame(
     events: Facts,
     state: str,
     headers: Facts | None = None,
-    told: float | None = None,
+    oldest_at: float | None = None,
     machine: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One frame; the first of a run carries the headers of its lanes. told: time of its oldest event, Unix seconds.
+    """One frame; the first of a run carries the headers of its lanes. oldest_at: time of its oldest event, Unix seconds.
     machine: a reading of MachineMeters.
     """
-    known = {"headers": headers, "told": told, "machine": machine}
+    known = {"headers": headers, "oldest_at": oldest_at, "machine": machine}
     return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {
         name: value for name, value in known.items() if value
     }

@@ -329,7 +329,7 @@ class Handlers:
         """Draw figures of the visitor's run so far."""
         drawn = [figure for figure in run_figures.draw(visit.run.trace) if figure] if visit and visit.run else []
         if not drawn:
-            gr.HTML("<p>No lane has generated a token.</p>", elem_classes="told", apply_default_css=False)
+            gr.HTML("<p>No lane has generated a token.</p>", elem_classes="remark", apply_default_css=False)
         for figure in drawn:
             gr.Plot(figure, show_label=False)
 
@@ -338,7 +338,7 @@ class Handlers:
         events = study_figures.outcomes(visit.run.trace).get(name, []) if visit and visit.run else []
         gr.HTML(
             "".join(f"<p>{escape(note)}</p>" for note in study_figures.notes(events)),
-            elem_classes="told",
+            elem_classes="remark",
             apply_default_css=False,
         )
         for drawn in study_figures.draw(events):

@@ -87,7 +87,7 @@ class Static(Decoder):
             return CsrTrie([item + end for item in spelt], lm.vocabulary).to(device)
         except ValueError as reason:
             raise Refusal(
-                f"These items cannot be told apart with this model ({reason}): change them.", "items"
+                f"This model's tokens do not distinguish these items ({reason}): change them.", "items"
             ) from None
 
     def _spelt(self, lm, text: str) -> list[int]:
