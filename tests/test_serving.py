@@ -54,6 +54,47 @@ def worker():
         run.stop()
 
 
+# --- which run is served next ---
+
+def advanced(worker, *runs) -> list[int]:
+    """Which of these runs is served in each of the next steps, until each has a token."""
+    served = []
+    while any(run.starting for run in runs):
+        run = worker._next()
+        run.serve()
+        served.append(runs.index(run))
+    return served
+
+
+class Slow(Counting):
+    """The first token needs several requests."""
+
+    def advance(self):
+        if len(self.log) < 6:
+            self.log.append("prefill")
+            return []
+        return super().advance()
+
+
+def test_a_run_without_a_token_gets_every_other_step(monkeypatch):
+    worker = Worker()
+    monkeypatch.setattr(worker, "_notify", lambda: None)  # served here, not by its thread
+    old = [worker.take(Counting([], forward=0.0)) for _ in range(4)]
+    advanced(worker, *old)
+    new = worker.take(Slow([], forward=0.0))
+    order = advanced(worker, *old, new)
+    assert order.count(4) == 7 and 12 <= len(order) <= 14, "one step in five would be 31 to 35 steps"
+    assert {0, 1, 2, 3} <= set(order), "the others go on"
+
+
+def test_a_run_that_stays_without_a_token_loses_its_priority(monkeypatch):
+    worker = Worker()
+    monkeypatch.setattr(worker, "_notify", lambda: None)
+    monkeypatch.setattr(worker_module, "HEAD_START", 0.0)
+    run = worker.take(Slow([]))
+    assert not run.starting
+
+
 # --- a worker that dies ---
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

@@ -64,13 +64,13 @@ class QueueLimits:
     other addresses.
     """
 
-    whole: Share = Share(16, 48, 128)
-    address: Share = Share(16, 48, 128)
-    session: Share = Share(16, 48, 128)
+    whole: Share = Share(20, 48, 128)
+    address: Share = Share(20, 48, 128)
+    session: Share = Share(20, 48, 128)
     kinds: dict[str, Share] = field(
         default_factory=lambda: {
-            PAGE: Share(16, 32, 128),
-            API: Share(6, 16, 32),
+            PAGE: Share(20, 32, 128),
+            API: Share(8, 16, 32),
             GAME: Share(4, 16, 32),
             REPEATS: Share(2, 8, 16),
             SURVEY: Share(1, 8, 9),

@@ -1,8 +1,9 @@
 """One worker thread per device serves the sessions of all visitors round-robin.
 
 A visitor's handle is a `Run`: any thread may hold, resume, step or stop it and read it as frames for the live view.
-Only the worker thread uses the session. It serves one forward of one run at a time, so no run waits for long. A thread
-that dies is replaced.
+Only the worker thread uses the session. It serves one forward of one run at a time, so no run waits for long. Every
+other step is reserved for runs without a token, so that a visitor of a busy page soon sees the first one. A thread that
+dies is replaced.
 """
 from __future__ import annotations
 
@@ -25,6 +26,7 @@ PATIENCE = 1.0  # seconds without events after which `frames` yields None
 HELD_PATIENCE = 5.0  # the same for a held run, which has no events
 SLOW = 2.0  # seconds after which a step is logged, since all other runs waited for it
 METERED = 1.0  # seconds between two readings of the machine in the frames of a run
+HEAD_START = 1.0  # seconds of the worker's time in which a run without a token has priority
 HANDED_OVER = 30.0  # seconds to wait for the session of a run that is forked
 STUCK = 120.0  # seconds of one step after which the worker counts as stuck
 BROKE = "This run failed with an internal error; see the log. Other runs are not affected."
@@ -51,6 +53,7 @@ class Run:
         self.error = ""  # a message, if the session failed as a whole
         self.on_held: Callable[[], None] = lambda: None  # called whenever the run is held
         self._beat, self._archived, self._given = CLOCK, False, False
+        self._has_token, self._served = False, 0.0  # seconds of the worker's time
         self._orders: dict[Hashable, Callable[[], list]] = {}  # at most one of a kind: a client may send thousands
         self._changed, self._wake, self._active_runs = threading.Condition(threading.RLock()), wake, active_runs
         self._meters = meters  # None: frames carry no readings of the machine
@@ -166,14 +169,22 @@ class Run:
     def ready(self) -> bool:
         return not self.over and (bool(self._orders) or not self.held)
 
+    @property
+    def starting(self) -> bool:
+        """Whether the run has no token yet. Not true for long of a strategy that commits only at its end."""
+        return not self._has_token and self._served < HEAD_START
+
     def serve(self) -> None:
         """Carry out one order or one forward; called by the worker only. Other than Exception is left to the worker."""
+        begun = time.monotonic()
         try:
             stamped = self._next_step()()
         except Exception:
             log.exception("a run failed")
             return self.fail(BROKE)
         fresh = [event.to_json() for event in stamped]
+        self._served += time.monotonic() - begun
+        self._has_token = self._has_token or any(event["kind"] in ("commit", "fill") for event in fresh)
         with self._changed:
             if self.over:
                 return
@@ -248,13 +259,16 @@ class Health:
 
 
 class Worker:
-    """Serves its runs round-robin; the thread starts with the first run and sleeps while none is ready."""
+    """Serves its runs round-robin, every other step only those that are starting, if any. The thread starts with the
+    first run and sleeps while none is ready.
+    """
 
     def __init__(self):
         self._runs: deque[Run] = deque()
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._serving: Run | None = None
+        self._favours_starting = False  # in the next step
         self._meters = MachineMeters()
         self._begun = self._ended = time.monotonic()  # when the current step began, and when the last one ended
 
@@ -341,7 +355,10 @@ class Worker:
 
     def _next(self) -> Run:
         """The first run that is ready, which is moved to the end of the queue; held runs keep their places."""
-        run = next(run for run in self._runs if run.ready())
+        ready = [run for run in self._runs if run.ready()]
+        starting = [run for run in ready if run.starting]
+        self._favours_starting = not self._favours_starting
+        run = starting[0] if starting and self._favours_starting else ready[0]
         self._runs.remove(run)
         self._runs.append(run)
         return run
