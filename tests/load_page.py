@@ -92,6 +92,8 @@ class Outcome:
 
     end: str  # done, left, refused or broken
     habit: str
+    function: str = ""  # page_run, run or compare
+    seated: float | None = None
     first: float | None = None
     ideal: float | None = None
     seconds: float = 0.0
@@ -148,16 +150,18 @@ def controls(asked: Request, seed: int) -> list[Any]:
 class Reader:
     """Reads the messages of one request and notes what they mean."""
 
-    def __init__(self, habit: str, sent: float, ideal: float | None):
-        self.outcome, self.sent = Outcome("broken", habit, ideal=ideal, said="the stream ended without an answer"), sent
-        self.begun = self.ended = False
+    def __init__(self, habit: str, function: str, sent: float, ideal: float | None):
+        said = "the stream ended without an answer"
+        self.outcome, self.sent = Outcome("broken", habit, function, ideal=ideal, said=said), sent
+        self.ended = False
 
     def read(self, message: Message) -> None:
         outcome = self.outcome
         outcome.seconds = message.at - self.sent
         if message.internal_error:
             outcome.said = message.internal_error
-        self.begun = self.begun or '\\"headers\\":' in message.raw
+        if outcome.seated is None and '\\"headers\\":' in message.raw:
+            outcome.seated = outcome.seconds
         self.ended = self.ended or message.ends_run
         if message.has_tokens and outcome.first is None:
             outcome.first = outcome.seconds
@@ -183,7 +187,7 @@ async def once(
         controls(asked, chance.randrange(1000)) if function == "page_run" else arguments(asked, chance.randrange(1000))
     )
     sent = time.monotonic()
-    reader = Reader(habit, sent, load.ideal(asked))
+    reader = Reader(habit, function, sent, load.ideal(asked))
     load.running += 1
     leaving = sent + chance.uniform(0.2, 2.0) if habit == "leaves" else math.inf
     try:
