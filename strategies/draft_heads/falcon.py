@@ -31,7 +31,7 @@ from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract.interfaces import LaneInterface
 
 BLOCK, RANKS, LSTM_LAYERS = 2, 10, 2
 TOKEN_LOSS = 0.1  # weight of the loss on tokens beside that on states
@@ -83,7 +83,7 @@ def blocks_seen(rows: int, block: int) -> Tensor:
 
 
 @dataclass
-class DraftBlock:
+class PassOutput:
     """The network's outputs for one block of rows, after the text or after a path of draft tokens."""
 
     states: Tensor  # [block, width], which stand for those of the next tokens
@@ -104,7 +104,7 @@ class BlockedText:
         self.network, self.cache = network, HeadCache()
         self._first, self._read, self._memory = 0, [], None  # the tokens on which kept rows depend
 
-    def catch_up(self, lm: Lane) -> tuple[Tensor, Memory]:
+    def catch_up(self, lm: LaneInterface) -> tuple[Tensor, Memory]:
         """Outputs [block, width] of the newest rows, and the memory after them."""
         states, block = lm.target.states, self.network.block
         count = states.length - states.start
@@ -124,7 +124,7 @@ class BlockedText:
         output, memory = self._fed(lm, kept, ends)
         return output[-block:], memory
 
-    def _fed(self, lm: Lane, first: int, seen: Tensor) -> tuple[Tensor, Memory]:
+    def _fed(self, lm: LaneInterface, first: int, seen: Tensor) -> tuple[Tensor, Memory]:
         """Read as many rows as `seen` has, from this one on."""
         start = lm.target.states.start + first
         states = lm.target.states.of(lm.depth, start)[:len(seen)]
@@ -136,11 +136,11 @@ class BlockedText:
 class BlockTree:
     """A draft tree that grows by a block of levels in each pass, along paths of ranks."""
 
-    def __init__(self, lm: Lane, network: BlockNetwork, ranks: int, name: str):
+    def __init__(self, lm: LaneInterface, network: BlockNetwork, ranks: int, name: str):
         self.lm, self.network, self.ranks, self.tree = lm, network, ranks, TokenTree(name)
         self.known = lm.tokens[lm.target.states.length + 1:]  # committed tokens that take the first levels
         self.nodes: dict[Path, int] = {(): ROOT}
-        self.blocks: dict[Path, DraftBlock] = {}
+        self.blocks: dict[Path, PassOutput] = {}
 
     def begin(self, text: BlockedText) -> None:
         """The first pass: the block after the text."""
@@ -204,12 +204,12 @@ class BlockTree:
 
     def _read_out(
         self, states: list[Tensor], memories: list[Memory], columns: list[list[int]]
-    ) -> list[DraftBlock]:
-        """Blocks with the best tokens at each of their places."""
+    ) -> list[PassOutput]:
+        """The outputs for blocks, with the best tokens at each of their places."""
         shares = self.lm.read_out(torch.cat(states)).softmax(-1)
         best = shares.topk(min(self.ranks, self.lm.vocabulary))
         values, tokens = (part.unflatten(0, (len(states), -1)).tolist() for part in best)
-        return [DraftBlock(*each) for each in zip(states, memories, columns, values, tokens)]
+        return [PassOutput(*each) for each in zip(states, memories, columns, values, tokens)]
 
 
 class Falcon(DraftHead):
