@@ -352,13 +352,14 @@ def use_own_attention(network: PreTrainedModel) -> None:
 
 def install_plans(network: PreTrainedModel) -> list[nn.Module]:
     """Install the second hook; returns the decoder layers. Raises Refusal if they cannot be found."""
-    layers = _decoder_layers(network)
+    layers = decoder_layers(network)
     for index, layer in enumerate(layers):
         layer.forward = _planned(layer.forward, index, len(layers))
     return layers
 
 
-def _decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
+def decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
+    """The decoder layers, in order. Raises Refusal if they cannot be found."""
     depth = network.config.get_text_config(decoder=True).num_hidden_layers
     for module in (*_decoder(network).modules(), *network.modules()):
         if isinstance(module, nn.ModuleList) and len(module) == depth:

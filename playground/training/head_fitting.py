@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.algorithms.draft_heads.head_training import HeadBatch
 from playground.engine.forward_input import ForwardInput
-from playground.engine.hooks import LayerPlan
+from playground.engine.hooks import LayerPlan, decoder_layers
 from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -75,6 +75,8 @@ class OwnTexts:
         self.width, self.depth = self.model.width, self.model.depth
         self.embeddings = self.model.embed(list(range(self.model.vocabulary))).clone().float().cpu()
         self.lm_head = self.model.lm_head_weights.clone().float().cpu()
+        last = decoder_layers(self.model.network)[-1].state_dict()
+        self.last_layer = {name: tensor.clone().float().cpu() for name, tensor in last.items()}
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         numbers = [number for number in range(len(self.texts)) if number % HELD_OUT]

@@ -1,9 +1,10 @@
 """EAGLE-2: the head of EAGLE with a tree that grows where the head is confident."""
 from __future__ import annotations
 
-from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree, grow_most_probable
+from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree
 from playground.algorithms.draft_heads.feature_networks import EagleNetwork
 from playground.algorithms.draft_heads.head_layers import HeadShape
+from playground.algorithms.draft_heads.scored_tree import grow_most_probable
 from playground.contract import knob
 
 

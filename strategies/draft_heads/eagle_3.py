@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree, grow_most_probable
+from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree
 from playground.algorithms.draft_heads.feature_networks import Eagle3Network, UnrolledTexts, soft_loss
 from playground.algorithms.draft_heads.head_layers import HeadShape
 from playground.algorithms.draft_heads.head_training import (
@@ -20,6 +20,7 @@ from playground.algorithms.draft_heads.head_training import (
     ranks,
     trained,
 )
+from playground.algorithms.draft_heads.scored_tree import grow_most_probable
 from playground.contract import knob
 
 STEPS, DECAY = 3, 0.8  # levels of a training, and the weight of each further one

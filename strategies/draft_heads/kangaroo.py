@@ -9,8 +9,9 @@ from torch.nn import Module, RMSNorm
 from torch.nn.functional import linear
 
 from playground.algorithms.draft_heads.draft_head import DraftHead
-from playground.algorithms.draft_heads.feature_networks import EPS, shape_of_attention, soft_loss
+from playground.algorithms.draft_heads.feature_networks import shape_of_attention, soft_loss
 from playground.algorithms.draft_heads.head_layers import (
+    EPS,
     HeadCache,
     HeadShape,
     NewRows,

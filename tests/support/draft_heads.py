@@ -1,12 +1,12 @@
 """Draft heads with random weights over a random network, and their networks computed anew from the library's parts."""
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import torch
-from pairs import network, pair
+from pairs import greedy_text, network, pair
 from tables import write
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
@@ -65,19 +65,32 @@ def random_weights(name: str, seed: int = 0) -> dict[str, Tensor]:
     """Random weights of a head, large enough that every input matters."""
     cls, chance = find(name), torch.Generator().manual_seed(seed)
     return {
-        key: tensor if key == "accuracy" else torch.randn(tensor.shape, generator=chance).double() * 0.5
+        key: torch.randn(tensor.shape, generator=chance).double() * 0.5
+        if tensor.is_floating_point() and key != "accuracy"
+        else tensor
         for key, tensor in cls.untrained(WIDTH, DEPTH).items()
     }
 
 
 def proposals(drafter: Drafter, sampled: bool = False, length: int = LENGTH) -> list[Proposal]:
     """The proposals of all rounds of one text; those of rounds without a draft are left out."""
-    decoder, watching = make("speculative", verifier="sample_match"), Watching(drafter)
-    decoder.drafter = watching
-    samplers = [make(AT_ONE[0], **AT_ONE[1])] if sampled else []
-    models = pair()
-    write(Assembly(decoder, samplers), {"target": models.target}, PROMPT, Limits(3, length), Draws(3))
+    watching = Watching(drafter)
+    written(watching, sampled, length)
     return [proposal for proposal in watching.proposals if proposal.prefixes]
+
+
+def written(drafter: Drafter, sampled: bool = False, length: int = LENGTH) -> list[int]:
+    """The text of a speculative lane with this drafter, in float64."""
+    decoder = make("speculative", verifier="sample_match")
+    decoder.drafter = drafter
+    samplers = [make(AT_ONE[0], **AT_ONE[1])] if sampled else []
+    models = {"target": pair().target}
+    return write(Assembly(decoder, samplers), models, PROMPT, Limits(3, length), Draws(3)).tokens[len(PROMPT):]
+
+
+def is_greedy(text: list[int]) -> bool:
+    """Whether a text of several tokens is the library's greedy one."""
+    return len(text) > 5 and text == greedy_text("llama", PROMPT, LENGTH)[:len(text)]
 
 
 @cache
@@ -118,10 +131,12 @@ class LibraryAttention:
         self.attention.load_state_dict(part(weights, f"{layer}self_attn."))
 
     @torch.no_grad()
-    def __call__(self, rows: Tensor) -> Tensor:
+    def __call__(self, rows: Tensor, seen: Tensor | None = None) -> Tensor:
+        """`seen`, bool [rows, rows], says which rows each attends to, instead of those before it."""
         count = len(rows)
         places = self.rotary(rows[None], torch.arange(count)[None])
-        mask = torch.full((count, count), float("-inf"), dtype=rows.dtype).triu(1)[None, None]
+        seen = torch.ones(count, count, dtype=torch.bool).tril() if seen is None else seen
+        mask = torch.zeros(count, count, dtype=rows.dtype).masked_fill(~seen, float("-inf"))[None, None]
         return self.attention(rows[None], places, mask)[0][0]
 
 
@@ -135,6 +150,18 @@ def feed_forward(weights: dict[str, Tensor], layer: str) -> LlamaMLP:
     module = LlamaMLP(LlamaConfig(hidden_size=WIDTH, intermediate_size=3 * WIDTH)).double()
     module.load_state_dict(part(weights, f"{layer}mlp."))
     return module.requires_grad_(False)
+
+
+def decoder_layer(weights: dict[str, Tensor], layer: str) -> Callable[[Tensor], Tensor]:
+    """A Llama layer over whole sequences, made of the library's modules."""
+    attention, mlp = LibraryAttention(weights, layer), feed_forward(weights, layer)
+    before, after = (norm(weights, f"{layer}{name}") for name in ("input_layernorm", "post_attention_layernorm"))
+
+    def run(rows: Tensor) -> Tensor:
+        rows = rows + attention(before(rows))
+        return rows + mlp(after(rows))
+
+    return run
 
 
 def part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

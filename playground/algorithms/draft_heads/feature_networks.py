@@ -11,9 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, ModuleList, RMSNorm
 
-from playground.algorithms.draft_heads.head_layers import THETA, GatedFeedForward, HeadShape, Place, SelfAttention
+from playground.algorithms.draft_heads.head_layers import (
+    EPS,
+    THETA,
+    GatedFeedForward,
+    HeadShape,
+    Place,
+    SelfAttention,
+)
 
-EPS = 1e-5  # of the norms
 FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual")  # numbers of a published head
 Weights = dict[str, Tensor]
 ReadOut = Callable[[Tensor], Tensor]  # logits [n, V] of inputs of the lm_head

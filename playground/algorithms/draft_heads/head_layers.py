@@ -10,10 +10,11 @@ from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module
+from torch.nn import Linear, Module, RMSNorm
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 THETA = 10000.0  # base of the rotary embedding
+EPS = 1e-5  # of the norms
 
 
 class HeadShape(NamedTuple):
@@ -161,6 +162,19 @@ class GatedFeedForward(Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         return self.down_proj(silu(self.gate_proj(rows)) * self.up_proj(rows))
+
+
+class DecoderLayer(Module):
+    """A Llama layer."""
+
+    def __init__(self, shape: HeadShape):
+        super().__init__()
+        self.input_layernorm, self.self_attn = RMSNorm(shape.width, EPS), SelfAttention(shape)
+        self.post_attention_layernorm, self.mlp = RMSNorm(shape.width, EPS), GatedFeedForward(shape)
+
+    def forward(self, rows: Tensor, place: Place) -> Tensor:
+        rows = rows + self.self_attn(self.input_layernorm(rows), place)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
 
 
 class ResidualBlock(Module):

@@ -5,7 +5,7 @@ The target stays as it is; its embeddings and its lm_head are used by the head, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ class HeadBatch(NamedTuple):
     ids: Tensor  # [texts, tokens]
     written: Tensor  # bool [texts, tokens]: the target wrote this token
     states: dict[int, Tensor]  # inputs of layers [texts, tokens, hidden_size]; the depth: inputs of the lm_head
+    share: float = 0.0  # of the training that is done
 
 
 class HeadTexts(Protocol):
@@ -35,6 +36,7 @@ class HeadTexts(Protocol):
     depth: int  # decoder layers of the target
     embeddings: Tensor  # [V, hidden_size]
     lm_head: Tensor  # [V, hidden_size]
+    last_layer: dict[str, Tensor]  # weights of the target's last decoder layer, by the names of its architecture
     seed: int
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
@@ -79,11 +81,12 @@ def trained(head: Module, texts: HeadTexts, losses: Losses, training: HeadTraini
     for epoch in range(first, training.epochs):
         recent: list[list[float]] = []
         chance = torch.Generator().manual_seed(texts.seed * 1000 + epoch)  # the same after an interruption
+        torch.manual_seed(texts.seed * 1000 + epoch)  # of dropout
         for number, batch in enumerate(texts.batches(epoch)):
             step = epoch * per_epoch + number
             for group in optimizer.param_groups:
                 group["lr"] = training.rate * _schedule(step / total, training.warmup)
-            found = losses(_noisy(batch, training.noise, chance))
+            found = losses(_noisy(batch, training.noise, chance)._replace(share=step / total))
             _step(head, optimizer, torch.stack(found).sum())
             recent.append([float(loss.detach()) for loss in found])
             texts.progress(step / total, f"Epoch {epoch + 1} of {training.epochs}, step {step + 1} of {total}")
@@ -138,6 +141,13 @@ def ahead(batch: HeadBatch, count: int) -> tuple[Tensor, Tensor]:
     return written, labels
 
 
+def teacher(texts: HeadTexts, batch: HeadBatch, count: int) -> Tensor:
+    """The target's distributions [n, V] of the `count`-th next token, where it wrote that token."""
+    places, _ = ahead(batch, count)
+    with torch.no_grad():
+        return linear(batch.states[texts.depth].roll(1 - count, 1)[places], texts.lm_head).softmax(-1)
+
+
 def token_loss(states: Tensor, lm_head: Tensor, labels: Tensor) -> Tensor:
     """Mean cross-entropy of labels [n] for states [n, hidden_size]; 0 for none."""
     return cross_entropy(linear(states, lm_head), labels) if len(labels) else states.sum() * 0
@@ -173,3 +183,17 @@ class RankCounts:
     def note(self) -> Note:
         first = ", ".join(f"{share:.1%}" for share in self.shares[:, 0].tolist())
         return Note(f"Held-out texts: the most probable token is right at depth 1, 2, ... in {first} of the cases.")
+
+
+Guesses = Callable[[HeadBatch], Iterable[tuple[Tensor, Tensor]]]
+"""For each depth the inputs of the lm_head [n, hidden_size] and the right tokens [n]."""
+
+
+@torch.no_grad()
+def measured(texts: HeadTexts, depths: int, guesses: Guesses, kept: int = 10) -> RankCounts:
+    """How often the right token has each of the first `kept` ranks in the held-out texts."""
+    counts = RankCounts(depths, kept)
+    for batch in texts.held_out():
+        for depth, (states, labels) in enumerate(guesses(batch)):
+            counts.add(depth, ranks(states, texts.lm_head, labels))
+    return counts

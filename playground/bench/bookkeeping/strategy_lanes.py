@@ -20,9 +20,11 @@ SETTINGS = {  # of strategies whose defaults end the text after a few tokens
     "json_schema": {"source": '{"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 99}'},
     "regex": {"pattern": LETTERS},
 }
-SETTINGS |= dict.fromkeys(  # not fitted to the stand-in for a model
-    ("medusa", "hydra", "eagle", "eagle_2", "eagle_3", "kangaroo"), {"weights": "random"}
-)
+HEADS = (  # not fitted to the stand-in for a model
+    "medusa", "hydra", "hydra_plus_plus", "eagle", "eagle_2", "eagle_3", "fspad", "clover", "clover_2", "chimera",
+    "falcon", "kangaroo",
+)  # fmt: skip
+SETTINGS |= dict.fromkeys(HEADS, {"weights": "random"})
 PLAIN = ("temperature", {"t": 1.0})  # draws from the model's own distribution
 Parts = list[tuple[str, dict]]
 
