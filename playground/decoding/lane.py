@@ -74,6 +74,8 @@ class Lane:
         self.draws = Draws(limits.seed)
         self.target_model, self._models = models["target"], models
         check_exits(assembly.strategies(), self.target_model)
+        for part in assembly.strategies():
+            part.check_target(self.target_model)
         self.routings = read_routings(assembly.samplers, self.target_model)
         self.prompts = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
         self._set_sizes()
