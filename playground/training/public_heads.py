@@ -1,5 +1,5 @@
-"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3 of vLLM's
-`speculators`, and the second version of Medusa's heads.
+"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3 and DFlash of vLLM's
+`speculators`, DFlash of its authors and of the transformers library, and the second version of Medusa's heads.
 
 A folder holds a config.json and safetensors. What does not fit the target, or has a part that is not supported, is
 refused in one sentence. Weights are renamed as the strategies expect them.
@@ -20,6 +20,8 @@ from playground.errors import Refusal
 
 Weights = dict[str, Tensor]
 EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecForge's configs
+LIBRARY_DFLASH = "muse_glimmer_assistant"  # the transformers library's model type with a DFlash drafter
+LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
 PICKLES = ("*.bin", "*.pt", "*.pth")
@@ -82,8 +84,12 @@ Convert = Callable[[Path, dict[str, Any], Weights, Model], Weights]
 def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, Convert]:
     """The strategy, and the function that converts the weights."""
     kind = config.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
-        raise Refusal(f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3 head.", "from")
+    if kind not in (None, "eagle3", "dflash"):
+        raise Refusal(
+            f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3 or dflash head.", "from"
+        )
+    if kind == "dflash" or "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
+        return "dflash", _dflash
     if kind or EAGLE_3 in (config.get("architectures") or []):
         return "eagle_3", _eagle_3
     if "0.0.linear.weight" in weights:
@@ -121,6 +127,60 @@ def _eagle(folder: Path, config: dict[str, Any], weights: Weights, model: Model)
         raise Refusal(f"The head in {folder} has several layers, and one is supported: choose another head.", "from")
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
     return {**own, **_facts(config, weights, "layers.0.")}
+
+
+def _dflash(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    found = dflash_weights(config, weights)
+    layers = found["layers"].tolist()
+    _check_size(folder, "hidden size", found["fc.weight"].shape[1] // len(layers), model.width, model)
+    _check_size(folder, "hidden size", found["fc.weight"].shape[0], model.width, model)
+    _check_vocabulary(folder, weights, model)
+    if max(layers) > model.depth:
+        raise Refusal(
+            f"The drafter in {folder} reads the output of layer {max(layers)}, and {model.name} has {model.depth} "
+            "layers: choose a drafter for this model.",
+            "from",
+        )
+    if int(found["mask_token_id"]) >= model.vocabulary:
+        raise Refusal(
+            f"The mask of the drafter in {folder} is token {int(found['mask_token_id'])}, and {model.name} has "
+            f"{model.vocabulary}: choose a drafter for this model.",
+            "from",
+        )
+    causal = config.get("speculators_model_type") and not config.get("sliding_window_non_causal")
+    if any(found["window"].tolist()) and causal or config.get("sample_from_anchor"):
+        raise Refusal(
+            f"The drafter in {folder} has causal windows or drafts from its anchor, which is not supported: choose "
+            "another drafter.",
+            "from",
+        )
+    return found
+
+
+def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
+    """A DFlash drafter's weights and settings as the strategy expects them, from the config of any of its formats.
+
+    `speculators` counts a layer by its input; the authors and the library count it by its output. Raises KeyError.
+    """
+    layer, own = config.get("transformer_layer_config") or config, config.get("dflash_config") or config
+    layers = config.get("aux_hidden_state_layer_ids") or [index + 1 for index in own["target_layer_ids"]]
+    renamed = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
+    kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
+    windows = [layer["sliding_window"] if kind == "sliding_attention" else 0 for kind in kinds]
+    return {
+        **renamed,
+        **_facts(layer, renamed, "layers.0."),
+        "window": torch.tensor(windows),
+        "layers": torch.tensor(layers),
+        "block_size": torch.tensor(config["block_size"]),
+        "mask_token_id": torch.tensor(own["mask_token_id"]),
+    }
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in LIBRARY_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 def _medusa(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:

@@ -21,7 +21,8 @@ SETTINGS = {  # of strategies whose defaults end the text after a few tokens
     "regex": {"pattern": LETTERS},
 }
 SETTINGS |= dict.fromkeys(  # not fitted to the stand-in for a model
-    ("medusa", "hydra", "eagle", "eagle_2", "eagle_3", "kangaroo"), {"weights": "random"}
+    ("medusa", "hydra", "eagle", "eagle_2", "eagle_3", "kangaroo", "ppd", "hidden_transfer", "longspec", "dflash"),
+    {"weights": "random"},
 )
 PLAIN = ("temperature", {"t": 1.0})  # draws from the model's own distribution
 Parts = list[tuple[str, dict]]
