@@ -19,7 +19,7 @@ from playground.training.target_texts import TargetText
 from support.speculation import speculative_lane
 from support.speculative_runs import recorded
 
-TRAINED = ("medusa", "hydra", "eagle", "eagle_3", "ppd", "hidden_transfer", "longspec", "kangaroo")
+TRAINED = ("medusa", "hydra", "eagle", "eagle_3", "hidden_transfer", "longspec", "ppd", "kangaroo")
 
 
 class Interrupted(Exception):
@@ -73,7 +73,7 @@ def test_a_checkpoint_of_another_seed_or_one_that_was_cut_off_is_not_resumed(tex
     assert all(torch.equal(whole[key], again[key]) for key in whole)
 
 
-@pytest.mark.parametrize("name", TRAINED[:-1])  # an adapter needs more texts than these
+@pytest.mark.parametrize("name", TRAINED[:-2])  # an adapter and prompt tokens need more texts than these
 def test_training_lowers_the_loss(name, texts, tmp_path):
     curves: list[Figure] = []
 

@@ -15,6 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from playground.engine.catalogue import is_local
+from playground.engine.hub_files import SINGLE, TOKENIZER, fetch_files, locate, tensors
 from playground.engine.model import Model
 from playground.errors import Refusal
 
@@ -25,6 +27,8 @@ LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
 PICKLES = ("*.bin", "*.pt", "*.pth")
+MARKS = ("speculators_model_type", "dflash_config", "medusa_num_heads")  # entries that only configs of heads have
+HEAD_WEIGHTS = frozenset({"fc.weight", "0.0.linear.weight"})  # of EAGLE, and of Medusa
 RANKS = 10  # of Medusa's heads, whose files do not say how often each is right
 DECAY = 0.8
 
@@ -34,6 +38,43 @@ class PublicHead(NamedTuple):
 
     strategy: str
     weights: Weights
+
+
+def names_head(name: str) -> bool:
+    """Whether a folder or hub id is a draft head instead of a model, by its config or the names of its weights.
+
+    Raises Refusal if there is no such folder, or nothing of that name on the hub.
+    """
+    if is_local(name):
+        return False
+    source = locate(name)
+    if "config.json" not in source.files:
+        return False
+    config = _read_json(fetch_files(source, "config.json") / "config.json")
+    if config is None or _is_marked(config):
+        return config is not None
+    lacks_tokenizer = not any(file in source.files for file in TOKENIZER)
+    return lacks_tokenizer and SINGLE in source.files and not HEAD_WEIGHTS.isdisjoint(tensors(source))
+
+
+def _is_marked(config: dict[str, Any]) -> bool:
+    """Whether a config says that it belongs to a draft head."""
+    kinds = {*(config.get("architectures") or []), config.get("model_type")}
+    return any(name in config for name in MARKS) or not kinds.isdisjoint({EAGLE_3, LIBRARY_DFLASH})
+
+
+def load_head(name: str, model: Model) -> PublicHead:
+    """The head of a folder or hub id, fetched if need be. Raises Refusal."""
+    if model.fills:
+        raise Refusal(
+            f"{name} is a draft head, and {model.name} is a diffusion model that needs none: choose an autoregressive "
+            "model.",
+            "draft",
+        )
+    try:
+        return read_head(fetch_files(locate(name), "*.json", "*.safetensors"), model)
+    except Refusal as refusal:
+        raise Refusal(str(refusal), "draft") from None
 
 
 def read_head(folder: Path, model: Model) -> PublicHead:
@@ -47,12 +88,18 @@ def read_head(folder: Path, model: Model) -> PublicHead:
     return PublicHead(strategy, found)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if it cannot be read or is something else."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json")
+    if config is None:
         raise Refusal(
             f"{folder} has no readable config.json, so it is no draft head: name the folder that has one.", "from"
         )
