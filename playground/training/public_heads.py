@@ -1,5 +1,5 @@
-"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3 and DFlash of vLLM's
-`speculators`, DFlash of its authors and of the transformers library, and the second version of Medusa's heads.
+"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3, DFlash and MTP of
+vLLM's `speculators`, DFlash of its authors and of the transformers library, and Medusa's heads of the second version.
 
 A folder holds a config.json and safetensors. What does not fit the target, or has a part that is not supported, is
 refused in one sentence. Weights are renamed as the strategies expect them.
@@ -27,6 +27,7 @@ LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm.
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
 PICKLES = ("*.bin", "*.pt", "*.pth")
+MTP_LAYER, MTP_STEPS = "mtp_layers.0.", 3
 MARKS = ("speculators_model_type", "dflash_config", "medusa_num_heads")  # entries that only configs of heads have
 HEAD_WEIGHTS = frozenset({"fc.weight", "0.0.linear.weight"})  # of EAGLE, and of Medusa
 RANKS = 10  # of Medusa's heads, whose files do not say how often each is right
@@ -131,10 +132,13 @@ Convert = Callable[[Path, dict[str, Any], Weights, Model], Weights]
 def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, Convert]:
     """The strategy, and the function that converts the weights."""
     kind = config.get("speculators_model_type")
-    if kind not in (None, "eagle3", "dflash"):
+    if kind not in (None, "eagle3", "dflash", "mtp"):
         raise Refusal(
-            f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3 or dflash head.", "from"
+            f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3, dflash or mtp head.",
+            "from",
         )
+    if kind == "mtp":
+        return "mtp", _mtp
     if kind == "dflash" or "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
         return "dflash", _dflash
     if kind or EAGLE_3 in (config.get("architectures") or []):
@@ -222,6 +226,22 @@ def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
         "block_size": torch.tensor(config["block_size"]),
         "mask_token_id": torch.tensor(own["mask_token_id"]),
     }
+
+
+def _mtp(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    layer = config.get("transformer_layer_config") or {}
+    if layer.get("model_type", "qwen3") != "qwen3":
+        raise Refusal(
+            f"The head in {folder} has a layer of {layer['model_type']}, and one of qwen3 is supported: choose another "
+            "head.",
+            "from",
+        )
+    own = {name.removeprefix(MTP_LAYER): tensor for name, tensor in weights.items() if name.startswith(MTP_LAYER)}
+    _check_size(folder, "hidden size", own["input_proj.weight"].shape[0], model.width, model)
+    _check_vocabulary(folder, weights, model)
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    steps = methods[0].get("speculative_tokens") or MTP_STEPS
+    return {**own, **_facts(layer, own, ""), "steps": torch.tensor(steps)}
 
 
 def _renamed(name: str) -> str:

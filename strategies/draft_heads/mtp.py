@@ -4,8 +4,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import TokenTree
 from playground.errors import Refusal
@@ -17,10 +19,12 @@ class Mtp(Drafter):
 
     They were trained with the target, and the transformers library reads them from its files. Each layer reads the
     state of the layer before it and the embedding of the token that was guessed last, so the guesses form a chain. Rows
-    that read a rejected token are computed again. Guesses are the most probable tokens, verified as any other draft
-    tokens are. depth = 0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Gloeckle et al. 2024, arXiv 2404.19737.
+    that read a rejected token are computed again. A published head of this kind, given with `--draft`, has one layer
+    that is used for every token. Guesses are the most probable tokens, verified as any other draft tokens are. depth =
+    0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
     """
 
+    fitted_to_target, prefers_trained = True, True
     name, title, paper, sheet = "mtp", "Multi-token prediction", "2412.19437", "draft-heads/public-formats"
     guarantee = ("collapses",)
 
@@ -28,24 +32,37 @@ class Mtp(Drafter):
 
     def __post_init__(self):
         self._text: MtpText | None = None
+        self._head: tuple[MtpBlock, int] | None = None  # of a published head, with its number of tokens
+
+    def begin_fitted(self, weights):
+        self._head = MtpBlock.of(weights), int(weights["steps"])
 
     def state_layers(self, depth):
         return (depth,)
 
     def check_target(self, model):
-        if not model.mtp_count:
+        if not (self._head or model.mtp_count):
             raise Refusal(
                 f"{model.name} has no layers for multi-token prediction: choose a model whose config says "
-                "num_mtp_layers, or another drafter.",
+                "num_mtp_layers, give a head with --draft, or choose another drafter.",
                 self.name,
             )
 
+    def _layers(self, lm) -> Any:
+        """Those of the head that was given, or of the checkpoint."""
+        if self._head is None:
+            return lm.target_model.mtp
+        block, steps = self._head
+        block.to(device=lm.target_model.device, dtype=lm.target_model.dtype).eval().requires_grad_(False)
+        return MtpHead(block, steps, lm.embed, lm.read_out)
+
+    @torch.inference_mode()
     def propose(self, lm, budget) -> Iterator:
         tree = TokenTree(self.name)
         if not (self.depth and budget > 0 and lm.target.behind()):
             return tree
         if self._text is None:
-            self._text = MtpText(lm.target_model.mtp, self.depth)
+            self._text = MtpText(self._layers(lm), self.depth)
         guesses = self._text.guesses(lm)[:budget]
         for token, share in guesses:
             tree.add(token, len(tree) - 1, confidence=share)
