@@ -53,9 +53,8 @@ class Ppd(DraftHead):
     Nothing is added to the model but a few input embeddings. One forward verifies the draft tokens of this round and
     makes the guesses of the next: each draft token carries a chain of prompt tokens, and those of the last accepted one
     count. How many guesses a round begins with is its state; each state has a tree of its own, whose draft tokens and
-    prompt tokens are balanced for the number of inputs. Prompt tokens are dropped from the KV cache. A round without
-    guesses reads only the prompt tokens, which begins a text. inputs = 0 is plain decoding. Chen et al. 2024, arXiv
-    2405.18628.
+    prompt tokens are balanced for the number of inputs. Prompt tokens are dropped from the KV cache. The first round
+    has no guesses, and reads prompt tokens only. inputs = 0 is plain decoding. Chen et al. 2024, arXiv 2405.18628.
     """
 
     name, title, paper, sheet = "ppd", "PPD", "2405.18628", "draft-heads/ppd"

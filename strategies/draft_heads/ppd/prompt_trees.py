@@ -29,7 +29,7 @@ class PromptTree(NamedTuple):
     @property
     def tokens(self) -> float:
         """Expected number of tokens of a round: the accepted ones and the one after them."""
-        return 1 + sum((len(path)) * share for path, share in self.last.items())
+        return 1 + sum(len(path) * share for path, share in self.last.items())
 
     def value(self, values: list[float]) -> float:
         """Expected tokens of this round and the next, given those of a round in each state."""
