@@ -10,6 +10,7 @@ from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from playground.bench.bookkeeping.generated_model import GeneratedLayers
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
@@ -32,9 +33,16 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
         Model(target.to(dtype), TOKENIZER, architecture),
         Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"),
     )
-    if architecture == "llama":
-        models.target.mtp = random_layers(target)
+    _add_layers(models.target, target)
     return models
+
+
+def _add_layers(target: Model, network: PreTrainedModel) -> None:
+    """Layers for multi-token prediction, random ones of the library where its class has any for the architecture."""
+    if network.config.model_type == "llama":
+        target.mtp = random_layers(network)
+    else:
+        target.mtp, target.mtp_count = GeneratedLayers(target), GeneratedLayers.count
 
 
 def random_layers(target: PreTrainedModel, count: int = 2) -> MtpLayers:

@@ -16,8 +16,6 @@ from playground.contract import find, make
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
-from playground.events import Failed
 from strategies.draft_heads.longspec import anchored_positions, starting_weights
 from support.draft_heads import (
     PROMPT,
@@ -35,7 +33,6 @@ from support.draft_heads import (
 )
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
-from support.speculative_runs import recorded
 
 NAME, W = "longspec", 16
 KNOBS = {"depth": 3, "first": 2, "width": 3, "window": W}
@@ -208,9 +205,3 @@ def test_a_drafter_for_keys_of_another_size_is_refused_with_both_sizes():
     decoder.drafter = drafter
     with pytest.raises(AssertionError, match="reads keys of size 16, and those of llama have 8"):
         write(Assembly(decoder), {"target": pair().target}, PROMPT, Limits(0, 8), Draws(0))
-
-
-def test_models_without_a_rotation_of_queries_are_refused_before_the_run():
-    lane = speculative_lane(NAME, "greedy_match", weights="random")
-    _, events = recorded(lane, Models(pair("gpt2").target))
-    assert isinstance(events[-1], Failed) and "works for llama, mistral" in events[-1].message

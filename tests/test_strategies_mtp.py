@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 from pairs import TOKENIZER, greedy_text, pair
+from pairs import network as architecture
 from safetensors.torch import load_file, save_file
 from tables import write
 from transformers import AutoModelForCausalLM
@@ -145,7 +146,8 @@ def test_random_layers_leave_greedy_text_unchanged():
 
 @pytest.mark.strategy("mtp")
 def test_a_model_without_such_layers_is_refused_before_the_run():
-    _, events = recorded(speculative_lane(NAME, "greedy_match"), Models(pair("qwen2").target))
+    plain = Model(architecture("qwen2"), TOKENIZER, "qwen2")
+    _, events = recorded(speculative_lane(NAME, "greedy_match"), Models(plain))
     assert isinstance(events[-1], Failed) and "no layers for multi-token prediction" in events[-1].message
 
 

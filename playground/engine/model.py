@@ -101,7 +101,7 @@ class Model:
         plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
         return weight.detach() if plain else None
 
-    @property
+    @cached_property
     def mtp_count(self) -> int:
         """Layers for multi-token prediction that its checkpoint should have."""
         return count_of(self.network)
@@ -123,7 +123,7 @@ class Model:
 
     @property
     def rotate(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Applies the rotary embedding to query states [heads, n, d] at positions [n]; None as for `rotate_back`."""
+        """Rotates query states [heads, n, d] as their positions [n] demand; None if this model has no such function."""
         return self.fused.rotate if self.fused else None
 
     @property

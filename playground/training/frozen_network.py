@@ -27,6 +27,7 @@ class FrozenNetwork:
             self.network.load_state_dict(weights)
         self.network.eval().requires_grad_(False)
         self.decoder = self.network.get_decoder()
+        self._rotates = model.rotate is not None
         self.heads: int = config.get_text_config().num_attention_heads
 
     def hidden(self, ids: Tensor, rows: Tensor, positions: Tensor, seen: Tensor, layer: int = 0) -> Tensor:
@@ -46,7 +47,11 @@ class FrozenNetwork:
         return layer.keys, layer.values
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of the rotary embedding."""
+        """Cosines and sines of the rotary embedding; those of no rotation if the model has no such function."""
+        if not self._rotates:
+            nothing = torch.zeros(1, 1, dtype=torch.long)
+            width = self.last_cache(nothing, nothing)[0].shape[-1]
+            return torch.ones(len(positions), width), torch.zeros(len(positions), width)
         cos, sin = self.decoder.rotary_emb(torch.zeros(1), positions[None])
         return cos[0], sin[0]
 

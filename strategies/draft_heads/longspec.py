@@ -89,10 +89,11 @@ class LongSpec(DraftHead):
     keys and values.
 
     Its own memory does not grow with the text. Its cross-attention reads the last layer of the target's KV cache, which
-    is there anyway, so no hidden state is passed on and a draft token's input is its embedding. On each level of the
-    draft tree the most probable paths of all are kept; the paper's shape is first = 4, width = 16, depth = 5. Attention
-    over window and tree is computed apart and merged exactly. During the training positions are shifted at random, so
-    that it has met large ones. first = width = 1 drafts a chain; depth = 0 is plain decoding. Yang et al. 2025, arXiv
+    is there anyway, so no hidden state is passed on and a draft token's input is its embedding. Its queries get the
+    target's rotary embedding if the target is of the Llama family, and none otherwise. On each level of the draft tree
+    the most probable paths of all are kept; the paper's shape is first = 4, width = 16, depth = 5. Attention over
+    window and tree is computed apart and merged exactly. During the training positions are shifted at random, so that
+    it has met large ones. first = width = 1 drafts a chain; depth = 0 is plain decoding. Yang et al. 2025, arXiv
     2502.17421.
     """
 
@@ -114,10 +115,10 @@ class LongSpec(DraftHead):
         return ()
 
     def check_target(self, model):
-        if model.rotate is None:
+        if getattr(model, "recurrence", None):
             raise Refusal(
-                f"{self.title} attends to the target's own key states, which works for llama, mistral, qwen2 and qwen3 "
-                f"models that are not quantised: choose another model than {model.name}, or another drafter.",
+                f"{self.title} reads the keys of the last layer, and layers of {model.name} are recurrent: choose "
+                "another drafter, or a model with attention in every layer.",
                 self.name,
             )
 
@@ -179,6 +180,12 @@ class LongSpec(DraftHead):
     def _check_heads(self, lm) -> None:
         """Raise Refusal if the drafter was made for key states of another size."""
         found, needed = self.network.cross_attn.head_dim, self._target.keys.shape[2]
+        if self._target.values.shape[2] != needed:
+            raise Refusal(
+                f"Keys and values of {lm.target_model.name} have different sizes, {needed} and "
+                f"{self._target.values.shape[2]}, which {self.title} cannot read: choose another drafter.",
+                self.name,
+            )
         if found != needed:
             raise Refusal(
                 f"This LongSpec drafter reads keys of size {found}, and those of {lm.target_model.name} have {needed}: "
@@ -224,7 +231,8 @@ class LongSpec(DraftHead):
             return None
 
         def attend(query: Tensor) -> Tensor:
-            query, seen = lm.target_model.rotate(query, place.positions), None
+            rotate, seen = lm.target_model.rotate, None
+            query = query if rotate is None else rotate(query, place.positions)
             if live is not None:
                 seen = live.expand(len(keys), -1).repeat_interleave(len(query) // len(keys), 0)[:, None]
             return scaled_dot_product_attention(query[None], keys[None], values[None], seen, enable_gqa=True)[0]

@@ -47,7 +47,7 @@ class FrozenTarget(Protocol):
         """
 
     def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [n, head_dim] of the target's rotary embedding at positions [n]."""
+        """Cosines and sines [n, head_dim] of the target's rotary embedding at positions [n], as far as it is known."""
 
 
 class HeadTexts(Protocol):
