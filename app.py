@@ -30,7 +30,9 @@ class OptionParser(argparse.ArgumentParser):
 def options(arguments: list[str]) -> argparse.Namespace:
     parser = OptionParser(description="A page that shows how decoding strategies choose tokens.")
     parser.add_argument("--model", default="", help="target model: a folder or a hub id; the bundled one if not given")
-    parser.add_argument("--draft", default="", help="draft model with the target's vocabulary")
+    parser.add_argument(
+        "--draft", default="", help="draft model with the target's vocabulary, or a published draft head"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or mps")
     parser.add_argument("--draft-device", default="", help="device of the draft model; the target's if not given")
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")

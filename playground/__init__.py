@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from playground.decoding.session import Models, Session
     from playground.decoding.visitor_memory import Memory
     from playground.engine.load import Loading, Shelf
+    from playground.engine.model import Model
     from playground.remote.remote_server import RemoteServer
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
@@ -54,8 +55,9 @@ def load(
     model: a name from the catalogue, a folder or a hub id; None is the bundled model. A Path is always a folder. The
         oracle is a table in float64 on the CPU, whatever device and dtype are given.
     draft: None is the draft that the catalogue lists for the model, if any, and "none" is no draft. "nf4", "fp4" or
-        "int8" is the target itself, quantised. Lanes that cannot translate the tokens of a draft with another
-        vocabulary raise Refusal.
+        "int8" is the target itself, quantised. A published draft head (EAGLE, Medusa, DFlash, or one of `speculators`)
+        is recognised by its config and used by the drafter it is for. Lanes that cannot translate the tokens of a draft
+        with another vocabulary raise Refusal.
     draft_device: the device of the draft; empty is the device of the target.
     progress: called with the fraction done, 0 to 1, and a short text.
     shelf: a cache of loaded models; calls with the same shelf share them.
@@ -64,6 +66,7 @@ def load(
     from playground.decoding.session import Models
     from playground.engine import catalogue
     from playground.engine.load import Loading
+    from playground.training.public_heads import names_head
     name = given.read_name(model or catalogue.BUNDLED[0].name)
     draft = given.read_name(draft, "draft") if draft else draft
     if name == catalogue.ORACLE:
@@ -78,13 +81,25 @@ def load(
         device=given.read_device(draft_device) or options.device,
         quantization=partner if quantised_target else quantization,
     )
-    if shelf is None:  # a caller's model cache may restrict the lookup
-        shelf = _new_shelf()
+    restricted, shelf = shelf is not None, shelf or _new_shelf()  # a caller's model cache may restrict the lookup
+    if partner and not quantised_target:
+        shelf.check_folder(partner)
+        if names_head(partner):
+            return _with_head(shelf.get(name, options, report), partner)
+    if not restricted:
         _check_found(draft_name, draft_options)
     if not partner:
         return Models(shelf.get(name, options, report))
     target = shelf.get(name, options, lambda done, text: report(done / 2, text))
     return Models(target, shelf.get(draft_name, draft_options, lambda done, text: report((1 + done) / 2, text)))
+
+
+def _with_head(target: Model, name: str) -> Models:
+    """The target with a published draft head. Raises Refusal if the head is for another target."""
+    from playground.decoding.session import Models
+    from playground.training.public_heads import load_head
+    head = load_head(name, target)
+    return Models(target, heads={head.strategy: head.weights})
 
 
 def _new_shelf() -> Shelf:

@@ -8,11 +8,14 @@ from architectures import SIZES, SPECIAL
 from torch import Tensor
 from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import MtpModel
 
+from playground.bench.bookkeeping.generated_model import GeneratedLayers
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.engine.model import Model
+from playground.engine.mtp_layers import MtpLayers
 
 VOCABULARY = 320
 TOKENIZER = byte_tokenizer()
@@ -26,10 +29,27 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
     with torch.no_grad():
         for weights in draft.parameters():
             weights += torch.randn_like(weights) * noise * weights.std(correction=0)
-    return Models(
+    models = Models(
         Model(target.to(dtype), TOKENIZER, architecture),
         Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"),
     )
+    _add_layers(models.target, target)
+    return models
+
+
+def _add_layers(target: Model, network: PreTrainedModel) -> None:
+    """Layers for multi-token prediction, random ones of the library where its class has any for the architecture."""
+    if network.config.model_type == "llama":
+        target.mtp = random_layers(network)
+    else:
+        target.mtp, target.mtp_count = GeneratedLayers(target), GeneratedLayers.count
+
+
+def random_layers(target: PreTrainedModel, count: int = 2) -> MtpLayers:
+    """Random layers for multi-token prediction, as if the checkpoint had some."""
+    target.config.num_mtp_layers = count
+    torch.manual_seed(5)
+    return MtpLayers(MtpModel(target, count).to(target.dtype))
 
 
 def pair_for(*recipes: LaneConfig, dtype: torch.dtype = torch.float64) -> Models:

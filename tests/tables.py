@@ -69,6 +69,27 @@ class Letters:
         return token in self.ends
 
 
+class TableLayers:
+    """Layers for multi-token prediction of a table: scores of the token after a token are random numbers."""
+
+    count = 2
+
+    def __init__(self, model: TableModel):
+        self.model = model
+
+    def new_cache(self) -> TableLayers:
+        return self
+
+    def crop(self, count: int) -> None:
+        """There is nothing to keep."""
+
+    def states(self, number: int, states: Tensor, tokens: list[int], first: int, cache: TableLayers) -> Tensor:
+        return torch.stack([self.model.random(("layer", number, token)) for token in tokens])
+
+    def logits(self, states: Tensor) -> Tensor:
+        return states
+
+
 @dataclass
 class TableModel:
     """A test double for Model: the scores after a context are random numbers seeded by the context."""
@@ -87,7 +108,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
-    experts = 8  # that a plan may choose among, without effect
+    experts, mtp_count = 8, 2  # experts that a plan may choose among, without effect
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",
         "none",
@@ -128,6 +149,10 @@ class TableModel:
         return [row[-1:] if work.last_only else row for work, row in zip(works, rows)], captured
 
     @property
+    def mtp(self) -> TableLayers:
+        return TableLayers(self)
+
+    @property
     def width(self) -> int:
         return self.vocabulary
 
@@ -140,19 +165,22 @@ class TableModel:
         """The input of a layer, [V]: before the only layer the last token, after it the scores themselves,
         which a head leaves as they are.
         """
-        return self.scores(context) if layer else self._random(("embedding", context[-1]))
+        return self.scores(context) if layer else self.random(("embedding", context[-1]))
 
     @property
     def lm_head_weights(self) -> Tensor:
         """Its state is its scores, so its lm_head is the identity."""
         return torch.eye(self.vocabulary, dtype=self.dtype)
 
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        return rows
+
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Ignores positions, so they may be renumbered."""
         return rows
 
     def embed(self, tokens: list[int]) -> Tensor:
-        return torch.stack([self._random(("embedding", token)) for token in tokens])
+        return torch.stack([self.random(("embedding", token)) for token in tokens])
 
     def normed(self, hidden: Tensor) -> Tensor:
         return hidden
@@ -173,10 +201,10 @@ class TableModel:
     def scores(self, context: Text) -> Tensor:
         """Scores [V] of the token after a context."""
         if context not in self.known:
-            self.known[context] = self.rule(context) if self.rule else self._random(context)
+            self.known[context] = self.rule(context) if self.rule else self.random(context)
         return self.known[context]
 
-    def _random(self, context: Text) -> Tensor:
+    def random(self, context: Text) -> Tensor:
         key = int.from_bytes(blake2b(repr((self.seed, context)).encode(), digest_size=7).digest(), "big")
         return (
             torch.randn(self.vocabulary, generator=torch.Generator().manual_seed(key), dtype=self.dtype) * self.spread

@@ -144,7 +144,7 @@ def cases() -> dict[str, tuple[dict, dict, str]]:
         "layers": (
             {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 9]}, eagle, "reads layer 9, and llama has 3 layers"
         ),
-        "kind": ({**CONFIG, "speculators_model_type": "dflash"}, eagle, "of the kind dflash, which is not supported"),
+        "kind": ({**CONFIG, "speculators_model_type": "peagle"}, eagle, "of the kind peagle, which is not supported"),
         "flag": ({**CONFIG, "fc_norm": True}, eagle, "sets fc_norm, which is not supported"),
         "own lm_heads": ({}, own, "have lm_heads of their own"),
         "another model": ({"model_type": "llama"}, {"a.weight": torch.zeros(2, 2)}, "is no EAGLE or Medusa head"),

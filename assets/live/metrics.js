@@ -22,7 +22,7 @@ class Costs {
   forward(event) {
     const decoding = event.phase !== "prefill";
     this.flops += event.flops;
-    if (["draft", "exit"].includes(event.stream) && decoding) this.draftPasses += 1;
+    if (["draft", "exit", "resumed"].includes(event.stream) && decoding) this.draftPasses += 1;
     if (event.stream !== "target" || !decoding) return;
     this.passes += 1;
     this.rows += event.tokens;

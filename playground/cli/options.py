@@ -361,7 +361,8 @@ def _of_a_server(command: CommandParser) -> None:
 def _of_the_models(command: CommandParser) -> None:
     command.add_argument(
         "--draft", metavar="M",
-        help="smaller model with the same vocabulary; nf4, fp4 or int8 for the model itself, quantised; none",
+        help="smaller model with the same vocabulary, or the folder or hub id of a published draft head; nf4, fp4 or "
+             "int8 for the model itself, quantised; none",
     )
     command.add_argument("--draft-device", default="", metavar="D", help="device of the draft; default: the model's")
     _of_the_model(command)

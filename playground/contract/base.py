@@ -49,7 +49,8 @@ class Strategy:
     # executes model-written programs in the sandbox; a public page has to allow it
     runs_programs: ClassVar[bool] = False
     translates: ClassVar[bool] = False  # its draft model may have another tokenizer
-    exits_early: ClassVar[bool] = False  # runs the first layers of the target alone, with lm.exit
+    exits_early: ClassVar[bool] = False  # runs some layers of the target alone, with lm.exit or lm.target.resume
+    reads_keys: ClassVar[bool] = False  # reads key and value states of the target, with lm.target.last_cache
     fitted_to_target: ClassVar[bool] = False  # its trained weights belong to the target, whatever the draft model
     weights_of: ClassVar[str] = ""  # the strategy whose trained weights it uses, if not its own
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
@@ -114,6 +115,9 @@ class Strategy:
         The lane then sets `found_trained` before the run.
         """
         return False
+
+    def check_target(self, model: Any) -> None:
+        """Raise Refusal if it cannot work with this target, an `engine.model.Model`; called before the run."""
 
     def begin_fitted(self, weights: dict[str, Any]) -> None:
         """Learn from its trained weights, by name, what the lane asks before the run."""

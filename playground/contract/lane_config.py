@@ -295,8 +295,15 @@ def _check_compute(assembly: Assembly) -> None:
     early = next((part for part in assembly.strategies() if part.exits_early), None)
     if early:
         raise Refusal(
-            f"{early.title} runs the first layers alone, and {policy.title} decides in one pass through all of them: "
+            f"{early.title} runs some layers alone, and {policy.title} decides in one pass through all of them: "
             f"remove {policy.title}.",
+            policy.name,
+        )
+    reader = next((part for part in assembly.strategies() if part.reads_keys), None)
+    if reader and policy.skips_attention:
+        raise Refusal(
+            f"{reader.title} reads the keys and values of the last layer, and {policy.title} may leave them out: "
+            "remove one.",
             policy.name,
         )
     if cache_policy and (policy.skips_attention or cache_policy.cuts_prompt):

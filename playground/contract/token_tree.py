@@ -24,7 +24,9 @@ class TokenTree:
     the drafter's probability of the token, on the device of q until `confidence` is read; it is displayed, and no
     verifier reads it. `order` lists nodes in the order of drawing: a node that was drawn several times is read once and
     listed several times. `blends` maps nodes that represent several tokens to (tokens, weights): their input is the
-    weighted mean of the tokens' embeddings.
+    weighted mean of the tokens' embeddings. `probes` maps nodes, or the root, to embeddings [k, hidden_size]: inputs of
+    k further rows after the node, each after the one before. No draft token sees them and they are never committed; the
+    target's logits for them are `Rows.probes`.
     """
 
     source: str = ""
@@ -35,6 +37,7 @@ class TokenTree:
     confidences: list[float | torch.Tensor] = field(default_factory=list)
     order: list[int] = field(default_factory=list)
     blends: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
+    probes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.tokens)

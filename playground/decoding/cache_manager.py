@@ -203,11 +203,11 @@ def _check_cuts(policy: CachePolicy, model: Model) -> None:
 
 
 def check_exits(parts: Iterable[Strategy], model: Model) -> None:
-    """Raise Refusal if a strategy runs the first layers alone and the model's layers cannot be split."""
+    """Raise Refusal if a strategy runs some layers alone and the model's layers cannot be split."""
     for part in parts:
         if part.exits_early and not model.splits:
             raise Refusal(
-                f"{_unsplittable(model)}, so {part.title} cannot run the first layers alone: choose another drafter or "
+                f"{_unsplittable(model)}, so {part.title} cannot run some layers alone: choose another drafter or "
                 "another model.",
                 part.name,
             )

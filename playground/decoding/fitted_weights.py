@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -22,6 +23,9 @@ from playground.errors import Refusal
 BUNDLED_FITTED = BUNDLED_MODELS.parent / "fitted"
 Streams = Mapping[str, Model]
 """Models by the stream they serve, "target" and "draft"."""
+
+Given = Mapping[str, dict[str, Tensor]]
+"""Weights of published heads that a person named, by strategy."""
 
 
 def digests(models: Streams) -> dict[str, str]:
@@ -56,10 +60,13 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
         raise Refusal(f"{path} cannot be written ({reason}): name another file with --out.", "out") from None
 
 
-def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
-    """The weights by name. Raises Refusal if there are none for these models, or only for other weights of them."""
+def find(strategy: Strategy, models: Streams, given: Given = MappingProxyType({})) -> dict[str, Tensor]:
+    """The weights by name, of a head that was given or of one fitted here.
+
+    Raises Refusal if there are none for these models, or only for other weights of them.
+    """
     name = strategy.weights_of or strategy.name
-    if (weights := _stored(name, models)) is not None:
+    if (weights := _found(name, models, given)) is not None:
         return weights
     names = " and ".join(models[stream].name for stream in sorted(models))
     problem = (
@@ -74,12 +81,19 @@ def find(strategy: Strategy, models: Streams) -> dict[str, Tensor]:
     )
 
 
-def find_all(strategies: Iterable[Strategy], models: Streams) -> dict[str, dict[str, Tensor]]:
+def find_all(
+    strategies: Iterable[Strategy], models: Streams, given: Given = MappingProxyType({})
+) -> dict[str, dict[str, Tensor]]:
     """The weights by strategy. Raises Refusal if there are none for a strategy that needs some."""
-    found = {strategy.name: find(strategy, fitted_to(strategy, models)) for strategy in strategies if strategy.trained}
+    found = {
+        strategy.name: find(strategy, fitted_to(strategy, models), given)
+        for strategy in strategies
+        if strategy.trained
+    }
     for strategy in strategies:
         own = fitted_to(strategy, models)
-        if strategy.prefers_trained and (weights := _stored(strategy.weights_of or strategy.name, own)) is not None:
+        name = strategy.weights_of or strategy.name
+        if strategy.prefers_trained and (weights := _found(name, own, given)) is not None:
             found[strategy.name] = weights
             strategy.found_trained = True
         if strategy.name in found:
@@ -99,6 +113,11 @@ def _files(strategy: str, models: Streams) -> list[Path]:
         for path in (local_path(strategy, models), BUNDLED_FITTED / file_name(strategy, models))
         if path.is_file()
     ]
+
+
+def _found(name: str, models: Streams, given: Given) -> dict[str, Tensor] | None:
+    """Weights of a head that was given, or those fitted to these models."""
+    return given[name] if name in given else _stored(name, models)
 
 
 def _stored(strategy: str, models: Streams) -> dict[str, Tensor] | None:

@@ -17,7 +17,7 @@ The lane records costs, keeps grammar, caches, policies and samplers in step wit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,8 +64,10 @@ class Lane:
         recorder: Recorder,
         prompts: dict[str, list[int]] | None = None,
         memory: Memory | None = None,
+        heads: Mapping[str, dict[str, torch.Tensor]] | None = None,
     ):
         """`prompts` maps streams to other prompts, for the target's model or for a draft with another vocabulary.
+        `heads` are weights of draft heads that were given, by strategy.
 
         Raises Refusal if the prompt is too long, fitted weights are missing, or the cache policy cannot work.
         """
@@ -89,7 +91,9 @@ class Lane:
         ]
         # fitted weights by name, by strategy
         others = [part for part in assembly.strategies() if part is not assembly.compute_policy]
-        self.fitted = fitted.find_all(others, models)
+        self.fitted = fitted.find_all(others, models, heads or {})
+        for part in assembly.strategies():
+            part.check_target(self.target_model)
         self._last_change: Immediate | None = None  # the last request that changes the text
         self.main = self._new_sequence(prompt)
         for sampler in assembly.samplers:

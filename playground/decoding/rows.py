@@ -54,6 +54,7 @@ class Rows:
     mask_seconds: float = 0.0  # time to compute the masks of these rows
     grammar_state: str = ""  # state of the grammar at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, bool [n, V]
+    probes: Tensor | None = None  # logits [n, V] of the tree's probes, in order; None if this forward had none
     candidates: int = 0  # most probable tokens of each row that are recorded
 
     def __post_init__(self) -> None:

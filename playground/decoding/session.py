@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from time import perf_counter
 from typing import NamedTuple
@@ -58,6 +58,8 @@ class Models:
 
     target: Model
     draft: Model | None = None
+    # weights of draft heads that were given in place of a draft model, by strategy
+    heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
 
     @cached_property
     def differences(self) -> str:
@@ -77,6 +79,9 @@ class Models:
         drafting = [part for part in assembly.strategies() if "draft" in part.needs]
         if not drafting:
             return {"target": self.target}
+        if self.draft is None and self.heads:
+            name = next(iter(self.heads))
+            raise Refusal(f"A head for {name} was given in place of a draft model: choose the drafter {name}.", "draft")
         if self.draft is None:
             raise Refusal(
                 f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its "
@@ -564,7 +569,7 @@ def _new_lane(
     others = _other_prompts(assembly, prompt, models.target)
     if "draft" in by_stream and models.differences:
         others["draft"] = prompt.encode(models.draft)
-    lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory)
+    lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
     lane.passage = prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
     return lane

@@ -18,6 +18,7 @@ from playground.decoding.committed_states import CommittedStates
 from playground.decoding.requests import Feed, Request, Steps, side_by_side
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import HIDDEN_STATES
+from playground.engine.attention_mask import EMPTY
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
@@ -47,6 +48,14 @@ def chunk_of(model: Model) -> int:
     return min(CHUNK, max(SMALLEST_CHUNK, int(CHUNK_FLOPS / (2 * model.parameters))))
 
 
+class LayerStates(NamedTuple):
+    """Key and value states of one layer, with rotary embedding, [kv_heads, slots, head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor | None  # slots that hold a token, bool [1 or kv_heads, slots]; None if all do
+
+
 class Stream:
     """One model in step with one lane.
 
@@ -72,6 +81,7 @@ class Stream:
         self._answer: tuple[Tensor, int] | None = None
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
         self._left_early = EarlyRows()
+        self._probed: Tensor | None = None  # logits [n, V] of the probes of the last forward
         self.seen: Rows | None = None  # the rows returned last
 
     # --- requests ---
@@ -87,6 +97,21 @@ class Stream:
     def grow(self, leaves: list[Sequence]) -> Request:
         """Request the row after the end of each sequence, in one forward."""
         return Request(self._grow(leaves))
+
+    def last_cache(self) -> LayerStates:
+        """Key and value states of the last layer, of the committed tokens that were read."""
+        layer = self.model.depth - 1
+        slots = self.store.slots_of(layer)
+        keys, values = (buffers[layer].read(slots.count) for buffers in (self.store.keys, self.store.values))
+        return LayerStates(keys, values, None if slots.dense else slots.positions != EMPTY)
+
+    def resume(self, layer: int, states: Tensor) -> Request:
+        """Request logits [n, V] of rows that enter at a layer with these states [n, hidden_size].
+
+        They run through it and all later layers as if they followed the text that was read, each after the one before,
+        and are dropped from the KV cache.
+        """
+        return Request(self._resume(layer, states))
 
     def exit(self, layer: int) -> Exit:
         """The early exit of this model after `layer` layers."""
@@ -126,6 +151,15 @@ class Stream:
         raw, first, others = yield from self._compute_rows(self.lane.branch_tree(leaves))
         return [self._row_of(leaf, raw, first, others) for leaf in leaves]
 
+    def _resume(self, layer: int, states: Tensor) -> Steps:
+        count = len(states)
+        self._start_tree(TokenTree())
+        work = ForwardInput(self.store, [0] * count, _chain(count))  # the tokens are placeholders
+        feed = Feed(self, work, LayerPlan(resume=(layer, states), routing=self._routing()), name="resumed")
+        yield [feed]
+        self.store.crop_scratch()
+        return feed.logits[:, :self.lane.vocabulary]
+
     def _row_of(self, leaf: Sequence, raw: Tensor, first: int, others: dict[str, Tensor]) -> Rows:
         row = leaf.node - first
         if not 0 <= row < len(raw):
@@ -141,7 +175,9 @@ class Stream:
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
-        self.seen = Rows(self.name, raw, self.lane.main, tree, first, others, candidates=self.candidates)
+        self.seen = Rows(
+            self.name, raw, self.lane.main, tree, first, others, probes=self._probed, candidates=self.candidates
+        )
         return self.seen
 
     def _compute_rows(
@@ -186,6 +222,7 @@ class Stream:
 
         Returns rows [n, V + captured] and the node of the first: the root, or the first new node if the tree grew.
         """
+        self._probed = None
         yield from self._read_shared_prefix()
         yield from self._catch_up()
         if tree is not self._tree:
@@ -265,7 +302,9 @@ class Stream:
             return self._root[:0] if fed else self._root
         tokens, parents = _input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
-        work = ForwardInput(self.store, tokens, parents, last_only=not nodes, blends=blends)
+        probes = tree.probes if self.name == "target" else {}
+        work = ForwardInput(self.store, tokens, parents, last_only=not nodes and not probes, blends=blends)
+        _add_probes(work, probes, count)
         answer = yield from self._feed(work, count)
         if not count:
             return answer if fed else concat([self._root, answer])
@@ -280,6 +319,8 @@ class Stream:
         plan = LayerPlan(capture=self._captured_layers, compute=self._compute(), routing=routing)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
+        if work.embeds:
+            self._take_probes(feed, len(work.embeds))
         if self.states.layers:
             self.states.read(feed.captured, first, committed)
         if routing and feed.rows == 1 and routing.chosen:
@@ -287,6 +328,14 @@ class Stream:
         if self.computing:
             self.computing.observe(feed)
         return feed.answer
+
+    def _take_probes(self, feed: Feed, count: int) -> None:
+        """Set the logits of the probes aside, which are the last rows, and drop them from the KV cache."""
+        self._probed = feed.logits[-count:, :self.lane.vocabulary]
+        feed.logits = feed.logits[:-count]
+        feed.captured = {layer: rows[:-count] for layer, rows in feed.captured.items()}
+        feed.work.tokens, feed.work.parents = feed.work.tokens[:-count], feed.work.parents[:-count]
+        self.store.crop_scratch(len(self.store.parents) - count)
 
     def _routing(self) -> ExpertRouting | None:
         """Which experts run in the next forward; None if no sampler of the lane chooses experts."""
@@ -555,6 +604,18 @@ def _input_tree(offset: int, missing: list[int], tree: TokenTree, fed: int) -> t
     """Tokens and parents of missing text and of the nodes from `fed` on; node i has scratch index offset + i."""
     parents = [offset + parent if parent != ROOT else offset - 1 for parent in tree.parents[fed:]]
     return [*missing, *tree.tokens[fed:]], [*_chain(len(missing)), *parents]
+
+
+def _add_probes(work: ForwardInput, probes: dict[int, Tensor], offset: int) -> None:
+    """Append the probes of a tree to a forward, after its last row; node i has scratch index offset + i."""
+    before = len(work.store.parents)
+    for node, inputs in probes.items():
+        parent = offset + node if node != ROOT else offset - 1
+        for own in inputs:
+            work.embeds[len(work.tokens)] = own
+            work.parents.append(parent)
+            parent = before + len(work.tokens)
+            work.tokens.append(0)  # a placeholder
 
 
 def _chain(count: int) -> list[int]:

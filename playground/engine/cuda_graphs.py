@@ -215,7 +215,7 @@ class GraphReplay:
     def fits(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> bool:
         """Whether this is one short block over one plain cache, through all layers."""
         work, *others = works
-        alone = not (others or work.again or work.blends or work.store.eager) and plan == LayerPlan()
+        alone = not (others or work.again or work.blends or work.embeds or work.store.eager) and plan == LayerPlan()
         return alone and len(work.tokens) <= BLOCK_SIZES[-1] and segments[0].is_plain(self._window)
 
     def __call__(self, tokens: list[int], segment: Segment) -> Tensor | None:

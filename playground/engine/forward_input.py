@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from playground.engine.attention_mask import Segment
 from playground.engine.kv_cache import KVCache
 
@@ -22,6 +24,7 @@ class ForwardInput:
     last_only: bool = False  # return only the last row of logits
     again: bool = False  # the rows are the last nodes of the scratch already
     blends: dict[int, Blend] = field(default_factory=dict)  # by row
+    embeds: dict[int, Tensor] = field(default_factory=dict)  # by row: an input [hidden_size] in place of the token's
     watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
 
     @property
@@ -37,7 +40,8 @@ class ForwardInput:
     def segment(self) -> Segment:
         segment = self._segment()
         if self.watch:
-            segment.watched = [row for row, position in enumerate(segment.positions()) if self.watch(position)]
+            positions = enumerate(segment.positions())
+            segment.watched = [row for row, at in positions if self.watch(at) and row not in self.embeds]
         return segment
 
     def _segment(self) -> Segment:

@@ -201,6 +201,10 @@ class FusedLlama:
             for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
                 linear_layer.reorder()
 
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Query or key states [heads, n, d] with the rotary embedding at positions [n]."""
+        return torch.addcmul(rows * self.cos[positions], rows.roll(rows.shape[-1] // 2, -1), self.sin[positions])
+
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] rotated back by so many positions [n]."""
         # some tables are scaled by a constant (YaRN); the states have that factor already

@@ -74,6 +74,19 @@ def find_source(name: str) -> ModelFiles:
     return source
 
 
+def locate(name: str) -> ModelFiles:
+    """Location and files of that name, a model's or not; raises Refusal if there is nothing."""
+    return _local(name) or _snapshot(name) or _on_hub(name)
+
+
+def fetch_files(source: ModelFiles, *patterns: str) -> Path:
+    """The folder with the files that match a pattern, after downloading those that are missing; raises Refusal."""
+    if source.folder:
+        return source.folder
+    paths = [_fetch_file(source, file) for file in source.files if _matches(file, patterns)]
+    return paths[0].parent
+
+
 def is_folder(name: str) -> bool:
     """Whether a name outside the catalogue means a local folder."""
     return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
@@ -161,16 +174,21 @@ def _local(name: str) -> ModelFiles | None:
         ) from None
 
 
-def _cached(name: str) -> ModelFiles | None:
-    """The contents of the hub's cache, if complete."""
+def _snapshot(name: str) -> ModelFiles | None:
+    """What the hub's cache holds under a name."""
     with _asking_hub(name):
         try:
             folder = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-    source = ModelFiles(name, _sizes(folder), folder, folder.name[:12])
+    return ModelFiles(name, _sizes(folder), folder, folder.name[:12])
+
+
+def _cached(name: str) -> ModelFiles | None:
+    """The contents of the hub's cache, if complete."""
+    source = _snapshot(name)
     try:
-        _check_files(source)
+        _check_files(source) if source else None
     except Refusal:
         return None
     return source

@@ -240,6 +240,11 @@ class Shelf(Generic[Held]):
                 self._held[key] = self._load(*key, progress)
             return self._held[key]
 
+    def check_folder(self, name: str) -> None:
+        """Raise Refusal for a folder if none may be opened."""
+        if not self._folders and is_folder(name):
+            raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
+
     def held(self) -> list[tuple[str, Loading]]:
         """Names and settings of what is held, oldest first."""
         return list(self._held)
@@ -253,8 +258,7 @@ class Shelf(Generic[Held]):
             torch.cuda.empty_cache()
 
     def _load(self, name: str, loading: Loading, progress: Progress) -> Held:
-        if not self._folders and is_folder(name):
-            raise Refusal("Folders cannot be opened here: choose a bundled model or one from the hub.", "model")
+        self.check_folder(name)
         if self._most_bytes is not None and (needed := estimate(name, loading).bytes) > self._most_bytes:
             raise Refusal(
                 f"{name} takes {size_text(needed)}, and this page allows {size_text(self._most_bytes)}: choose a"

@@ -27,6 +27,7 @@ from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.library_cache import LibraryAttention
 from playground.engine.library_masks import layer_reaches
 from playground.engine.load_check import Reference, largest_error
+from playground.engine.mtp_layers import MtpLayers, count_of
 from playground.engine.recurrent_layers import Recurrence, find_recurrence
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -100,6 +101,16 @@ class Model:
         plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
         return weight.detach() if plain else None
 
+    @cached_property
+    def mtp_count(self) -> int:
+        """Layers for multi-token prediction that its checkpoint should have."""
+        return count_of(self.network)
+
+    @cached_property
+    def mtp(self) -> MtpLayers:
+        """Its layers for multi-token prediction; raises Refusal if there are none."""
+        return MtpLayers.of(self.network, self.name)
+
     @property
     def attends(self) -> bool:
         """Whether attention runs in the playground's own function, which cache policies need."""
@@ -109,6 +120,11 @@ class Model:
     def parts(self) -> NetworkParts | None:
         """What a compute policy selects from; None if this model's layers always run whole."""
         return self.fused
+
+    @property
+    def rotate(self) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """Rotates query states [heads, n, d] as their positions [n] demand; None if this model has no such function."""
+        return self.fused.rotate if self.fused else None
 
     @property
     def rotate_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:
@@ -215,9 +231,9 @@ class Model:
             return part(inputs_embeds=hidden[None], position_ids=positions, use_cache=False, call=call)
 
     def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
-        """Token ids, or embeddings if some row blends several tokens."""
+        """Token ids, or embeddings if some row blends several tokens or has an input of its own."""
         ids = on_device([[token for work in works for token in work.tokens]], self.device)
-        if not any(work.blends for work in works):
+        if not any(work.blends or work.embeds for work in works):
             return {"input_ids": ids}
         embed, start = self.network.get_input_embeddings(), 0
         embeddings = embed(ids)
@@ -225,6 +241,8 @@ class Model:
             for row, (tokens, weights) in work.blends.items():
                 mix = on_device(weights, self.device, embeddings.dtype)
                 embeddings[0, start + row] = mix @ embed(on_device(tokens, self.device))
+            for row, own in work.embeds.items():
+                embeddings[0, start + row] = own.to(embeddings)
             start += len(work.tokens)
         return {"inputs_embeds": embeddings}
 

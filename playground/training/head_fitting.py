@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.training.frozen_network import FrozenNetwork
 from playground.training.target_texts import TargetText, target_texts
 
 BATCH = 1024  # tokens, padding included
@@ -72,11 +74,16 @@ class OwnTexts:
     _kept: int = 0  # bytes of `_states`
 
     def __post_init__(self) -> None:
-        self.width, self.depth = self.model.width, self.model.depth
+        self.width, self.depth, self.context = self.model.width, self.model.depth, self.model.context
         self.embeddings = self.model.embed(list(range(self.model.vocabulary))).clone().float().cpu()
         self.lm_head = self.model.lm_head_weights.clone().float().cpu()
         last = decoder_layers(self.model.network)[-1].state_dict()
         self.last_layer = {name: tensor.clone().float().cpu() for name, tensor in last.items()}
+
+    @cached_property
+    def frozen(self) -> FrozenNetwork:
+        """The target's network, for heads that are trained through it."""
+        return FrozenNetwork(self.model)
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         numbers = [number for number in range(len(self.texts)) if number % HELD_OUT]

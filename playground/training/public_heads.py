@@ -1,5 +1,5 @@
-"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3 of vLLM's
-`speculators`, and the second version of Medusa's heads.
+"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3, DFlash and MTP of
+vLLM's `speculators`, DFlash of its authors and of the transformers library, and Medusa's heads of the second version.
 
 A folder holds a config.json and safetensors. What does not fit the target, or has a part that is not supported, is
 refused in one sentence. Weights are renamed as the strategies expect them.
@@ -15,14 +15,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from playground.engine.catalogue import is_local
+from playground.engine.hub_files import SINGLE, TOKENIZER, fetch_files, locate, tensors
 from playground.engine.model import Model
 from playground.errors import Refusal
 
 Weights = dict[str, Tensor]
 EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecForge's configs
+LIBRARY_DFLASH = "muse_glimmer_assistant"  # the transformers library's model type with a DFlash drafter
+LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
 PICKLES = ("*.bin", "*.pt", "*.pth")
+MTP_LAYER, MTP_STEPS = "mtp_layers.0.", 3
+MARKS = ("speculators_model_type", "dflash_config", "medusa_num_heads")  # entries that only configs of heads have
+HEAD_WEIGHTS = frozenset({"fc.weight", "0.0.linear.weight"})  # of EAGLE, and of Medusa
 RANKS = 10  # of Medusa's heads, whose files do not say how often each is right
 DECAY = 0.8
 
@@ -32,6 +39,43 @@ class PublicHead(NamedTuple):
 
     strategy: str
     weights: Weights
+
+
+def names_head(name: str) -> bool:
+    """Whether a folder or hub id is a draft head instead of a model, by its config or the names of its weights.
+
+    Raises Refusal if there is no such folder, or nothing of that name on the hub.
+    """
+    if is_local(name):
+        return False
+    source = locate(name)
+    if "config.json" not in source.files:
+        return False
+    config = _read_json(fetch_files(source, "config.json") / "config.json")
+    if config is None or _is_marked(config):
+        return config is not None
+    lacks_tokenizer = not any(file in source.files for file in TOKENIZER)
+    return lacks_tokenizer and SINGLE in source.files and not HEAD_WEIGHTS.isdisjoint(tensors(source))
+
+
+def _is_marked(config: dict[str, Any]) -> bool:
+    """Whether a config says that it belongs to a draft head."""
+    kinds = {*(config.get("architectures") or []), config.get("model_type")}
+    return any(name in config for name in MARKS) or not kinds.isdisjoint({EAGLE_3, LIBRARY_DFLASH})
+
+
+def load_head(name: str, model: Model) -> PublicHead:
+    """The head of a folder or hub id, fetched if need be. Raises Refusal."""
+    if model.fills:
+        raise Refusal(
+            f"{name} is a draft head, and {model.name} is a diffusion model that needs none: choose an autoregressive "
+            "model.",
+            "draft",
+        )
+    try:
+        return read_head(fetch_files(locate(name), "*.json", "*.safetensors"), model)
+    except Refusal as refusal:
+        raise Refusal(str(refusal), "draft") from None
 
 
 def read_head(folder: Path, model: Model) -> PublicHead:
@@ -45,12 +89,18 @@ def read_head(folder: Path, model: Model) -> PublicHead:
     return PublicHead(strategy, found)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None if it cannot be read or is something else."""
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = None
-    if not isinstance(config, dict):
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    config = _read_json(folder / "config.json")
+    if config is None:
         raise Refusal(
             f"{folder} has no readable config.json, so it is no draft head: name the folder that has one.", "from"
         )
@@ -82,8 +132,15 @@ Convert = Callable[[Path, dict[str, Any], Weights, Model], Weights]
 def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, Convert]:
     """The strategy, and the function that converts the weights."""
     kind = config.get("speculators_model_type")
-    if kind not in (None, "eagle3"):
-        raise Refusal(f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3 head.", "from")
+    if kind not in (None, "eagle3", "dflash", "mtp"):
+        raise Refusal(
+            f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3, dflash or mtp head.",
+            "from",
+        )
+    if kind == "mtp":
+        return "mtp", _mtp
+    if kind == "dflash" or "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
+        return "dflash", _dflash
     if kind or EAGLE_3 in (config.get("architectures") or []):
         return "eagle_3", _eagle_3
     if "0.0.linear.weight" in weights:
@@ -121,6 +178,76 @@ def _eagle(folder: Path, config: dict[str, Any], weights: Weights, model: Model)
         raise Refusal(f"The head in {folder} has several layers, and one is supported: choose another head.", "from")
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
     return {**own, **_facts(config, weights, "layers.0.")}
+
+
+def _dflash(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    found = dflash_weights(config, weights)
+    layers = found["layers"].tolist()
+    _check_size(folder, "hidden size", found["fc.weight"].shape[1] // len(layers), model.width, model)
+    _check_size(folder, "hidden size", found["fc.weight"].shape[0], model.width, model)
+    _check_vocabulary(folder, weights, model)
+    if max(layers) > model.depth:
+        raise Refusal(
+            f"The drafter in {folder} reads the output of layer {max(layers)}, and {model.name} has {model.depth} "
+            "layers: choose a drafter for this model.",
+            "from",
+        )
+    if int(found["mask_token_id"]) >= model.vocabulary:
+        raise Refusal(
+            f"The mask of the drafter in {folder} is token {int(found['mask_token_id'])}, and {model.name} has "
+            f"{model.vocabulary}: choose a drafter for this model.",
+            "from",
+        )
+    causal = config.get("speculators_model_type") and not config.get("sliding_window_non_causal")
+    if any(found["window"].tolist()) and causal or config.get("sample_from_anchor"):
+        raise Refusal(
+            f"The drafter in {folder} has causal windows or drafts from its anchor, which is not supported: choose "
+            "another drafter.",
+            "from",
+        )
+    return found
+
+
+def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
+    """A DFlash drafter's weights and settings as the strategy expects them, from the config of any of its formats.
+
+    `speculators` counts a layer by its input; the authors and the library count it by its output. Raises KeyError.
+    """
+    layer, own = config.get("transformer_layer_config") or config, config.get("dflash_config") or config
+    layers = config.get("aux_hidden_state_layer_ids") or [index + 1 for index in own["target_layer_ids"]]
+    renamed = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
+    kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
+    windows = [layer["sliding_window"] if kind == "sliding_attention" else 0 for kind in kinds]
+    return {
+        **renamed,
+        **_facts(layer, renamed, "layers.0."),
+        "window": torch.tensor(windows),
+        "layers": torch.tensor(layers),
+        "block_size": torch.tensor(config["block_size"]),
+        "mask_token_id": torch.tensor(own["mask_token_id"]),
+    }
+
+
+def _mtp(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    layer = config.get("transformer_layer_config") or {}
+    if layer.get("model_type", "qwen3") != "qwen3":
+        raise Refusal(
+            f"The head in {folder} has a layer of {layer['model_type']}, and one of qwen3 is supported: choose another "
+            "head.",
+            "from",
+        )
+    own = {name.removeprefix(MTP_LAYER): tensor for name, tensor in weights.items() if name.startswith(MTP_LAYER)}
+    _check_size(folder, "hidden size", own["input_proj.weight"].shape[0], model.width, model)
+    _check_vocabulary(folder, weights, model)
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    steps = methods[0].get("speculative_tokens") or MTP_STEPS
+    return {**own, **_facts(layer, own, ""), "steps": torch.tensor(steps)}
+
+
+def _renamed(name: str) -> str:
+    for theirs, ours in LIBRARY_NAMES.items():
+        name = name.replace(theirs, ours)
+    return name
 
 
 def _medusa(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:

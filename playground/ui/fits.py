@@ -29,6 +29,7 @@ def needed_by(request) -> Needed:
     """Bytes of the requested weights, including headroom; raises Refusal if the models cannot be found."""
     from playground.engine import catalogue
     from playground.engine.load import HEADROOM, Loading, estimate  # imports torch
+    from playground.training.public_heads import names_head
     how = Loading(request.device, request.dtype, request.quantization).resolve()
     name = request.model or catalogue.BUNDLED[0].name
     if name == catalogue.ORACLE:
@@ -37,7 +38,7 @@ def needed_by(request) -> Needed:
     parts = [(name, how)]
     if draft in catalogue.PACKED:
         parts.append((name, Loading(how.device, how.dtype, draft)))
-    elif draft and draft != "none":
+    elif draft and draft != "none" and not names_head(draft):  # a head is small beside its target
         parts.append((draft, how))
     return Needed(round(sum(estimate(part, loading).bytes for part, loading in parts) * HEADROOM), how.device)
 

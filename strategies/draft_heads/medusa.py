@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, ModuleList, Sequential
 
-from playground.algorithms.draft_heads.accuracy_tree import Path, best_paths
+from playground.algorithms.draft_heads.accuracy_tree import Path, best_paths, rank_tree
 from playground.algorithms.draft_heads.draft_head import MEASURED, DraftHead
 from playground.algorithms.draft_heads.head_layers import ResidualBlock
 from playground.algorithms.draft_heads.head_training import (
@@ -22,7 +22,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.contract import knob
-from playground.contract.token_tree import ROOT, TokenTree
+from playground.contract.token_tree import TokenTree
 from playground.events import Figure
 
 HEADS, RANKS = 4, 10
@@ -102,7 +102,7 @@ class Medusa(DraftHead):
         logits = lm.read_out(torch.cat([head(hidden) for head in wanted]))
         shares, tokens = logits.softmax(-1).topk(min(self.ranks, lm.vocabulary))
         accuracy = self.network.accuracy[unread - 1:][:len(wanted), :self.ranks]
-        tree = combined(self.name, shares, tokens.tolist(), _paths(_frozen(accuracy), self.nodes), lm)
+        tree, _ = rank_tree(self.name, shares, tokens.tolist(), _paths(_frozen(accuracy), self.nodes), lm.ends)
         yield self._figure(lm, shares)
         return tree
 
@@ -116,20 +116,6 @@ def guesses(network: MedusaHeads, batch: HeadBatch, depth: int) -> Iterator[tupl
     for k, head in enumerate(network.heads):
         places, labels = ahead(batch, k + 2)
         yield head(batch.states[depth][places]), labels[places]
-
-
-def combined(name: str, shares: Tensor, tokens: list[list[int]], paths: list[Path], lm) -> TokenTree:
-    """The tree of these paths of ranks. End tokens get no children."""
-    tree, nodes, confidence = TokenTree(name), {(): ROOT}, shares.tolist()
-    for path in paths:
-        depth, rank = len(path) - 1, path[-1]
-        if path[:-1] not in nodes or rank >= len(tokens[depth]):
-            continue
-        token = tokens[depth][rank]
-        node = tree.add(token, nodes[path[:-1]], confidence=confidence[depth][rank])
-        if not lm.ends(token):
-            nodes[path] = node
-    return tree
 
 
 def _frozen(accuracy: Tensor) -> tuple[tuple[float, ...], ...]:

@@ -53,6 +53,9 @@ class Watching(Drafter):
         self.proposals.append(Proposal(tokens, unread, budget, prefixes))
         return tree
 
+    def observe(self, tree, rows, verdict):
+        self.drafter.observe(tree, rows, verdict)
+
 
 def head(name: str, weights: dict[str, Tensor], cls: type[Drafter] | None = None, **knobs) -> Drafter:
     """A draft head with these weights in float64, of a class derived from its own if one is given."""
@@ -120,11 +123,11 @@ def log_probabilities(hidden: Tensor) -> Tensor:
 class LibraryAttention:
     """The library's Llama attention with a head's weights, over whole sequences."""
 
-    def __init__(self, weights: dict[str, Tensor], layer: str, reads: int = WIDTH):
+    def __init__(self, weights: dict[str, Tensor], layer: str, reads: int = WIDTH, bias: bool = False):
         heads = weights[f"{layer}self_attn.q_proj.weight"].shape[0] // WIDTH
         config = LlamaConfig(
             hidden_size=reads, num_attention_heads=heads, num_key_value_heads=heads, head_dim=WIDTH,
-            intermediate_size=3 * WIDTH, rms_norm_eps=1e-5, attn_implementation="eager",
+            intermediate_size=3 * WIDTH, rms_norm_eps=1e-5, attn_implementation="eager", attention_bias=bias,
         )
         self.attention, self.rotary = LlamaAttention(config, 0).double(), LlamaRotaryEmbedding(config)
         self.attention.o_proj = torch.nn.Linear(heads * WIDTH, WIDTH, bias=False).double()

@@ -5,7 +5,12 @@ that a path is accepted is estimated as the product along it. Cai et al. 2024, a
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heappop, heappush
+
+from torch import Tensor
+
+from playground.contract.token_tree import ROOT, TokenTree
 
 Path = tuple[int, ...]
 """The rank of the draft token in each head, 0 for the most probable."""
@@ -32,3 +37,22 @@ def best_paths(accuracy: list[list[float]], nodes: int) -> list[Path]:
             sibling = product / shares[depth - 1][rank] * shares[depth - 1][rank + 1]
             heappush(waiting, (sibling, (*path[:-1], rank + 1)))
     return sorted(chosen, key=lambda path: (len(path), path))
+
+
+def rank_tree(
+    name: str, shares: Tensor, tokens: list[list[int]], paths: list[Path], ends: Callable[[int], bool]
+) -> tuple[TokenTree, dict[Path, int]]:
+    """The tree of these paths of ranks, and the node of each path, of draft tokens by depth and rank with their shares.
+
+    End tokens get no children, and are not listed among the nodes.
+    """
+    tree, nodes, confidence = TokenTree(name), {(): ROOT}, shares.tolist()
+    for path in paths:
+        depth, rank = len(path) - 1, path[-1]
+        if path[:-1] not in nodes or rank >= len(tokens[depth]):
+            continue
+        token = tokens[depth][rank]
+        node = tree.add(token, nodes[path[:-1]], confidence=confidence[depth][rank])
+        if not ends(token):
+            nodes[path] = node
+    return tree, nodes

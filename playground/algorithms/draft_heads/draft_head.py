@@ -48,6 +48,16 @@ class DraftHead(Drafter):
         """Weights to start a training from, for a target of this hidden size and this many layers."""
         raise NotImplementedError
 
+    @classmethod
+    def widths(cls, weights: Weights) -> set[int]:
+        """Sizes among which the hidden size of the head's target is; the smallest is named if it is not."""
+        matrices = (tensor for name, tensor in weights.items() if tensor.dim() == 2 and name != MEASURED)
+        return {size for tensor in matrices for size in tensor.shape}
+
+    def beginning(self, lm: Lane) -> Weights:
+        """Weights of the right sizes for the target of a lane, whose values do not matter."""
+        return self.untrained(lm.target_model.width, lm.depth)
+
     def state_layers(self, depth):
         return (depth,)
 
@@ -68,10 +78,10 @@ class DraftHead(Drafter):
         if self.weights == "random":
             yield Note(f"The weights of {self.title} are random: expect few accepted draft tokens.")
             torch.manual_seed(0)
-            weights = random_like(self.untrained(model.width, model.depth))
+            weights = random_like(self.beginning(lm))
         else:
             weights = lm.fitted[self.name]
-        check_width(self.title, weights, model.width, model.name)
+        check_width(self.title, self.widths(weights), model.width, model.name)
         self.network = self.build(weights).to(device=model.device, dtype=model.dtype).eval().requires_grad_(False)
 
 
@@ -85,9 +95,8 @@ def random_like(weights: Weights) -> Weights:
     }
 
 
-def check_width(title: str, weights: Weights, width: int, name: str) -> None:
-    """Raise Refusal if no tensor of a head has the target's hidden size: it belongs to another model."""
-    sizes = {size for tensor in weights.values() if tensor.dim() == 2 for size in tensor.shape}
+def check_width(title: str, sizes: set[int], width: int, name: str) -> None:
+    """Raise Refusal if no size of a head's weights is the target's hidden size: it belongs to another model."""
     if width not in sizes:
         raise Refusal(
             f"This {title} head is for a model of hidden size {min(sizes, default=0)}, and {name} has {width}: choose "

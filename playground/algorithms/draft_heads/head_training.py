@@ -27,6 +27,28 @@ class HeadBatch(NamedTuple):
     written: Tensor  # bool [texts, tokens]: the target wrote this token
     states: dict[int, Tensor]  # inputs of layers [texts, tokens, hidden_size]; the depth: inputs of the lm_head
     share: float = 0.0  # of the training that is done
+    chance: torch.Generator | None = None  # for random choices of a training; held-out texts have none
+
+
+class FrozenTarget(Protocol):
+    """The target's own network, through which gradients flow to the inputs of further rows."""
+
+    heads: int  # query heads of a layer
+
+    def hidden(self, ids: Tensor, rows: Tensor, positions: Tensor, seen: Tensor, layer: int = 0) -> Tensor:
+        """Inputs of the lm_head [texts, n, hidden_size] for rows [texts, n, hidden_size] that enter at a layer.
+
+        They stand at `positions` [texts, n] after texts `ids` [texts, tokens]; `seen` [texts, n, tokens + n] says which
+        tokens and rows each of them attends to.
+        """
+
+    def last_cache(self, ids: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Key and value states of the last layer, [texts, kv_heads, tokens, head_dim] each, for tokens at positions
+        [texts, tokens].
+        """
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [n, head_dim] of the target's rotary embedding at positions [n], as far as it is known."""
 
 
 class HeadTexts(Protocol):
@@ -34,10 +56,12 @@ class HeadTexts(Protocol):
 
     width: int
     depth: int  # decoder layers of the target
+    context: int  # longest text of the target
     embeddings: Tensor  # [V, hidden_size]
     lm_head: Tensor  # [V, hidden_size]
     last_layer: dict[str, Tensor]  # weights of the target's last decoder layer, by the names of its architecture
     seed: int
+    frozen: FrozenTarget
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         """The training texts in an order of this epoch."""
@@ -86,7 +110,8 @@ def trained(head: Module, texts: HeadTexts, losses: Losses, training: HeadTraini
             step = epoch * per_epoch + number
             for group in optimizer.param_groups:
                 group["lr"] = training.rate * _schedule(step / total, training.warmup)
-            found = losses(_noisy(batch, training.noise, chance)._replace(share=step / total))
+            batch = batch._replace(share=step / total, chance=chance)
+            found = losses(_noisy(batch, training.noise, chance))
             _step(head, optimizer, torch.stack(found).sum())
             recent.append([float(loss.detach()) for loss in found])
             texts.progress(step / total, f"Epoch {epoch + 1} of {training.epochs}, step {step + 1} of {total}")

@@ -116,12 +116,33 @@ class AddsNothing:
         return torch.zeros(len(hidden), WIDTH)
 
 
+class GeneratedLayers:
+    """Stands in for a layer for multi-token prediction: its output is the state that it reads."""
+
+    count = 1
+
+    def __init__(self, model: GeneratedModel):
+        self.model = model
+
+    def new_cache(self) -> GeneratedLayers:
+        return self
+
+    def crop(self, count: int) -> None:
+        """There is nothing to keep."""
+
+    def states(self, number: int, states: Tensor, tokens: list[int], first: int, cache: GeneratedLayers) -> Tensor:
+        return states
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self.model.read_out(states)
+
+
 class GeneratedModel:
     """Has the members of `engine.model.Model` that a lane uses. A row depends on the token before it and its position.
     """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
-    experts = 8  # that a plan may choose among, without effect
+    experts, mtp_count = 8, 1  # experts that a plan may choose among, without effect
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
     def __init__(self, name: str, shared: SharedVocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
@@ -152,9 +173,17 @@ class GeneratedModel:
         return compute.idle_weights / (2 * self.depth)
 
     @property
+    def mtp(self) -> GeneratedLayers:
+        return GeneratedLayers(self)
+
+    @property
     def parts(self) -> GeneratedParts:
         """Layers without weights: a compute policy decides nothing here, and its own work is measured."""
         return GeneratedParts(self.depth)
+
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Query states have no positions."""
+        return rows
 
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Key states have no positions."""

@@ -22,7 +22,7 @@ SETTINGS = {  # of strategies whose defaults end the text after a few tokens
 }
 HEADS = (  # not fitted to the stand-in for a model
     "medusa", "hydra", "hydra_plus_plus", "eagle", "eagle_2", "eagle_3", "fspad", "clover", "clover_2", "chimera",
-    "falcon", "kangaroo",
+    "falcon", "kangaroo", "ppd", "hidden_transfer", "longspec", "dflash",
 )  # fmt: skip
 SETTINGS |= dict.fromkeys(HEADS, {"weights": "random"})
 PLAIN = ("temperature", {"t": 1.0})  # draws from the model's own distribution

@@ -1,0 +1,121 @@
+"""The network of DFlash: layers in which a block of masks attends to itself and to the target's hidden states.
+
+Each layer turns the same mixture of the target's states into keys and values of its own, which take the place of a text
+that it would have read itself. Parameter names are those of vLLM's `speculators`. Chen et al. 2026, arXiv 2602.06036.
+"""
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, ModuleList, RMSNorm
+from torch.nn.functional import scaled_dot_product_attention
+
+from playground.algorithms.draft_heads.feature_networks import EPS, set_eps, shape_of
+from playground.algorithms.draft_heads.head_layers import (
+    THETA,
+    GatedFeedForward,
+    HeadCache,
+    HeadShape,
+    SelfAttention,
+    angles,
+    rotated,
+)
+
+Weights = dict[str, Tensor]
+SETTINGS = ("block_size", "mask_token_id", "layers")  # of a drafter, read by its strategy
+FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "window")  # numbers of a published drafter
+
+
+class BlockAttention(SelfAttention):
+    """Attention with normed queries and keys, in which the rows of a block see the text and each other."""
+
+    def __init__(self, shape: HeadShape, theta: float = THETA, window: int = 0):
+        super().__init__(shape, theta=theta)
+        self.window = window  # positions to either side that a row sees; 0 for all
+        self.q_norm, self.k_norm = RMSNorm(shape.head_dim, EPS), RMSNorm(shape.head_dim, EPS)
+
+    def states(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, keys, values = (
+            part(rows).unflatten(-1, (-1, self.shape.head_dim)).transpose(-3, -2)
+            for part in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        cos, sin = angles(positions, self.shape.head_dim, query, self.theta)
+        return rotated(self.q_norm(query), cos, sin), rotated(self.k_norm(keys), cos, sin), values
+
+    def over(self, rows: Tensor, positions: Tensor, cache: HeadCache, first: int) -> Tensor:
+        """The output for a block of rows [n, width] after a text, whose first token in the cache is at `first`."""
+        query, keys, values = self.states(rows, positions)
+        keys, values = cache.write(keys, values)
+        seen = None
+        if self.window:
+            before = torch.arange(first, first + cache.length, device=positions.device)
+            seen = (positions[:, None] - torch.cat([before, positions])).abs() <= self.window
+        found = scaled_dot_product_attention(query[None], keys[None], values[None], seen, enable_gqa=True)
+        return self.merged(found[0])
+
+
+class BlockLayer(Module):
+    """A decoder layer over a block."""
+
+    def __init__(self, shape: HeadShape, theta: float, window: int):
+        super().__init__()
+        self.self_attn, self.mlp = BlockAttention(shape, theta, window), GatedFeedForward(shape)
+        self.input_layernorm = RMSNorm(shape.width, EPS)
+        self.post_attention_layernorm = RMSNorm(shape.width, EPS)
+
+    def forward(self, rows: Tensor, positions: Tensor, cache: HeadCache, first: int) -> Tensor:
+        rows = rows + self.self_attn.over(self.input_layernorm(rows), positions, cache, first)
+        return rows + self.mlp(self.post_attention_layernorm(rows))
+
+
+class DFlashNetwork(Module):
+    """From embeddings of a block to inputs of an lm_head, which is the target's unless it has its own.
+
+    `windows` has an entry for each layer, 0 for full attention.
+    """
+
+    def __init__(
+        self, shape: HeadShape, reads: int, windows: list[int], theta: float = THETA, draft_vocabulary: int = 0
+    ):
+        super().__init__()
+        self.fc, self.hidden_norm = Linear(reads, shape.width, bias=False), RMSNorm(shape.width, EPS)
+        self.layers = ModuleList(BlockLayer(shape, theta, window) for window in windows)
+        self.norm = RMSNorm(shape.width, EPS)
+        self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
+        self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
+
+    def new_caches(self) -> list[HeadCache]:
+        return [HeadCache() for _ in self.layers]
+
+    def read(self, states: Tensor, positions: Tensor, caches: list[HeadCache]) -> None:
+        """Add the target's states [n, reads] of tokens at positions [n] to the caches."""
+        rows = self.hidden_norm(self.fc(states))
+        for layer, cache in zip(self.layers, caches):
+            cache.write(*layer.self_attn.states(rows, positions)[1:])
+            cache.commit()
+
+    def forward(self, rows: Tensor, positions: Tensor, caches: list[HeadCache], first: int) -> Tensor:
+        """Inputs of the lm_head [n, width] for embeddings of a block [n, width], which leaves the caches as they were.
+        """
+        for layer, cache in zip(self.layers, caches):
+            rows = layer(rows, positions, cache, first)
+            cache.crop(cache.length)
+        return self.norm(rows)
+
+    @classmethod
+    def of(cls, weights: Weights) -> DFlashNetwork:
+        """The network with these weights. Raises KeyError or RuntimeError if they are of another network."""
+        facts = {name: weights[name] for name in FACTS if name in weights}
+        own = {name: tensor for name, tensor in weights.items() if name not in (*FACTS, *SETTINGS)}
+        width, reads = own["fc.weight"].shape
+        layers = 1 + max(int(name.split(".")[1]) for name in own if name.startswith("layers."))
+        head_dim = own["layers.0.self_attn.q_norm.weight"].shape[0]
+        windows = facts["window"].tolist() if "window" in facts else [0] * layers
+        vocabulary = own["lm_head.weight"].shape[0] if "lm_head.weight" in own else 0
+        shape, theta = shape_of(own, "layers.0.", width, head_dim), float(facts.get("rope_theta", THETA))
+        network = cls(shape, reads, windows, theta, vocabulary)
+        if vocabulary and "d2t" not in own:
+            own["d2t"] = torch.zeros(vocabulary, dtype=torch.long)
+        network.load_state_dict(own)
+        set_eps(network, float(facts.get("rms_norm_eps", EPS)))
+        return network

@@ -1,0 +1,124 @@
+"""Multi-token prediction: the layers that a checkpoint was trained with draft for it."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
+from playground.contract import Drafter, knob
+from playground.contract.token_tree import TokenTree
+from playground.errors import Refusal
+from playground.events import Figure
+
+
+class Mtp(Drafter):
+    """The layers for multi-token prediction that ship inside a checkpoint guess one token each.
+
+    They were trained with the target, and the transformers library reads them from its files. Each layer reads the
+    state of the layer before it and the embedding of the token that was guessed last, so the guesses form a chain. Rows
+    that read a rejected token are computed again. A published head of this kind, given with `--draft`, has one layer
+    that is used for every token. Guesses are the most probable tokens, verified as any other draft tokens are. depth =
+    0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
+    """
+
+    fitted_to_target, prefers_trained = True, True
+    name, title, paper, sheet = "mtp", "Multi-token prediction", "2412.19437", "draft-heads/public-formats"
+    guarantee = ("collapses",)
+
+    depth: int = knob(8, 0, 8, step=1, help="most layers that are used; 0 is plain decoding")
+
+    def __post_init__(self):
+        self._text: MtpText | None = None
+        self._head: tuple[MtpBlock, int] | None = None  # of a published head, with its number of tokens
+
+    def begin_fitted(self, weights):
+        self._head = MtpBlock.of(weights), int(weights["steps"])
+
+    def state_layers(self, depth):
+        return (depth,)
+
+    def check_target(self, model):
+        if not (self._head or model.mtp_count):
+            raise Refusal(
+                f"{model.name} has no layers for multi-token prediction: choose a model whose config says "
+                "num_mtp_layers, give a head with --draft, or choose another drafter.",
+                self.name,
+            )
+
+    def _layers(self, lm) -> Any:
+        """Those of the head that was given, or of the checkpoint."""
+        if self._head is None:
+            return lm.target_model.mtp
+        block, steps = self._head
+        block.to(device=lm.target_model.device, dtype=lm.target_model.dtype).eval().requires_grad_(False)
+        return MtpHead(block, steps, lm.embed, lm.read_out)
+
+    @torch.inference_mode()
+    def propose(self, lm, budget) -> Iterator:
+        tree = TokenTree(self.name)
+        if not (self.depth and budget > 0 and lm.target.behind()):
+            return tree
+        if self._text is None:
+            self._text = MtpText(self._layers(lm), self.depth)
+        guesses = self._text.guesses(lm)[:budget]
+        for token, share in guesses:
+            tree.add(token, len(tree) - 1, confidence=share)
+            if lm.ends(token):
+                break
+        if len(tree):
+            data = {"labels": list(map(lm.piece, tree.tokens)), "values": list(tree.confidence)}
+            yield Figure("bars", "probability of each draft token, by its layer", data)
+        return tree
+
+
+class MtpText:
+    """The layers' cache over a text.
+
+    Row i reads the target's state of token i, and layer k beside it token i + k + 1.
+    """
+
+    def __init__(self, layers: Any, depth: int):
+        self.layers, self.depth = layers, min(depth, layers.count)
+        self._restart(0)
+
+    def _restart(self, start: int) -> None:
+        self.cache = self.layers.new_cache()
+        self.start, self.rows = start, 0  # position of the first row, and how many there are
+        self.assumed: list[int] = []  # the text and the guesses that the rows were computed with
+
+    def guesses(self, lm) -> list[tuple[int, float]]:
+        """The most probable next tokens with their probabilities; those that are known already are left out."""
+        states, tokens = lm.target.states, lm.tokens
+        if states.start != self.start:
+            self._restart(states.start)
+        self._drop_stale(tokens, states.length)
+        first = self.start + self.rows
+        hidden, text = states.of(lm.depth, first), list(tokens)
+        shares: list[float] = []
+        for number in range(self.depth):
+            read = text[first + number + 1:states.length + number + 1]
+            hidden = self.layers.states(number, hidden, read, first + number + 1, self.cache)
+            if len(text) == states.length + number + 1:
+                token, share = _best(self.layers.logits(hidden[-1:])[:, :lm.vocabulary])
+                text.append(token)
+                shares.append(share)
+        self.rows, self.assumed = states.length - self.start, text
+        return list(zip(text[len(tokens):], shares))
+
+    def _drop_stale(self, tokens: list[int], length: int) -> None:
+        """Drop the rows of which some layer read a token that is not in the text, and the last if nothing is new."""
+        pairs = zip(tokens, self.assumed)
+        same = next((i for i, (own, read) in enumerate(pairs) if own != read), min(len(tokens), len(self.assumed)))
+        valid = max(0, min(self.rows, same - self.depth - self.start, length - 1 - self.start))
+        if valid < self.rows:
+            self.cache.crop(valid - self.rows)
+            self.rows = valid
+
+
+def _best(logits: Tensor) -> tuple[int, float]:
+    """The most probable token of a row [1, V], and its probability."""
+    share, token = logits.softmax(-1)[0].max(-1)
+    return int(token), float(share)

@@ -1,0 +1,167 @@
+"""PPD: trained prompt tokens, read by the target itself, guess the tokens further on."""
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from torch.nn.functional import linear
+
+from playground.algorithms.draft_heads.accuracy_tree import rank_tree
+from playground.algorithms.draft_heads.draft_head import MEASURED, DraftHead
+from playground.algorithms.draft_heads.feature_networks import soft_loss
+from playground.algorithms.draft_heads.head_training import (
+    HeadBatch,
+    HeadTexts,
+    HeadTraining,
+    RankCounts,
+    ranks,
+    trained,
+)
+from playground.algorithms.draft_heads.pseudo_rows import row_groups
+from playground.contract import knob
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.events import Figure, Note
+from strategies.draft_heads.ppd.prompt_trees import ROOT_PATH, Accuracy, PromptTree, prompt_trees, tokens_per_round
+
+PROMPTS, RANKS = 3, 10
+DECAY = 0.8  # weight of each further prompt token in the loss
+SIZES = (8, 16, 24, 32, 48)  # numbers of inputs for which `fit` says what to expect
+
+
+class PromptTokens(Module):
+    """Input embeddings that belong to no token."""
+
+    def __init__(self, embeddings: Tensor):
+        super().__init__()
+        self.prompt_embeddings = Parameter(embeddings)
+
+    def after(self, batch: HeadBatch, texts: HeadTexts) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each prompt token: its outputs [n, width], the target's own there, and the right tokens [n]."""
+        count = len(self.prompt_embeddings)
+        groups = row_groups(batch, count)
+        rows = self.prompt_embeddings.repeat(groups.cuts.shape[1], 1).expand(len(batch.ids), -1, -1)
+        found = texts.frozen.hidden(batch.ids, rows, groups.positions, groups.seen(batch.ids.shape[1]))
+        yield from groups.each(found, batch, texts.depth)
+
+
+class Ppd(DraftHead):
+    """Trained prompt tokens follow the text and every draft token, and the target's logits after them guess the tokens
+    further on.
+
+    Nothing is added to the model but a few input embeddings. One forward verifies the draft tokens of this round and
+    makes the guesses of the next: each draft token carries a chain of prompt tokens, and those of the last accepted one
+    count. How many guesses a round begins with is its state; each state has a tree of its own, whose draft tokens and
+    prompt tokens are balanced for the number of inputs. Prompt tokens are dropped from the KV cache. The first round
+    has no guesses, and reads prompt tokens only. inputs = 0 is plain decoding. Chen et al. 2024, arXiv 2405.18628.
+    """
+
+    name, title, paper, sheet = "ppd", "PPD", "2405.18628", "draft-heads/ppd"
+    guarantee = ("collapses",)
+
+    inputs: int = knob(24, 0, 128, step=1, help="draft tokens and prompt tokens of a forward; 0 is plain decoding")
+    depth: int = knob(PROMPTS, 1, 8, step=1, help="prompt tokens after a draft token, at most those that were trained")
+    ranks: int = knob(RANKS, 1, RANKS, step=1, help="tokens per guess that may enter the tree; 1 makes it a chain")
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._guesses: Tensor | None = None  # logits [k, V] after the prompt tokens of the last accepted token
+        self._read: list[int] = []  # the text up to that token
+        self._state = 0  # of this round
+
+    def state_layers(self, depth):
+        return ()
+
+    @classmethod
+    def widths(cls, weights):
+        return {weights["prompt_embeddings"].shape[1]}
+
+    @classmethod
+    def untrained(cls, width, depth):
+        halving = 0.5 ** torch.arange(1, RANKS + 1)
+        accuracy = torch.stack([halving * DECAY**prompt for prompt in range(PROMPTS)])
+        return {"prompt_embeddings": torch.zeros(PROMPTS, width), MEASURED: accuracy}
+
+    @classmethod
+    def build(cls, weights):
+        network = PromptTokens(weights["prompt_embeddings"])
+        network.register_buffer(MEASURED, weights[MEASURED].float())
+        return network
+
+    @classmethod
+    def train(cls, texts: HeadTexts) -> Iterator:
+        """Train the prompt tokens on the target's own distributions, and measure how often each rank is right."""
+        beginning = next(iter(texts.batches(0))).ids[0, :PROMPTS]
+        network = PromptTokens(texts.embeddings[beginning].clone())
+
+        def losses(batch: HeadBatch) -> list[Tensor]:
+            found = []
+            for prompt, (guess, true, _) in enumerate(network.after(batch, texts)):
+                teacher = linear(true, texts.lm_head).softmax(-1)
+                found.append(DECAY**prompt * soft_loss(linear(guess, texts.lm_head), teacher))
+            return found
+
+        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=1e-2, warmup=0.0))
+        counts = RankCounts(PROMPTS, RANKS)
+        with torch.no_grad():
+            for batch in texts.held_out():
+                for prompt, (guess, _, labels) in enumerate(network.after(batch, texts)):
+                    counts.add(prompt, ranks(guess, texts.lm_head, labels))
+        yield counts.note()
+        yield _expectations(counts.shares)
+        return {**network.state_dict(), MEASURED: counts.shares}
+
+    @torch.inference_mode()
+    def drafted(self, lm, budget):
+        guesses, prompts = self._current(lm), self.network.prompt_embeddings[:self.depth]
+        trees = prompt_trees(_sorted(self.network.accuracy[:len(prompts), :self.ranks]), self.inputs)
+        self._state = min(len(guesses), budget, len(trees) - 1)
+        chosen = trees[self._state]
+        tree, nodes = TokenTree(self.name), {ROOT_PATH: ROOT}
+        if self._state:
+            shares, tokens = guesses[:self._state].softmax(-1).topk(min(self.ranks, guesses.shape[-1]))
+            tree, nodes = rank_tree(self.name, shares, tokens.tolist(), chosen.paths, lm.ends)
+        tree.probes = {
+            node: prompts[:count]
+            for path, node in nodes.items()
+            if (count := min(chosen.prompts[path], budget - len(path) - 1)) > 0
+        }
+        yield self._figure(lm, tree, chosen)
+        return tree
+
+    def observe(self, tree, rows, verdict):
+        self._guesses = None
+        node = verdict.kept[-1] if verdict.kept else ROOT
+        if rows.probes is not None and rows.tree is tree and node in tree.probes:
+            counts = {place: len(chain) for place, chain in tree.probes.items()}
+            before = sum(counts[place] for place in list(counts)[:list(counts).index(node)])
+            self._guesses = rows.probes[before:before + counts[node]]
+            self._read = rows.committed + tree.prefix(node)
+
+    def _current(self, lm) -> Tensor:
+        """The guesses [k, V] of the tokens after the text, if the last forward belongs to it. Those of tokens that are
+        known already, because a grammar forced them, are left out.
+        """
+        unread = lm.target.behind()
+        if self._guesses is None or self._read != lm.tokens[:-unread]:
+            return torch.empty(0, lm.vocabulary)
+        return self._guesses[unread - 1:]
+
+    def _figure(self, lm, tree: TokenTree, chosen: PromptTree) -> Figure:
+        series = {
+            "state": float(self._state), "draft tokens": float(len(tree)),
+            "prompt tokens": float(sum(map(len, tree.probes.values()))),
+        }
+        return Figure("scalar", "guesses a round began with, and its inputs", {"x": lm.generated, "series": series})
+
+
+def _sorted(accuracy: Tensor) -> Accuracy:
+    return tuple(map(tuple, accuracy.sort(1, descending=True).values.tolist()))
+
+
+def _expectations(accuracy: Tensor) -> Note:
+    """What the measured accuracies promise for some numbers of inputs."""
+    each = {inputs: tokens_per_round(prompt_trees(_sorted(accuracy), inputs)) for inputs in SIZES}
+    promised = ", ".join(f"{tokens:.2f} with {inputs}" for inputs, tokens in each.items())
+    return Note(f"Expected tokens per round by the number of inputs: {promised}.")
