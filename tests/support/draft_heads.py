@@ -65,7 +65,9 @@ def random_weights(name: str, seed: int = 0) -> dict[str, Tensor]:
     """Random weights of a head, large enough that every input matters."""
     cls, chance = find(name), torch.Generator().manual_seed(seed)
     return {
-        key: tensor if key == "accuracy" else torch.randn(tensor.shape, generator=chance).double() * 0.5
+        key: torch.randn(tensor.shape, generator=chance).double() * 0.5
+        if tensor.is_floating_point() and key != "accuracy"
+        else tensor
         for key, tensor in cls.untrained(WIDTH, DEPTH).items()
     }
 

@@ -28,6 +28,16 @@ class HeadBatch(NamedTuple):
     states: dict[int, Tensor]  # inputs of layers [texts, tokens, hidden_size]; the depth: inputs of the lm_head
 
 
+class FirstLayers(NamedTuple):
+    """The first decoder layers of a target of the Llama family, for a drafter that starts as a copy of them."""
+
+    layers: list[dict[str, Tensor]]  # weights by the library's names
+    norm: Tensor  # weight of the final norm, [hidden_size]
+    head_dim: int
+    theta: float  # base of the rotary embedding
+    eps: float  # of the norms
+
+
 class HeadTexts(Protocol):
     """Training texts of one target (`training.head_fitting` makes them)."""
 
@@ -36,6 +46,9 @@ class HeadTexts(Protocol):
     embeddings: Tensor  # [V, hidden_size]
     lm_head: Tensor  # [V, hidden_size]
     seed: int
+
+    def first_layers(self, count: int) -> FirstLayers:
+        """Copies of the target's first layers, in float32. Raises Refusal if it is not of the Llama family."""
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         """The training texts in an order of this epoch."""
