@@ -1,11 +1,13 @@
 // Searches and filters the entries of the library. All entries are in the page; those that do not match are hidden.
+const NONE_CHOSEN = { family: "", promise: "", drafts: "" };
+
 class Library {
   constructor(root) {
     this.root = root;
     this.search = root.querySelector("input[type=search]");
     this.entries = [...root.querySelectorAll(".entry")];
     this.chips = [...root.querySelectorAll(".chips button")];
-    this.chosen = { family: "", promise: "" };
+    this.chosen = { ...NONE_CHOSEN };
     this.search.addEventListener("input", () => this.show());
     this.search.addEventListener("keydown", (event) => { if (event.key === "Escape" && this.search.value) { event.preventDefault(); this.search.value = ""; this.show(); } });
     for (const chip of this.chips) chip.addEventListener("click", () => this.press(chip));
@@ -24,14 +26,15 @@ class Library {
 
   clear() {
     this.search.value = "";
-    this.chosen = { family: "", promise: "" };
+    this.chosen = { ...NONE_CHOSEN };
     this.show();
   }
 
   /** Whether an entry contains every typed word and matches the selected chips. */
-  fits({ dataset }, { family, promise }) {
+  fits({ dataset }, { family, promise, drafts }) {
     const typed = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    return (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && typed.every((word) => dataset.words.includes(word));
+    const chosen = (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && (!drafts || dataset.drafts === drafts);
+    return chosen && typed.every((word) => dataset.words.includes(word));
   }
 
   show() {
@@ -54,7 +57,7 @@ class Library {
     return chip ? `${chip.dataset.promise.replace(/^./, (letter) => letter.toUpperCase())}: ${chip.title}` : "";
   }
 
-  /** Show how many entries this chip would leave, given the search and the other row of chips. */
+  /** Show how many entries this chip would leave, given the search and the other rows of chips. */
   count(chip) {
     const [filter] = Object.keys(chip.dataset);
     const number = this.entries.filter((entry) => this.fits(entry, { ...this.chosen, [filter]: chip.dataset[filter] })).length;
@@ -68,7 +71,7 @@ class Library {
     const note = this.root.querySelector(".none");
     note.hidden = !nothing;
     const typed = this.search.value.trim();
-    note.querySelector("p").textContent = typed ? `No entry matches “${typed}”.` : "No strategy has both of these.";
+    note.querySelector("p").textContent = typed ? `No entry matches “${typed}”.` : "No strategy has all of these.";
   }
 
   /** Show the entry named in the address, unfolded, regardless of the filters. */

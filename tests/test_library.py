@@ -204,6 +204,23 @@ def test_chips_filter_by_family_and_promise_and_count_what_they_would_leave(page
     assert shown(page) == {cls.name for cls in STRATEGIES}
 
 
+def test_drafters_are_grouped_by_what_they_need(page):
+    groups = {
+        need: {cls.name for cls in STRATEGIES if library.drafts_with(cls) == need} for need in library.DRAFTS_WITH
+    }
+    assert set().union(*groups.values()) == {cls.name for cls in STRATEGIES if cls.kind == "drafter"}
+    assert groups["nothing"] >= {"prompt_lookup", "token_recycling", "layer_skip_draft"}
+    assert groups["a draft model"] >= {"draft_model", "omnidraft"}
+    assert groups["a trained head"] >= {"medusa", "kangaroo"}
+    for need, names in groups.items():
+        chip = page.locator(f".chips [data-drafts='{need}']")
+        expect(chip.locator(".count")).to_have_text(str(len(names)))
+        chip.click()
+        assert shown(page) == names
+        chip.click()
+    assert shown(page) == {cls.name for cls in STRATEGIES}
+
+
 def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
     page = visitor.new_page()
     page.goto(f"{address}library#mirostat")

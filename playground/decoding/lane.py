@@ -208,6 +208,13 @@ class Lane:
         """Logits [n, V] of inputs of the target's lm_head, [n, hidden_size]."""
         return self.target_model.read_out(hidden, norm=False)[:, :self.vocabulary]
 
+    def own_rows(self, logits: torch.Tensor, tree: TokenTree, first: int = ROOT) -> Rows:
+        """Rows of logits [n, V] that a drafter computed itself, for the nodes of a tree from `first` on.
+
+        The masks and samplers of the lane apply to them as to those of a draft model.
+        """
+        return Rows("draft", logits, self.main, tree, first, candidates=self.candidates)
+
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the text."""

@@ -519,6 +519,7 @@ class Exit:
         self.stream, self.layer = stream, layer
         # states after its layers, [new, hidden_size]: of committed tokens it has just read, then of nodes
         self.hidden: Tensor | None = None
+        self.inputs: dict[int, Tensor] = {}  # of the same rows, the inputs of earlier layers whose states are kept
 
     def extend(self, tree: TokenTree | None = None) -> Request:
         """Request rows of the early exit for the root and for every node of `tree` that it has not read yet."""
@@ -540,7 +541,8 @@ class Exit:
         raw = yield from self.feed_new(tree)
         before_root = 0 if grown else stream._left_early.missing - 1
         raw = raw[before_root:, :stream.lane.vocabulary]
-        self.hidden = stream._left_early.captured[-1][self.layer]
+        self.inputs = stream._left_early.captured[-1]
+        self.hidden = self.inputs[self.layer]
         return Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
 
     def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:

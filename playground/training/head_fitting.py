@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.draft_heads.draft_head import DraftHead
-from playground.algorithms.draft_heads.head_training import HeadBatch
+from playground.algorithms.draft_heads.head_training import FirstLayers, HeadBatch
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan, decoder_layers
 from playground.engine.hub_files import Progress, unseen
@@ -55,7 +55,8 @@ def fit_head(cls: type[DraftHead], model: Model, texts: list[str], seed: int, ch
         except StopIteration as end:
             checkpoint.unlink(missing_ok=True)
             return {
-                name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in end.value.items()
+                name: tensor.half() if tensor.is_floating_point() and tensor.dim() else tensor  # not single numbers
+                for name, tensor in end.value.items()
             }
 
 
@@ -84,6 +85,19 @@ class OwnTexts:
     def frozen(self) -> FrozenNetwork:
         """The target's network, for heads that are trained through it."""
         return FrozenNetwork(self.model)
+
+    def first_layers(self, count: int) -> FirstLayers:
+        if self.model.fused is None:
+            raise Refusal(
+                f"{self.model.name} is not of the Llama family, whose first layers this drafter copies: choose another "
+                "drafter, or another model.",
+                "model",
+            )
+        decoder, config = self.model.network.get_decoder(), self.model.network.config
+        layers = [{name: _copied(part) for name, part in layer.state_dict().items()} for layer in decoder.layers]
+        theta = float((getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0))
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return FirstLayers(layers[:count], _copied(decoder.norm.weight), head_dim, theta, config.rms_norm_eps)
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         numbers = [number for number in range(len(self.texts)) if number % HELD_OUT]
@@ -162,3 +176,7 @@ class OwnTexts:
         """What a checkpoint belongs to: the strategy, the model, the texts and the seed."""
         about = repr((self.name, self.model.revision, self.model.quantization, self.seed, self.texts))
         return blake2b(about.encode(), digest_size=8).hexdigest()
+
+
+def _copied(weights: Tensor) -> Tensor:
+    return weights.detach().clone().float().cpu()

@@ -36,6 +36,11 @@ NEEDS = {
     "attention_scores": "the model's attention weights",
     "experts": "a mixture-of-experts model",
 }
+DRAFTS_WITH = {
+    "nothing": "drafts from the text or from the target's own layers, without a second model or trained weights",
+    "a draft model": "drafts with a second, smaller model",
+    "a trained head": "drafts with weights that `fit` trained for the target",
+}
 PLURALS = {
     "cache_policy": "cache policies",
     "compute_policy": "compute policies",
@@ -72,10 +77,18 @@ def page(classes: list[Class]) -> str:
     return (f"<div class='strategies'>{_head(len(classes))}"
             f"{_chips('family', 'Family', {family: (family_name(family), '') for family in families})}"
             f"{_chips('promise', 'Guarantee', {label: (label, meaning) for label, meaning in guarantees.items()})}"
+            f"{_chips('drafts', 'Drafters', {need: (f'need {need}', means) for need, means in DRAFTS_WITH.items()})}"
             f"<p class='found' role='status'></p>{sections}{NOTHING}{glossary.section()}</div>")
 
 
 NOTHING = "<div class='none' hidden><p></p><button type='button' class='clear'>Show all</button></div>"
+
+
+def drafts_with(cls: Class) -> str:
+    """What a drafter needs, one of DRAFTS_WITH; empty for other kinds."""
+    if cls.kind != "drafter":
+        return ""
+    return "a trained head" if "trained" in cls.needs else "a draft model" if "draft" in cls.needs else "nothing"
 
 
 def family_name(family: str) -> str:
@@ -144,7 +157,7 @@ def entry(cls: Class) -> str:
     name, labels = escape(cls.name), ",".join(labelled(cls.guarantee))
     return (
         f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' "
-        f"data-words='{escape(_words(cls, found))}'>"
+        f"data-drafts='{drafts_with(cls)}' data-words='{escape(_words(cls, found))}'>"
         f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>"
         f"{_kind(cls)}</header>"
         f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_facts(cls, found))}"

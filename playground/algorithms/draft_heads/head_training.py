@@ -51,6 +51,16 @@ class FrozenTarget(Protocol):
         """Cosines and sines [n, head_dim] of the target's rotary embedding at positions [n], as far as it is known."""
 
 
+class FirstLayers(NamedTuple):
+    """The first decoder layers of a target of the Llama family, for a drafter that starts as a copy of them."""
+
+    layers: list[dict[str, Tensor]]  # weights by the library's names
+    norm: Tensor  # weight of the final norm, [hidden_size]
+    head_dim: int
+    theta: float  # base of the rotary embedding
+    eps: float  # of the norms
+
+
 class HeadTexts(Protocol):
     """Training texts of one target (`training.head_fitting` makes them)."""
 
@@ -62,6 +72,9 @@ class HeadTexts(Protocol):
     last_layer: dict[str, Tensor]  # weights of the target's last decoder layer, by the names of its architecture
     seed: int
     frozen: FrozenTarget
+
+    def first_layers(self, count: int) -> FirstLayers:
+        """Copies of the target's first layers, in float32. Raises Refusal if it is not of the Llama family."""
 
     def batches(self, epoch: int) -> Iterator[HeadBatch]:
         """The training texts in an order of this epoch."""
