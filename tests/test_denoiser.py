@@ -155,7 +155,6 @@ def test_the_weights_of_llada_under_other_names_would_give_other_logits(tmp_path
     ({"alibi": True}, "value of alibi for which its network is not the library's"),
     ({"d_model": "wide"}, "needs a whole number as d_model"),
     ({"mask_token_id": 64}, "needs the id of a token as mask_token_id"),
-    ({"model_type": "sdar"}, "fills masks block by block, which is not supported yet"),
 ])
 def test_other_networks_of_these_families_are_refused(changes, says, tmp_path):
     with pytest.raises(Refusal, match=says):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from pocket_windows import tokenizer  # noqa: F401
 
-from playground.pocket import canvas_windows, masked_loss
+from playground.pocket import architecture, block_loss, canvas_windows, masked_loss
 from playground.pocket import tokenizer as tokens
 from playground.pocket.data import Batch, Windows
-from playground.pocket.model_roles import DENOISER, EVERY, ROLES
+from playground.pocket.model_roles import DENOISERS, EVERY, ROLES
 from playground.pocket.world import TASKS
 
 pytestmark = pytest.mark.bench
@@ -113,10 +113,12 @@ def test_a_block_is_visible_before_it_and_masked_after_it(monkeypatch):
     monkeypatch.setattr(masked_loss, "BLOCKWISE", 1.0)
     for seed in range(50):
         masks = drawn(seed)
-        counted = np.flatnonzero(masks.weights[0])
-        start = next(4 + at for at in range(0, 24, 8) if 4 + at <= counted[0] < 4 + at + masks.length)
-        assert counted[-1] < start + 32 and not masks.hidden[0, :counted[0]].any()
-        assert masks.hidden[0, start + masks.length:].all()
+        counted = np.flatnonzero(masks.weights[0] >= 1)
+        later = np.flatnonzero(masks.weights[0] == np.float32(masked_loss.LATER))
+        stop = later[0] if len(later) else 28
+        assert counted[-1] < stop and not masks.hidden[0, :counted[0]].any() and masks.hidden[0, stop:].all()
+        block = masks.length - masked_loss.LATER * len(later)  # the weights of the block add up to its length
+        assert masks.weights[0, counted].sum() == pytest.approx(block) and counted[0] >= stop - round(block)
 
 
 def test_the_first_token_of_a_whole_text_stays_since_nothing_predicts_it(monkeypatch):
@@ -152,4 +154,61 @@ def test_canvases_are_multiples_and_half_of_them_as_short_as_possible():
 
 def test_the_shares_name_tasks_of_the_world_and_the_denoiser_is_a_role_of_its_own():
     assert set(canvas_windows.SHARES) <= set(TASKS) and sum(canvas_windows.SHARES.values()) == pytest.approx(1.0)
-    assert DENOISER.name not in ROLES and EVERY[DENOISER.name] is DENOISER
+    assert not DENOISERS.keys() & ROLES.keys() and DENOISERS.keys() <= EVERY.keys()
+
+
+# --- blocks ---
+
+def streams(length: int, seed: int = 0, asked: int = 6, answer: int = 18) -> block_loss.Streams:
+    """Two texts in one window, each with a question and an answer."""
+    documents = np.repeat([[1, 2]], asked + answer, 1)
+    answers = np.tile(np.arange(asked + answer) >= asked, 2)[None]
+    return block_loss.draw(documents, answers, length, random.Random(seed))
+
+
+@pytest.mark.parametrize("length", block_loss.BLOCKS)
+def test_every_token_of_an_answer_counts_once(length):
+    counted = [predicted for _, _, predicted in streams(length).counted]
+    assert sorted(counted) == [*range(6, 24), *range(30, 48)]
+
+
+@pytest.mark.parametrize("length", [4, 8])
+def test_noised_copies_see_their_block_and_the_clean_text_before_it(length):
+    drawn = streams(length)
+    allowed, entries = drawn.allowed[0, 0], range(drawn.at.shape[1])
+    for one, other in itertools.product(entries, entries):
+        arrays = drawn.document, drawn.copy, drawn.block
+        texts, copies, blocks = ((array[0, one], array[0, other]) for array in arrays)
+        if copies[0] == copies[1] and blocks[0] == blocks[1]:
+            seen = True
+        else:
+            seen = copies[1] == 0 and blocks[1] < blocks[0]
+        assert allowed[one, other] == (seen and texts[0] == texts[1])
+
+
+def test_a_masked_token_is_predicted_from_the_entry_before_it_in_its_copy_and_the_first_of_a_block_from_clean_text():
+    drawn = streams(4)
+    for row, entry, predicted in drawn.counted:
+        assert drawn.at[row, entry] == predicted - 1
+        first = (predicted % 24) % 4 == 0
+        assert (drawn.copy[row, entry] == 0) == first
+        if not first:
+            assert drawn.hidden[row, entry + 1] and drawn.at[row, entry + 1] == predicted
+
+
+def test_the_copies_have_complementary_masks_and_the_clean_text_has_none():
+    drawn = streams(8)
+    hidden = [{int(at) for at in drawn.at[0][drawn.hidden[0] & (drawn.copy[0] == copy)]} for copy in (0, 1, 2)]
+    assert not hidden[0] and not hidden[1] & hidden[2] and len(hidden[1] | hidden[2]) == 36
+
+
+def test_with_blocks_of_one_position_the_loss_is_the_next_token_loss_of_a_causal_model():
+    model = architecture.for_training(architecture.make("nano", 600))
+    ids = torch.randint(7, 600, (1, 48), generator=torch.Generator().manual_seed(0))
+    window = Batch(ids, torch.tensor([[0.0] * 6 + [1.0] * 18] * 2).view(1, 48), torch.tensor([[1] * 24 + [2] * 24]))
+    trainer = SimpleNamespace(rng=lambda: SimpleNamespace(choice=lambda lengths: 1))
+    found = float(block_loss.block_loss(model, window, trainer).detach())
+    counted = [*range(6, 24), *range(30, 48)]
+    rows = torch.cat([model(ids[:, :24]).logits[0], model(ids[:, 24:]).logits[0]]).log_softmax(-1)
+    expected = -float(torch.stack([rows[at - 1, ids[0, at]] for at in counted]).mean().detach())
+    assert found == pytest.approx(expected, abs=0.02)  # the training's matmuls are in bfloat16

@@ -38,9 +38,15 @@ class Decoder(Strategy):
 
 
 class CanvasDecoder(Decoder):
-    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply."""
+    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply.
+
+    attention: of the models that it can run on. "full": all positions see each other; "block": a position sees its
+    block and earlier ones, so the blocks of `lm.blocks` are filled in order; "known_first": causal attention, known
+    tokens before masked ones.
+    """
 
     kind = "canvas_decoder"
+    attention = ("full",)
     refuses = ("sampler", "constraint", "cache_policy", "compute_policy")
 
 

@@ -10,7 +10,7 @@ masked, up to its first end token or stop string.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Positions
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 
 def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) -> None:
-    """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa."""
+    """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa, or if it cannot
+    run with the model's attention.
+    """
     fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
     if fills and not wanted:
         raise Refusal(
@@ -54,6 +56,21 @@ def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) 
             "the model.",
             "model",
         )
+    if fills and (attention := getattr(model, "attention", "full")) not in decoder.attention:
+        wanted = " or ".join(SEEN[one] for one in decoder.attention)
+        raise Refusal(
+            f"{model.name} {SEEN[attention]}, and {decoder.title} needs a model that {wanted}: choose "
+            f"{FITTING[attention]}, or another model.",
+            "model",
+        )
+
+
+# what each attention of a model means, and decoders that run with it
+SEEN = {
+    "full": "sees the whole canvas", "block": "sees its block and earlier ones",
+    "known_first": "reads known tokens before masks",
+}
+FITTING = {"full": "Masked diffusion", "block": "Masked diffusion or Fast-dLLM", "known_first": "WeDLM"}
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,10 @@ class Canvas:
         """The text that is displayed for a token."""
         return self.model.tokens.piece(token)
 
+    def spell(self, text: str) -> list[int]:
+        """A text as token ids, without special tokens."""
+        return self.model.tokens.encode_continuation(text)
+
     # --- requests ---
 
     def read(self, *given, **named) -> Request:
@@ -150,6 +171,30 @@ class Canvas:
         """All positions: those of the prompt, which are negative, and those of the answer."""
         return range(-self.sequence.start, self.length)
 
+    @property
+    def block_length(self) -> int:
+        """Length of the blocks within which the model sees in both directions; 0 if it sees the whole canvas."""
+        return getattr(self.model, "block_length", 0)
+
+    def attend_in_blocks(self, length: int) -> None:
+        """Change the length of the blocks for later forwards. Nothing changes on a model without blocks."""
+        if self.block_length:
+            self.model = self.model.in_blocks(length)
+
+    def block_of(self, position: int) -> range:
+        """The block of the model around a position, as far as it is on the canvas or in the prompt."""
+        start = position - (self.sequence.start + position) % self.block_length
+        return range(start, min(start + self.block_length, self.length))
+
+    def blocks(self, length: int, start: int = 0) -> Iterator[range]:
+        """Blocks of `length` positions from `start` on, in order; the model's blocks end them too."""
+        while start < self.length:
+            stop = min(start + length, self.length)
+            if self.block_length:
+                stop = min(stop, self.block_of(start).stop)
+            yield range(start, stop)
+            start = stop
+
     def sources(self, positions: Iterable[int]) -> list[int]:
         """The positions whose states predict the given ones, which have to be computed for them."""
         return [position - getattr(self.model, "shifted", False) for position in positions]
@@ -158,8 +203,10 @@ class Canvas:
         """Rows with these logits [G, V], which a decoder computed from those of forwards."""
         return self._rows(raw)
 
-    def based_on(self, rows: Rows) -> None:
-        """Record that the next fill follows from these rows, not from the last forward over the canvas."""
+    def based_on(self, rows: Rows | None) -> None:
+        """Record that the next fill follows from these rows, not from the last forward over the canvas; from none if
+        its tokens are fixed.
+        """
         self._last_rows = rows
 
     def fill(self, positions: Iterable[int], tokens: Iterable[int], confidences: Iterable[float]) -> Request:
@@ -262,11 +309,12 @@ class Canvas:
         self.reason = "stop_string" if self.sequence.reason == "stop_string" else "end"
 
     def _committed(self, written: list[int]) -> list[CommittedToken]:
-        """Each token with the logits of its position in the forward before it was filled."""
+        """Each token with the logits of its position in the forward before it was filled; fixed ones have none."""
         index_of = {position: index for index, position in enumerate(self._logits_at_fill)}
         rows = self._rows(torch.stack(list(self._logits_at_fill.values()))) if index_of else None
         return [
-            CommittedToken(token, "sampled", rows if position in index_of else None, index_of.get(position, 0))
+            CommittedToken(token, "sampled", rows, index_of[position])
+            if position in index_of else CommittedToken(token, "forced")
             for position, token in enumerate(written)
         ]
 

@@ -6,7 +6,7 @@ that an earlier forward left in `CanvasStates`. All caches of masked diffusion a
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,12 +46,26 @@ class CanvasStates:
         return self.keys[layer][:, self.present], self.values[layer][:, self.present]
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where the computed positions of a forward are, and what they see.
+
+    at: the positions [n]; rotation: cosines and sines of their rotary embedding; allowed: bool [n, present], None for
+    all.
+    """
+
+    at: Tensor
+    rotation: tuple[Tensor, Tensor]
+    allowed: Tensor | None
+
+
 class MaskedDenoiser:
     """A network that fills masked positions, in place of a Model for canvas decoders. Raises Refusal if the network
     cannot be one.
     """
 
     fills = True  # fills masked positions, does not continue text
+    attention = "full"  # every position sees every other one
 
     def __init__(
         self,
@@ -92,6 +106,12 @@ class MaskedDenoiser:
         """Empty states of a canvas of `length` positions, prompt included."""
         return CanvasStates(present=torch.zeros(length, dtype=torch.bool, device=self.device))
 
+    def ranks(self, canvas: Sequence[int | None]) -> Tensor | None:
+        """A number for each position, [len(canvas)]: a position sees those with its own or a lower one. None if all see
+        all.
+        """
+        return None
+
     def sources(self, positions: Sequence[int]) -> list[int]:
         """The positions whose hidden states predict the given ones."""
         return [position - self.shifted for position in positions]
@@ -119,30 +139,41 @@ class MaskedDenoiser:
             raise ValueError(f"positions {missing} predict wanted ones and are not computed")
         with self.lock:
             hidden = self._hidden(canvas, computed, states or self.new_states(len(canvas)))
-            rows = torch.tensor([row_of.get(position, 0) for position in sources], device=self.device)
+            rows = self._index(row_of.get(position, 0) for position in sources)
             logits = self.network.get_output_embeddings()(hidden[rows])
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits[:, self.mask_id] = float("-inf")
         logits[[row for row, position in enumerate(sources) if position < 0]] = float("nan")
         return logits
 
+    def _index(self, positions: Iterable[int]) -> Tensor:
+        return torch.tensor(list(positions), dtype=torch.long, device=self.device)
+
     def _hidden(self, canvas: Sequence[int | None], computed: list[int], states: CanvasStates) -> Tensor:
         """Hidden states of the computed positions after the final norm, [n, hidden_size]."""
         ids = [self.mask_id if canvas[position] is None else canvas[position] for position in computed]
-        at = torch.tensor(computed, device=self.device)
+        at = self._index(computed)
         base = self.network.model
         hidden = base.embed_tokens(torch.tensor(ids, device=self.device))
         rotation = base.rotary_emb(hidden[None], at[None])
         states.present[at] = True
+        place = Place(at, rotation, self._allowed(canvas, at, states))
         for index, layer in enumerate(base.layers):
-            mixed = self._attention(layer, index, layer.input_layernorm(hidden), at, rotation, states)
+            mixed = self._attention(layer, index, layer.input_layernorm(hidden), place, states)
             hidden = hidden + mixed
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return base.norm(hidden)
 
+    def _allowed(self, canvas: Sequence[int | None], at: Tensor, states: CanvasStates) -> Tensor | None:
+        """Which present positions each computed one sees, bool [computed, present]; None for all."""
+        ranks = self.ranks(canvas)
+        if ranks is None:
+            return None
+        allowed = ranks[states.present][None] <= ranks[at][:, None]
+        return None if bool(allowed.all()) else allowed
+
     def _attention(
-        self, layer: nn.Module, index: int, hidden: Tensor, at: Tensor, rotation: tuple[Tensor, Tensor],
-        states: CanvasStates,
+        self, layer: nn.Module, index: int, hidden: Tensor, place: Place, states: CanvasStates
     ) -> Tensor:
         part = layer.self_attn
         queries, keys, values = (
@@ -151,12 +182,13 @@ class MaskedDenoiser:
         )
         if hasattr(part, "q_norm"):
             queries, keys = part.q_norm(queries), part.k_norm(keys)
-        keys, values = states.write(index, at, rotated(keys, *rotation), values)
+        keys, values = states.write(index, place.at, rotated(keys, *place.rotation), values)
         groups = len(queries) // len(keys)
         mixed = scaled_dot_product_attention(
-            rotated(queries, *rotation)[None],
+            rotated(queries, *place.rotation)[None],
             keys.repeat_interleave(groups, 0)[None],
             values.repeat_interleave(groups, 0)[None],
+            attn_mask=place.allowed,
             scale=part.scaling,
         )
         return part.o_proj(mixed[0].transpose(0, 1).flatten(1))

@@ -3,8 +3,9 @@ from __future__ import annotations
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from playground.engine.block_denoiser import BlockDenoiser, KnownFirstDenoiser
 from playground.engine.denoiser import MaskedDenoiser
-from playground.engine.masked_models import masking_of
+from playground.engine.masked_models import Masking, masking_of
 from playground.engine.model import Model
 
 
@@ -12,5 +13,12 @@ def loaded_model(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str, quantization: str
 ) -> Model | MaskedDenoiser:
     """Raises Refusal if the network cannot be run."""
-    kind = Model if masking_of(network.config) is None else MaskedDenoiser
-    return kind(network, tokenizer, name, revision, quantization)
+    return _kind(masking_of(network.config))(network, tokenizer, name, revision, quantization)
+
+
+def _kind(masking: Masking | None) -> type[Model] | type[MaskedDenoiser]:
+    if masking is None:
+        return Model
+    if masking.block_length:
+        return BlockDenoiser
+    return KnownFirstDenoiser if masking.known_first else MaskedDenoiser

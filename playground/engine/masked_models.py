@@ -1,10 +1,17 @@
 """Recognises masked diffusion models by their config.json, and reads the public ones into the library's own classes.
 
-A masked diffusion model is a Llama or Qwen2 network without a causal mask. The network's config then has the entry
-`masked_diffusion` with the fields of `Masking`: models made here store it, and for LLaDA and Dream, whose repositories
-bring code of their own, it is derived. That code is never run: LLaDA is the Llama network under other names of its
-weights, Dream is the Qwen2 network whose logits at a position predict the next one.
-Sources: LLaDA, Nie et al. 2025, arXiv 2502.09992; Dream, Ye et al. 2025, arXiv 2508.15487.
+A masked diffusion model is a Llama, Qwen2 or Qwen3 network with another attention mask. The network's config then has
+the entry `masked_diffusion` with the fields of `Masking`: models made here store it, and for the public families, whose
+repositories bring code of their own, it is derived. That code is never run:
+
+- LLaDA is the Llama network with full attention, under other names of its weights.
+- Dream is the Qwen2 network with full attention, whose logits at a position predict the next one.
+- SDAR, and TraDo and TDAR, which are trained from it, are the Qwen3 network, causal between blocks of 4 positions.
+- Fast-dLLM v2 is the Qwen2 network, causal between blocks of 32, whose logits at a position predict the next one.
+- WeDLM is the Qwen2 or Qwen3 network with causal attention, known tokens before masked ones.
+
+Sources: LLaDA, Nie et al. 2025, arXiv 2502.09992; Dream, Ye et al. 2025, arXiv 2508.15487; SDAR, Cheng et al. 2025,
+arXiv 2510.06303; Fast-dLLM v2, Wu et al. 2025, arXiv 2509.26328; WeDLM, Liu et al. 2025, arXiv 2512.22737.
 """
 from __future__ import annotations
 
@@ -14,13 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from playground.errors import Refusal
 
 ENTRY = "masked_diffusion"
 NETWORKS = ("llama", "qwen2", "qwen3")  # the library's networks that run without a causal mask here
-BLOCKWISE = ("sdar", "fast_dllm", "wedlm")  # parts of model types that attend block by block
 # names in the files of LLaDA, as regular expressions with one group at most, and in the library's Llama
 LLADA_WEIGHTS = {
     r"^model\.transformer\.wte\.": "model.embed_tokens.",
@@ -45,10 +51,27 @@ LLADA_FIXED = dict(  # the only values for which LLaDA's block is Llama's
 
 @dataclass(frozen=True)
 class Masking:
-    """How a network fills masks. shifted: the logits of a position predict the next one, as in Dream."""
+    """How a network fills masks.
+
+    shifted: the logits of a position predict the next one, as in Dream. block_length: a position sees its block of so
+    many positions, counted from the start of the text, and what is before it; 0 for full attention. known_first: causal
+    attention, known tokens before masked ones, as in WeDLM.
+    """
 
     mask_token_id: int
     shifted: bool = False
+    block_length: int = 0
+    known_first: bool = False
+
+    def usable(self, vocabulary: int) -> bool:
+        """Whether the fields have values that a network of so many tokens can have."""
+        whole = type(self.mask_token_id) is int and type(self.block_length) is int
+        flags = type(self.shifted) is bool and type(self.known_first) is bool
+        if not whole or not flags:
+            return False
+        return 0 <= self.mask_token_id < vocabulary and self.block_length >= 0 and not (
+            self.known_first and (self.block_length or self.shifted)
+        )
 
 
 def masking_of(config: PretrainedConfig) -> Masking | None:
@@ -60,10 +83,10 @@ def masking_of(config: PretrainedConfig) -> Masking | None:
         masking = Masking(**entry)
     except TypeError:
         masking = None
-    if not masking or type(masking.mask_token_id) is not int or not 0 <= masking.mask_token_id < config.vocab_size:
+    if not masking or not masking.usable(config.vocab_size):
         raise Refusal(
-            f"The entry {ENTRY} of config.json needs the id of a token as mask_token_id, and may have shifted: "
-            "correct it.",
+            f"The entry {ENTRY} of config.json needs the id of a token as mask_token_id, and may have shifted and "
+            "block_length, or known_first: correct it.",
             "model",
         )
     if config.model_type not in NETWORKS:
@@ -83,10 +106,9 @@ def public_config(name: str, path: Path) -> PretrainedConfig | None:
         kind = str(fields.get("model_type", ""))
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
-    if any(part in kind.lower() for part in BLOCKWISE):
+    if any(part in kind for part in MIXTURES):
         raise Refusal(
-            f"{name} fills masks block by block, which is not supported yet: choose LLaDA, Dream or pocket-diffusion.",
-            "model",
+            f"{name} is a mixture of experts that fills masks, which is not supported: choose a dense SDAR.", "model"
         )
     return FAMILIES[kind](name, fields) if kind in FAMILIES else None
 
@@ -119,15 +141,52 @@ def _llada(name: str, fields: dict[str, Any]) -> PretrainedConfig:
 
 
 def _dream(name: str, fields: dict[str, Any]) -> PretrainedConfig:
+    return _qwen(Qwen2Config, name, fields, mask_token_id=_integer(name, fields, "mask_token_id"), shifted=True)
+
+
+def _sdar(name: str, fields: dict[str, Any]) -> PretrainedConfig:
+    mask = _integer(name, fields, "mask_token_id", 151669)
+    return _qwen(
+        Qwen3Config, name, fields, mask_token_id=mask, block_length=_integer(name, fields, "block_size", 4) or 1
+    )
+
+
+def _fast_dllm(name: str, fields: dict[str, Any]) -> PretrainedConfig:
+    mask, length = _integer(name, fields, "mask_token_id", 151665), _integer(name, fields, "bd_size", 32) or 1
+    return _qwen(Qwen2Config, name, fields, mask_token_id=mask, shifted=True, block_length=length)
+
+
+def _wedlm(name: str, fields: dict[str, Any]) -> PretrainedConfig:
+    """Qwen3 with normed queries and keys and without biases, or else Qwen2 with biases."""
+    normed, biased = bool(fields.get("qk_norm", False)), bool(fields.get("attention_bias", True))
+    if normed == biased:
+        raise _other_network(name, "attention_bias")
+    mask = _integer(name, fields, "mask_token_id", 151665)
+    if not normed:
+        return _qwen(Qwen2Config, name, fields, mask_token_id=mask, known_first=True)
+    heads = _integer(name, fields, "num_attention_heads") or 1
+    width = _integer(name, fields, "head_dim", _integer(name, fields, "hidden_size") // heads)
+    return _qwen(Qwen3Config, name, fields | dict(head_dim=width), mask_token_id=mask, known_first=True)
+
+
+def _qwen(
+    network: type[PretrainedConfig], name: str, fields: dict[str, Any], **masking: Any
+) -> PretrainedConfig:
+    """The config of the library's Qwen network with these fields, except those of the public code alone."""
     if fields.get("use_sliding_window") or fields.get("hidden_act", "silu") != "silu":
         raise _other_network(name, "use_sliding_window" if fields.get("use_sliding_window") else "hidden_act")
-    known = {field: value for field, value in fields.items() if field not in NOT_OF_QWEN2}
-    mask = dict(mask_token_id=_integer(name, fields, "mask_token_id"), shifted=True)
-    return Qwen2Config(**known, masked_diffusion=mask)
+    known = {field: value for field, value in fields.items() if field not in NOT_OF_QWEN}
+    return network(**known, masked_diffusion=masking)
 
 
-NOT_OF_QWEN2 = ("model_type", "architectures", "auto_map", "mask_token_id", "transformers_version", "torch_dtype")
-FAMILIES: dict[str, Callable[[str, dict[str, Any]], PretrainedConfig]] = {"llada": _llada, "Dream": _dream}
+NOT_OF_QWEN = (  # fields of the public repositories that the library's networks do not have
+    "model_type", "architectures", "auto_map", "mask_token_id", "transformers_version", "torch_dtype", "block_size",
+    "bd_size", "qk_norm", "attn_implementation",
+)
+MIXTURES = ("sdar_moe", "llada2_moe", "llada_moe")  # parts of model types
+FAMILIES: dict[str, Callable[[str, dict[str, Any]], PretrainedConfig]] = {
+    "llada": _llada, "Dream": _dream, "sdar": _sdar, "Fast_dLLM_Qwen": _fast_dllm, "wedlm": _wedlm,
+}
 
 
 def _integer(name: str, fields: dict[str, Any], field: str, default: int | None = None) -> int:

@@ -3,8 +3,9 @@
 A text of L tokens is masked at l of them, l uniform in 1 to L, and the loss is L / l times the cross-entropy of the
 masked tokens: an upper bound of the negative log-likelihood, with less variance than masking every token with
 probability t and weighting by 1 / t. Usually only the canvas is masked and the question stays visible. A share of the
-texts is masked as a decoder meets them that works block by block: the canvas is visible before a block, masked after
-it, and only the block counts. A small share is masked as a whole, question included; guidance needs it.
+texts is masked as a decoder meets them that works block by block: the canvas is visible before a block and masked after
+it; what is after the block counts little, since a decoder does not fill it yet. A small share is masked as a whole,
+question included; guidance needs it.
 
 The network predicts a token from the position before it, as the autoregressive model does from which its weights come.
 LLaDA: Nie et al. 2025, arXiv 2502.09992; shifted predictions: Dream, Ye et al. 2025, arXiv 2508.15487.
@@ -18,19 +19,21 @@ from playground.pocket import tokenizer as tokens
 from playground.pocket.train import CrossEntropy
 
 MASK = tokens.SPECIALS.index(tokens.MASK)
-WHOLE, BLOCKWISE = 0.05, 0.35       # shares of the texts masked as a whole, and as a block of a canvas
-BLOCKS = (8, 16, 32)                # block lengths of those
+WHOLE, BLOCKWISE = 0.03, 0.6        # shares of the texts masked as a whole, and as a block of a canvas
+BLOCKS = (8, 16, 16, 32)            # block lengths of those
+LATER = 0.2                         # weight of a masked token after the block
 
 
 @dataclass(frozen=True)
 class Masks:
     """What of a batch is masked. hidden: (rows, tokens), bool; weights: (rows, tokens), float, 0 where nothing counts.
 
-    length: number of tokens whose negative log-likelihood the weighted cross-entropies bound.
+    length: number of tokens whose negative log-likelihood the weighted cross-entropies bound, those after a block by
+    their weight.
     """
     hidden: np.ndarray
     weights: np.ndarray
-    length: int
+    length: float
 
 
 def masked_loss(model, batch, trainer):
@@ -59,16 +62,16 @@ def draw(documents, canvas, rng):
     for row, numbers in enumerate(documents):
         for number in range(1, numbers.max() + 1):
             places = np.flatnonzero(numbers == number)
-            shown, counted = _of_text(places, places[canvas[row, places]], rng)
+            later, counted = _of_text(places, places[canvas[row, places]], rng)
             chosen = rng.sample(counted, rng.randint(1, len(counted)))
-            hidden[row, [*chosen, *shown]] = True
-            weights[row, chosen] = len(counted) / len(chosen)
-            length += len(counted)
+            hidden[row, [*chosen, *later]] = True
+            weights[row, later], weights[row, chosen] = LATER, len(counted) / len(chosen)
+            length += len(counted) + LATER * len(later)
     return Masks(hidden, weights, length)
 
 
 def _of_text(places, canvas, rng):
-    """Positions of a text that are masked but do not count, and those of which some are masked and counted."""
+    """Positions of a text that are all masked and count little, and those of which some are masked and count."""
     drawn = rng.random()
     if drawn < WHOLE:
         return [], places[1:].tolist()      # nothing predicts the first token

@@ -1,8 +1,8 @@
 """The roles of the pocket models: the shape of each model, and where its files are in the working folder.
 
 `target` is the main model. `draft` drafts for it with the same tokenizer. `other-draft` drafts with its own tokenizer,
-like a draft of another model family, for speculation across vocabularies. `diffusion` fills masked positions instead of
-continuing text; it starts from the weights of the target and shares its tokenizer.
+like a draft of another model family, for speculation across vocabularies. `diffusion` and `block-diffusion` fill masked
+positions instead of continuing text; they start from the weights of the target and share its tokenizer.
 """
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class Role:
     """One model of the family.
 
     taught: the training in words, for the card; shapes: {size: key of `architecture.SHAPES`}; own_tokens: whether it
-    has its own tokenizer.
+    has its own tokenizer; block_length: of a denoiser that attends block by block, 0 for all others.
     """
     name: str
     published: str
@@ -20,6 +20,7 @@ class Role:
     taught: str
     shapes: dict
     own_tokens: bool = False
+    block_length: int = 0
 
     def tokenizer(self, out):
         """The folder of its tokenizer."""
@@ -68,4 +69,13 @@ DENOISER = Role(
     "to fill masked positions of a canvas, with full attention",
     dict(nano="nano", small="target", large="large"),
 )
-EVERY = ROLES | {DENOISER.name: DENOISER}       # those that can be trained
+BLOCK_DENOISER = Role(
+    "block-diffusion",
+    "pocket-block-diffusion",
+    "A block-diffusion model, adapted from the target",
+    "to fill masked positions of a block, which sees itself and what is before it",
+    dict(nano="nano", small="target", large="large"),
+    block_length=8,
+)
+DENOISERS = {role.name: role for role in (DENOISER, BLOCK_DENOISER)}
+EVERY = ROLES | DENOISERS       # those that can be trained

@@ -20,14 +20,17 @@ from playground.pocket import evaluate as measuring
 from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
+from playground.pocket.block_loss import block_loss
 from playground.pocket.masked_loss import MASK, masked_loss
-from playground.pocket.model_roles import DENOISER, EVERY, ROLES
+from playground.pocket.model_roles import DENOISERS, EVERY, ROLES
 from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
 from playground.pocket.warm_start import inherit
 
 TARGET = ROLES["target"]
 TEXTS = ("samples", "texts.jsonl")          # folder and file of the texts sampled from the target
 MEASURES = "evaluation.json"
+# small rates that decay from early on: at larger ones the loss of a denoiser stays on a plateau until they decay
+DENOISER_SCHEDULE = dict(stages=canvas_windows.STAGES, warm_up=20, matrix_lr=0.008, other_lr=0.0015, decay=0.85)
 
 
 def make_tokenizer(options):
@@ -45,8 +48,8 @@ def make_tokenizer(options):
 def make_data(options):
     """Write the training and validation windows of a role. Those of a draft also contain texts of the target."""
     role = EVERY[options.role]
-    if role is DENOISER:
-        return _make_canvases(options)
+    if role.name in DENOISERS:
+        return _make_canvases(options, role)
     corpus.require(options.corpus)
     tokenizer = _tokenizer(options, role)
     written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
@@ -56,10 +59,11 @@ def make_data(options):
             samples.mix_in(folder, written, tokenizer, options.seed)
 
 
-def _make_canvases(options):
-    tokenizer = _tokenizer(options, DENOISER)
-    with new_folder(DENOISER.data(options.out)) as folder:
-        canvas_windows.build(folder, tokenizer, int(options.tokens), options.seed)
+def _make_canvases(options, role):
+    """Windows of a denoiser. Blocks after the end of an answer are never filled, so block-wise ones get none."""
+    tokenizer, tight = _tokenizer(options, role), 1.0 if role.block_length else canvas_windows.TIGHT
+    with new_folder(role.data(options.out)) as folder:
+        canvas_windows.build(folder, tokenizer, int(options.tokens), options.seed, tight)
 
 
 def train(options):
@@ -94,28 +98,28 @@ def make_samples(options):
 
 def evaluate(options):
     """Evaluate the trained models, print the table, and save the result next to the models."""
-    if EVERY[options.role] is DENOISER:
-        return _evaluate_denoiser(options)
+    if options.role in DENOISERS:
+        return _evaluate_denoiser(options, EVERY[options.role])
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
     print(card.report(result, "target"))
 
 
-def _evaluate_denoiser(options):
+def _evaluate_denoiser(options, role):
     """Scores at one position per forward."""
-    denoiser = canvas_scores.as_denoiser(_trained(options, DENOISER), _tokenizer(options, DENOISER))
-    strategy, knobs = "masked_diffusion", dict(block_length=16)
+    denoiser = canvas_scores.as_denoiser(_trained(options, role), _tokenizer(options, role), role.published)
+    strategy, knobs = "masked_diffusion", dict(block_length=role.block_length or 16)
     rows = canvas_scores.scores(denoiser, strategy, knobs, options.items)
     result = dict(strategy=strategy, knobs=knobs, rows=rows)
-    write_text(DENOISER.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
+    write_text(role.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
     print(canvas_scores.table(rows))
 
 
 def publish(options):
     """Write the finished models, with card, loss curve and metrics, to --assets."""
-    if EVERY[options.role] is DENOISER:
-        return _publish_denoiser(options)
+    if options.role in DENOISERS:
+        return _publish_denoiser(options, EVERY[options.role])
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -126,15 +130,15 @@ def publish(options):
                 _publish(options, role, (pair, result), folder)
 
 
-def _publish_denoiser(options):
-    measured = DENOISER.model(options.out) / MEASURES
-    _require(measured, f"evaluate --role {DENOISER.name}")
+def _publish_denoiser(options, role):
+    measured = role.model(options.out) / MEASURES
+    _require(measured, f"evaluate --role {role.name}")
     result = json.loads(measured.read_text(encoding="utf-8"))
-    model, (state, plan) = _trained(options, DENOISER), read_state(DENOISER.model(options.out))
-    with new_folder(options.assets / DENOISER.published, options.replace) as folder:
+    model, (state, plan) = _trained(options, role), read_state(role.model(options.out))
+    with new_folder(options.assets / role.published, options.replace) as folder:
         models.save(model, folder)
-        _tokenizer(options, DENOISER).save_pretrained(folder)
-        (folder / "README.md").write_text(denoiser_card.card(DENOISER, model, (state, plan), result), encoding="utf-8")
+        _tokenizer(options, role).save_pretrained(folder)
+        (folder / "README.md").write_text(denoiser_card.card(role, model, (state, plan), result), encoding="utf-8")
         (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
         measures = result | dict(
             tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses,
@@ -173,8 +177,9 @@ def _trainer(options, role):
     _require(role.data(options.out), f"data --role {role.name}")
     vocabulary = len(_tokenizer(options, role))
     model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
-    if role is DENOISER:
-        model.config.masked_diffusion = dict(mask_token_id=MASK, shifted=True)      # as playground.engine reads it
+    if role.name in DENOISERS:      # the entry as playground.engine reads it
+        blocks = dict(block_length=role.block_length) if role.block_length else {}
+        model.config.masked_diffusion = dict(mask_token_id=MASK, shifted=True) | blocks
     if options.compile:
         models.compile_layers(model)
     batch = options.batch or (2048 if device == "cpu" else 65536)
@@ -184,7 +189,7 @@ def _trainer(options, role):
 
 def _schedule(role):
     """Fields of the plan that depend on the role: a denoiser does not start from random weights."""
-    return dict(stages=canvas_windows.STAGES, warm_up=20, matrix_lr=0.015, decay=0.55) if role is DENOISER else {}
+    return DENOISER_SCHEDULE if role.name in DENOISERS else {}
 
 
 def _inherit(options, role, trainer):
@@ -198,7 +203,8 @@ def _loss(options, role, device):
     """Loss function of a role: distillation for the draft, next-token loss for the other draft."""
     if role.name == "draft":
         return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
-    return {"target": target_loss, "diffusion": masked_loss}.get(role.name, data_loss)
+    losses = {"target": target_loss, "diffusion": masked_loss, "block-diffusion": block_loss}
+    return losses.get(role.name, data_loss)
 
 
 def _tokenizer(options, role):

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.diffusion.block_loop import BlockDecoder
-from playground.algorithms.diffusion.proposals import above, fill, propose
+from playground.algorithms.diffusion.proposals import above, bounded_mean, fill, propose
 from playground.contract import knob
 from playground.events import Figure
 
@@ -17,7 +17,7 @@ class BACD(BlockDecoder):
     """
 
     name, title, paper, sheet = "bacd", "Bounded adaptive confidence", "2602.09555", "diffusion/block-diffusion-tts"
-    guarantee = ("heuristic",)
+    guarantee, attention = ("heuristic",), ("full", "block")
 
     low: float = knob(0.6, 0.0, 1.05, step=0.05, help="lower bound of the threshold")
     high: float = knob(0.9, 0.0, 1.05, step=0.05, help="upper bound of the threshold, at least the lower one")
@@ -27,13 +27,9 @@ class BACD(BlockDecoder):
         while masked := [position for position in lm.masked if position in block]:
             rows = yield reader.read(block, masked, step)
             proposals = propose(lm, rows, masked)
-            threshold = self._threshold(filled, proposals.confidence.values())
+            threshold = bounded_mean(filled, proposals, self.low, self.high)
             chosen = above(proposals, threshold)
             filled += [proposals.confidence[position] for position in chosen]
             yield Figure("scalar", "threshold", {"x": masked[0], "series": {"threshold": threshold}})
             yield fill(lm, proposals, chosen)
             step += 1
-
-    def _threshold(self, filled: list[float], confidences) -> float:
-        target = sum(filled) / len(filled) if filled else max(confidences)
-        return max(self.low, min(self.high, target))

@@ -14,7 +14,7 @@ class LocalLeap(BlockDecoder):
     """
 
     name, title, paper, sheet = "local_leap", "LocalLeap", "2510.07081", "diffusion/localleap"
-    guarantee = ("heuristic",)
+    guarantee, attention = ("heuristic",), ("full", "block")
 
     threshold: float = knob(0.9, 0.0, 1.05, step=0.05, help="confidence of an anchor; above 1 one position at a time")
     relaxed: float = knob(0.75, 0.0, 1.05, step=0.05, help="confidence that is enough near an anchor")

@@ -31,7 +31,7 @@ class MaskedDiffusion(CanvasDecoder):
     """
 
     name, title, paper, sheet = "masked_diffusion", "Masked diffusion", "2502.09992", "diffusion/mdlm-baseline"
-    guarantee = ("heuristic",)
+    guarantee, attention = ("heuristic",), ("full", "block", "known_first")
 
     rule: str = knob(
         "steps",
@@ -57,14 +57,13 @@ class MaskedDiffusion(CanvasDecoder):
         return [make("temperature", t=self.temperature)]
 
     def decode(self, lm) -> Iterator:
-        for start in range(0, lm.length, self.block_length):
-            block = range(start, min(start + self.block_length, lm.length))
+        for block in lm.blocks(self.block_length):
             rows = yield from self._fill(lm, block)
             ends = [lm.ids[position] for position in block if lm.ends(lm.ids[position])]
             if ends:
                 yield Note("This block contains an end token: it fills all later positions, without a forward.")
                 yield _filling(lm, rows, dict.fromkeys(lm.masked, ends[0]))
-            yield Note(f"Positions {start + 1} to {block.stop} are filled, and the next block begins.")
+            yield Note(f"Positions {block.start + 1} to {block.stop} are filled, and the next block begins.")
 
     def _fill(self, lm, block: range) -> Iterator:
         """Run forwards until no position of the block is masked; returns the rows of the last one."""

@@ -15,6 +15,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Runner
 from playground.engine.denoiser import MaskedDenoiser
+from playground.engine.loaded_model import loaded_model
 from playground.events import Event, Failed, Fill, Forward
 
 MASK = 7
@@ -22,16 +23,16 @@ PROMPT = [11, 30, 250, 8, 99]
 LENGTH = 14
 
 
-def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35) -> MaskedDenoiser:
-    """Random weights in float64, large enough that every token matters."""
+def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35, **masking) -> MaskedDenoiser:
+    """Random weights in float64, large enough that every token matters; `masking`: block_length or known_first."""
     torch.manual_seed(seed)
     sizes = SIZES | {
         "vocab_size": 320, "max_position_embeddings": 1024,
-        "masked_diffusion": {"mask_token_id": MASK, "shifted": shifted},
+        "masked_diffusion": {"mask_token_id": MASK, "shifted": shifted} | masking,
     }
     config = AutoConfig.for_model("llama", **sizes, initializer_range=spread)
     network = AutoModelForCausalLM.from_config(config).double().eval()
-    model = MaskedDenoiser(network, byte_tokenizer(), "random denoiser")
+    model = loaded_model(network, byte_tokenizer(), "random denoiser", "", "none")
     model.end_ids = frozenset()  # a random network ends at once otherwise
     return model
 

@@ -5,11 +5,15 @@ the blocks itself. LLaDA: Nie et al. 2025, arXiv 2502.09992.
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
+from playground.algorithms.diffusion.finished_blocks import FinishedBlocks
 from playground.algorithms.diffusion.proposals import Proposals, fill, propose
 from playground.contract import CanvasDecoder, Strategy, knob, make
 from playground.events import Note
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
 class FullReader:
@@ -18,13 +22,21 @@ class FullReader:
     def __init__(self, lm):
         self.lm = lm
 
-    def read(self, block: range, masked: list[int], step: int):
-        """The request of a forward that predicts masked positions of the block. step: forwards in this block so far."""
-        return self.lm.read(wanted=masked)
+    def read(self, block: range, masked: list[int], step: int, supposed: Mapping[int, int] = NOTHING):
+        """The request of a forward that predicts masked positions of the block. step: forwards in this block so far;
+        supposed: tokens read in place of masks.
+        """
+        return self.lm.read(wanted=masked, supposed=supposed)
 
     def predicted(self, masked: list[int]) -> list[int]:
         """The masked positions that the last forward predicted."""
         return masked
+
+
+def exact_reader(lm):
+    """The cheapest reader that changes no logits: states of finished blocks are kept if the model sees block by block.
+    """
+    return FinishedBlocks(lm) if lm.block_length else FullReader(lm)
 
 
 class BlockDecoder(CanvasDecoder):
@@ -38,7 +50,7 @@ class BlockDecoder(CanvasDecoder):
 
     def reader(self, lm):
         """How the canvas is read, for one run."""
-        return FullReader(lm)
+        return exact_reader(lm)
 
     def choose(self, lm, proposals: Proposals, block: range) -> list[int]:
         """Positions to fill now."""
@@ -46,8 +58,7 @@ class BlockDecoder(CanvasDecoder):
 
     def decode(self, lm) -> Iterator:
         reader = self.reader(lm)
-        for start in range(0, lm.length, self.block_length):
-            block = range(start, min(start + self.block_length, lm.length))
+        for block in lm.blocks(self.block_length):
             yield from self.fill_block(lm, reader, block)
             yield from end_block(lm, block)
 

@@ -53,6 +53,14 @@ def above(proposals: Proposals, threshold: float) -> list[int]:
     return [i for i, c in proposals.confidence.items() if c >= threshold] or proposals.ranked[:1]
 
 
+def bounded_mean(filled: list[float], proposals: Proposals, low: float, high: float) -> float:
+    """The mean confidence of what was filled in a block, kept between two bounds; the largest confidence of the
+    proposals if nothing was (BACD, arXiv 2602.09555).
+    """
+    target = sum(filled) / len(filled) if filled else max(proposals.confidence.values())
+    return max(low, min(high, target))
+
+
 def by_factor(proposals: Proposals, factor: float) -> list[int]:
     """The n most confident positions for the largest n with (n + 1)(1 - c_n) < factor (Fast-dLLM, arXiv 2505.22618).
 
