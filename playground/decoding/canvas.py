@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Positions
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,14 +20,15 @@ from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
 from playground.decoding.recorder import CommittedToken, Recorder
-from playground.decoding.requests import Immediate, Request
+from playground.decoding.requests import Feed, Immediate, Request, Steps
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
+from playground.engine.canvas_pass import CanvasPass
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Event, Fill, Forward, Reason, rounded
+from playground.events import Event, Fill, Forward, Reason
 
 if TYPE_CHECKING:
     from playground.contract import Decoder
@@ -72,8 +72,33 @@ class Reading:
     unprompted: bool = False
 
 
+class CanvasFeed(Feed):
+    """The share of one canvas in a forward. Canvases of one model can share a forward."""
+
+    stream: Canvas
+    work: CanvasPass
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.entering)
+
+    def describe(self) -> Forward:
+        """The event for this forward, before it runs."""
+        model, size = self.stream.model, len(self.work.canvas)
+        flops = model.flops(self.rows, size - self.rows, model.depth)
+        return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
+
+    def settle(self, event: Forward) -> None:
+        """Count what each layer computed, which may be more than entered the first."""
+        model, size = self.stream.model, len(self.work.canvas)
+        if self.work.computed_by_layer:
+            event.flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
+
+
 class Canvas:
     """The answer of one lane, filled position by position."""
+
+    name, captures = "target", frozenset()  # as a source of forwards
 
     def __init__(
         self,
@@ -107,6 +132,10 @@ class Canvas:
         return self.sequence.tokens
 
     @property
+    def prompt(self) -> list[int]:
+        return self.sequence.tokens[:self.sequence.start]
+
+    @property
     def text(self) -> str:
         return self.sequence.text
 
@@ -133,7 +162,7 @@ class Canvas:
         is not computed.
         """
         reading = Reading(*given, **named)
-        return Immediate(lambda: self._read(reading))
+        return Request(self._read(reading))
 
     def new_states(self) -> CanvasStates | None:
         """Empty key and value states of this canvas. Raises Refusal for a table, which has none."""
@@ -200,39 +229,33 @@ class Canvas:
     def remember(self) -> None:
         """At the end of the run: canvas decoders have no memory."""
 
-    def _read(self, reading: Reading) -> Rows:
-        begun = perf_counter()
-        raw = self._logits(reading)
-        self._record_forward(reading, rounded(perf_counter() - begun))
-        rows = self._rows(raw)
+    def _read(self, reading: Reading) -> Steps:
+        feed = CanvasFeed(self, self._pass_of(reading))
+        yield [feed]
+        rows = self._rows(self._spread(feed.logits, feed.work))
         if not reading.supposed:
             self._last_rows = rows
         return rows
 
-    def _logits(self, reading: Reading) -> Tensor:
-        """Logits [G, V] of the answer; NaN for positions that are not wanted."""
+    def _pass_of(self, reading: Reading) -> CanvasPass:
+        """What a forward computes, with positions counted from the beginning of the prompt."""
         start, answer = self.sequence.start, list(self.ids)
         for position, token in reading.supposed.items():
             answer[position] = token
         prompt = [None] * start if reading.unprompted else self.tokens
-        if not hasattr(self.model, "new_states"):
-            return self.model.denoise([*prompt, *answer])[start:]
         wanted = range(self.length) if reading.wanted is None else reading.wanted
+        if not hasattr(self.model, "new_states"):
+            return CanvasPass([*prompt, *answer], range(start, start + self.length))
         computed = None if reading.computed is None else sorted(start + position for position in reading.computed)
-        logits = self.model.denoise(
-            [*prompt, *answer], [start + position for position in wanted], computed, reading.states
-        )
-        if len(wanted) == self.length:
+        return CanvasPass([*prompt, *answer], [start + position for position in wanted], computed, reading.states)
+
+    def _spread(self, logits: Tensor, work: CanvasPass) -> Tensor:
+        """Logits [G, V] of the answer; NaN for positions that were not wanted."""
+        if len(work.predicted) == self.length:
             return logits
         raw = logits.new_full((self.length, logits.shape[1]), float("nan"))
-        raw[list(wanted)] = logits
+        raw[[position - self.sequence.start for position in work.predicted]] = logits
         return raw
-
-    def _record_forward(self, reading: Reading, seconds: float) -> None:
-        size, depth = len(self.everything), self.model.depth
-        tokens = size if reading.computed is None else len(reading.computed)
-        flops = self.model.flops(tokens, size - tokens, depth)
-        self.record(Forward(tokens=tokens, context=size - tokens, layers=depth, seconds=seconds, flops=flops))
 
     def _rows(self, raw: Tensor) -> Rows:
         """Rows without a tree, in which node i is row i."""
