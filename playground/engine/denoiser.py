@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,18 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.canvas_pass import CanvasPass
 from playground.engine.forward_lock import lock_for
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.masked_models import masking_of
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
+
+
+class LayerObserver(Protocol):
+    """Follows a forward from layer to layer; see `CanvasStates.enter` and `CanvasStates.attended`."""
+
+    def enter(self, layer: int, at: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def attended(self, layer: int, at: Tensor, queries: Tensor) -> None: ...
 
 
 @dataclass
@@ -27,12 +37,13 @@ class CanvasStates:
     """Key and value states of a canvas by layer, each [kv_heads, positions, head_dim], keys rotated.
 
     present: positions that have states, bool [positions]; the others are not attended to. A forward over some
-    positions replaces theirs.
+    positions replaces theirs. observer: reads every layer, and may let the next ones compute more positions.
     """
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     present: Tensor | None = None
+    observer: LayerObserver | None = None
 
     def drop(self, positions: Sequence[int]) -> None:
         """Make positions invisible until they are computed again."""
@@ -48,14 +59,13 @@ class CanvasStates:
         return self.keys[layer][:, self.present], self.values[layer][:, self.present]
 
     def enter(self, layer: int, at: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """Before a layer: the positions that it computes and their hidden states [n, hidden_size].
-
-        `at` are those of the layer before. A subclass that keeps hidden states may return more.
-        """
-        return at, hidden
+        """The positions that a layer computes, and their hidden states [n, hidden_size]; `at`: of the layer before."""
+        return self.observer.enter(layer, at, hidden) if self.observer else (at, hidden)
 
     def attended(self, layer: int, at: Tensor, queries: Tensor) -> None:
         """After the states of a layer are written: its queries [heads, n, head_dim], rotated and scaled."""
+        if self.observer:
+            self.observer.attended(layer, at, queries)
 
 
 class MaskedDenoiser:
@@ -87,6 +97,10 @@ class MaskedDenoiser:
         self.tokens, self.lock = Tokens(tokenizer, self.vocabulary), lock_for(self.device)
         ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         self.end_ids = frozenset(id for id in (*ids, tokenizer.eos_token_id) if id is not None)
+
+    @cached_property
+    def grammars(self) -> GrammarEngine:
+        return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
     def answer_length(self, prompt: list[int], most: int) -> int:
         """Positions to fill after a prompt: `most`, or as many as the context holds. Raises Refusal if none is left."""

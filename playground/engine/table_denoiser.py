@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from playground.engine.canvas_pass import CanvasPass
-from playground.engine.catalogue import ORACLE, ORACLE_SENTENCES
+from playground.engine.catalogue import ORACLE, TABLES
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -71,18 +71,19 @@ class OracleDenoiser:
         return cls(strings, torch.tensor(weights or [1.0] * len(rows)), tokens, frozenset([end]), name)
 
     @classmethod
-    def bundled(cls, file: Path = ORACLE_SENTENCES) -> OracleDenoiser:
-        """From the bundled sentences. Raises Refusal if their file is missing."""
+    def bundled(cls, name: str = ORACLE, file: Path | None = None) -> OracleDenoiser:
+        """From bundled sentences. Raises Refusal if their file is missing."""
+        file = file or TABLES[name]
         try:
             sentences = json.loads(file.read_text(encoding="utf-8"))["sentences"]
         except OSError:
             raise Refusal(
-                f"The sentences of the oracle ({file.name}) are missing from assets: download the project's files "
+                f"The sentences of the {name} ({file.name}) are missing from assets: download the project's files "
                 "again.",
                 "model",
             ) from None
         return cls.from_texts(
-            [sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences]
+            [sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences], name
         )
 
     def denoise(self, canvas: Sequence[int | None]) -> Tensor:
