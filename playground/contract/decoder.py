@@ -38,10 +38,17 @@ class Decoder(Strategy):
 
 
 class CanvasDecoder(Decoder):
-    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply."""
+    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply, except a constraint
+    where positions are filled from left to right.
+    """
 
     kind = "canvas_decoder"
-    refuses = ("sampler", "constraint", "cache_policy", "compute_policy")
+    refuses = ("sampler", "cache_policy", "compute_policy")
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether each forward fills the first masked position alone, so that a grammar can follow the text."""
+        return False
 
 
 class Preset(Decoder):
