@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Positions
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
@@ -27,9 +28,10 @@ from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.engine.canvas_pass import CanvasPass
+from playground.engine.sampling import entropy
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Event, Fill, Forward, Reason
+from playground.events import Event, Fill, Forward, Reason, rounded
 
 if TYPE_CHECKING:
     from playground.contract import Constraint, Decoder
@@ -336,9 +338,17 @@ class Canvas:
                 self._logits_at_fill[position] = self._last_rows.raw[position]
                 if self._last_rows.masks is not None:
                     self._masks_at_fill[position] = self._last_rows.masks[position]
-        self.record(Fill(positions, tokens, [self.piece(token) for token in tokens], confidences))
+        pieces = [self.piece(token) for token in tokens]
+        self.record(Fill(positions, tokens, pieces, confidences, self._entropies(positions)))
         if not self.masked:
             self._complete()
+
+    def _entropies(self, positions: list[int]) -> list[float]:
+        """Entropies in nats of the rows that positions were filled from; empty if one of them was not predicted."""
+        if self._last_rows is None:
+            return []
+        found = entropy(self._last_rows.raw[positions]).tolist()
+        return [rounded(value) for value in found] if all(map(isfinite, found)) else []
 
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
