@@ -23,7 +23,7 @@ from playground.algorithms.diffusion.parallel_lists import (
     total_correlation,
 )
 from playground.bench import parallel_limits
-from playground.bench.parallel_limits import counted, decoders, page
+from playground.bench.parallel_limits import counted, decoders, document, page
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
 from playground.engine.catalogue import LISTS, TABLES
@@ -218,4 +218,6 @@ def test_the_page_has_a_row_for_every_task():
     assert [row[0] for row in counted()[1:]] == list(TASKS)
     found = [parallel_limits.answer(ask("copy", 4, Random(0)), lane, config, 0) for lane, config in decoders(4).items()]
     text = page(found, {"settings": {"seed": 0}})
+    assert document(found, {})["totals"][0] == {
+        "task": "copy", "decoder": "1 from left to right", "answers": 1, "right": 1, "words": 4, "forwards": 4}
     assert "| copy | 1.00 |" in text and "| shuffle | 3.42 |" in text.replace("3.415", "3.42")

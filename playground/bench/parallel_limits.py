@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from random import Random
@@ -143,5 +143,11 @@ def _by_task(found: list[ListAnswer], cell) -> Rows:
 
 
 def document(found: list[ListAnswer], facts: dict[str, dict]) -> dict:
-    """Everything, for a JSON file."""
-    return {"format": "decoding-playground-parallel", "version": 1, **facts, "answers": [asdict(one) for one in found]}
+    """The sums of every task and decoder, for a JSON file."""
+    totals: dict[tuple[str, str], dict[str, int]] = {}
+    for one in found:
+        sums = totals.setdefault((one.task, one.lane), dict.fromkeys(("answers", "right", "words", "forwards"), 0))
+        for name, value in (("answers", 1), ("right", one.right), ("words", one.words), ("forwards", one.forwards)):
+            sums[name] += value
+    rows = [{"task": task, "decoder": lane, **sums} for (task, lane), sums in totals.items()]
+    return {"format": "decoding-playground-parallel", "version": 1, **facts, "totals": rows}

@@ -1,9 +1,9 @@
 """Guided lessons, read from assets/lessons/*.md and shown in a panel next to the part of the page they explain.
 
 A file begins with `key: value` lines: title, minutes, about, remember (shown at the end), and settings of the page
-(prompt, mode, context, length, seed, model, lanes; as JSON unless plain text). Each step is a heading `## ...`, followed by
-`show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place of
-the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
+(prompt, mode, context, length, seed, model, lanes; as JSON unless plain text). Each step is a heading `## ...`, with
+`show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place
+of the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
 come paragraphs, and at most one question:
 
     question: How many forwards will lane 2 need, compared with lane 1?
