@@ -69,8 +69,8 @@ def load(
     from playground.training.public_heads import names_head
     name = given.read_name(model or catalogue.BUNDLED[0].name)
     draft = given.read_name(draft, "draft") if draft else draft
-    if name == catalogue.ORACLE:
-        return _oracle(draft or NO_DRAFT)
+    if name in catalogue.TABLES:
+        return _table(name, draft or NO_DRAFT)
     partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
     options = Loading(given.read_device(device), given.read_dtype(dtype), quantization)
     report = progress or (lambda share, text: None)
@@ -120,12 +120,12 @@ def _check_found(name: str, options: Loading) -> None:
         find_source(name)
 
 
-def _oracle(draft: str) -> Models:
+def _table(name: str, draft: str) -> Models:
     from playground.decoding.session import Models
     from playground.engine.table_denoiser import OracleDenoiser
     if draft != NO_DRAFT:
         raise Refusal("The oracle takes no draft model: choose none.", "draft")
-    return Models(OracleDenoiser.bundled())
+    return Models(OracleDenoiser.bundled(name))
 
 
 def run(

@@ -253,6 +253,8 @@ class Fill(Event):
     ids: list[int] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    # of the model's distributions before these positions were filled, in nats; empty if they are not known
+    entropies: list[float] = field(default_factory=list)
     sequence: int = 0
 
 

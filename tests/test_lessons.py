@@ -24,7 +24,7 @@ from playground.ui.frames import recording
 from playground.ui.lane_editor import check
 from playground.ui.lessons import SHOWN, lessons, read_lesson, settings_of
 from playground.ui.pages import build
-from playground.ui.settings import Rules
+from playground.ui.settings import DEFAULT, Rules
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
 
@@ -42,6 +42,7 @@ SUBJECTS = {
     "several-texts",
     "watermark",
     "less-work",
+    "all-at-once",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
@@ -293,7 +294,8 @@ def test_every_answer_of_a_lesson_is_what_its_run_shows_with_a_margin(page, mode
 
 
 def written_out(models, settings) -> Trace:
-    session = site_module._prepare(models, settings, Memory())
+    used = models if settings.model == DEFAULT else playground.load(settings.model)
+    session = site_module._prepare(used, settings, Memory())
     for _ in session:
         pass
     return session.trace

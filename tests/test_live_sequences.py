@@ -1,7 +1,7 @@
 """The live view of lanes with more than one text: sequences that grow side by side, canvases, and quantised caches."""
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from live_page import (  # noqa: F401
@@ -27,6 +27,7 @@ from playground.events import (
     Done,
     Draft,
     Figure,
+    Fill,
     Forward,
     Judged,
 )
@@ -272,6 +273,27 @@ def test_the_grid_has_a_mark_where_each_position_was_filled_and_goes_there(page,
         "step 1 of 3 filled 1 position, 1 of 4 are filled, lowest confidence 90 %"
     )
     assert cells(page) == [("", None), ("", None), (" c", "1"), ("", None)]
+
+
+def test_the_grid_is_coloured_by_confidence_or_by_entropy(page, feed):
+    """Entropy has the scale of the text: ten levels of its square root, 6 nats or more the last."""
+    show(page, feed, CANVAS)
+    colours = "all => all.map((one) => [one.parentNode.dataset.position, one.style.fill.match(/--(h\\d+)/)[1]])"
+    assert sorted(page.locator(".panel-canvas .at").evaluate_all(colours)) == [
+        ["0", "h3"], ["1", "h0"], ["2", "h1"], ["3", "h6"]
+    ]
+    page.locator(".panel-canvas").get_by_role("button", name="entropy").click()
+    expect(page.locator(".panel-canvas .chart-key")).to_contain_text("high entropy")
+    assert sorted(page.locator(".panel-canvas .at").evaluate_all(colours)) == [
+        ["0", "h4"], ["1", "h0"], ["2", "h3"], ["3", "h6"]
+    ]
+    assert "entropy 2.20 nats" in page.locator(".panel-canvas .filled[data-position='3'] title").text_content()
+
+
+def test_a_canvas_without_entropies_offers_no_choice(page, feed):
+    bare = [(at, replace(event, entropies=[]) if isinstance(event, Fill) else event) for at, event in filling()]
+    show(page, feed, run_of(lane(0, bare, canvas=4)))
+    expect(page.locator(".panel-canvas .tools .segments")).to_be_hidden()
 
 
 def test_filled_positions_count_as_tokens_for_the_player(page, feed):

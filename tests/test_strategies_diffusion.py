@@ -485,7 +485,7 @@ def test_strategies_without_meaning_on_a_canvas_are_refused():
     assert "allow at least 12" in refused(max_new_tokens=5)
     assert "cannot begin with other tokens" in refused(forced=(3,))
     assert "does not work with a sampler" in refused(extras=[("top_p", {})])
-    assert "does not work with a constraint" in refused(extras=[("regex", {"pattern": "a"})])
+    assert "judges a text from its beginning" in refused(extras=[("regex", {"pattern": "a"})])
     assert "does not work with a cache policy" in refused(extras=[("sink_window", {})])
     assert "no slot for a drafter" in refused(extras=[("prompt_lookup", {})])
 
@@ -543,4 +543,4 @@ def test_the_oracle_has_no_draft_and_is_none():
 
 def test_a_missing_list_of_sentences_is_refused(tmp_path):
     with pytest.raises(Refusal, match="missing from assets"):
-        OracleDenoiser.bundled(tmp_path / "oracle.json")
+        OracleDenoiser.bundled(file=tmp_path / "oracle.json")

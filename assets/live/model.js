@@ -115,7 +115,7 @@ class Canvas {
   fill(event) {
     this.steps.push(event);
     event.positions.forEach((position, i) => {
-      const fill = { position, piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null, step: this.steps.length, event: event.index };
+      const fill = { position, piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null, entropy: event.entropies?.[i] ?? null, step: this.steps.length, event: event.index };
       this.filled.set(position, fill);
       this.size = Math.max(this.size, position + 1);
     });

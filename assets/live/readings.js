@@ -71,6 +71,11 @@ function repeated({ shown }) {
   return share(runs, (run, i) => runs.indexOf(run) < i);
 }
 
+/** Number of tokens that occurred earlier in the text. */
+function repeatedTokens({ shown }) {
+  return shown.tokens.length - new Set(shown.tokens.map((token) => token.id)).size;
+}
+
 /** The first token, counted from 1, at which two texts differ; null if they are equal. Compares ids. */
 function partingPlace(one, other) {
   const [a, b] = [one.shown.tokens, other.shown.tokens];
@@ -147,6 +152,7 @@ const READINGS = {
   final_entropy: { label: "mean entropy after processors", write: nats, of: (state) => mean(stepsOf(state).map((step) => step.final_entropy)) },
   off_top_share: { label: "tokens that were not the most likely", write: percent, of: (state) => share(stepsOf(state).filter(({ top }) => top.length), isRival) },
   repeated_share: { label: `${REPEATED_RUN}-grams that occurred earlier in the text`, write: percent, of: repeated },
+  repeated_tokens: { label: "tokens that occurred earlier in the text", write: whole, of: repeatedTokens },
   log_probability: { label: "log-probability of the text", write: nats, of: logProbability },
   first_difference: {
     label: "first differing token", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,

@@ -248,9 +248,10 @@ function confidenceClass(confidence) {
   return isNumber(confidence) ? "h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, confidence)))) : "unknown";
 }
 
-function sayFill({ position, step, confidence }) {
+function sayFill({ position, step, confidence, entropy }) {
   const confident = isNumber(confidence) ? `, confidence ${percent(confidence)}` : "";
-  return `position ${position + 1}, filled in step ${step}${confident}`;
+  const open = isNumber(entropy) ? `, entropy ${fixed(entropy, 2)} nats` : "";
+  return `position ${position + 1}, filled in step ${step}${confident}${open}`;
 }
 
 function ghost(round, node) {

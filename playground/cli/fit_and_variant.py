@@ -45,6 +45,8 @@ def fit(options: Namespace) -> bool:
     cls = find(find(options.name).weights_of or options.name)
     if hasattr(cls, "calibrate"):
         return _calibrate(cls, options)
+    if hasattr(cls, "learn"):
+        return _train_on_canvas(cls, options)
     if cls.fitted_to_target:
         return _train_head(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
@@ -69,6 +71,19 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
         weights = _published(cls, Path(options.published), model)
     else:
         weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress)
+    show_progress(1.0, "")
+    return _store(cls, model, weights, options)
+
+
+def _train_on_canvas(cls: type[Strategy], options: Namespace) -> bool:
+    """Train what a canvas decoder learns of a denoiser, the bundled one by default, and store it."""
+    texts = read_texts(options.texts) if options.texts else []
+    from playground.engine.catalogue import BUNDLED, TABLES
+    from playground.training.canvas_fitting import fit_canvas
+    options.model = options.model or next(entry.name for entry in BUNDLED if entry.fills and entry.name not in TABLES)
+    model = load(options, draft=False).target
+    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
+    weights = fit_canvas(cls, model, texts, options.seed, checkpoint, show, show_progress)
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 

@@ -15,6 +15,7 @@ from playground.errors import Refusal
 
 SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
 DIFFUSION, DIFFUSION_PAGE = "docs/diffusion.json", "docs/diffusion.md"
+PARALLEL, PARALLEL_PAGE = "docs/parallel.json", "docs/parallel.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
 BOOKKEEPING, BOOKKEEPING_PAGE = "docs/bookkeeping.json", "docs/bookkeeping.md"
 CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
@@ -98,8 +99,8 @@ def _bench(command: CommandParser) -> None:
     _of_speed(command)
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
     commands = command.add_subparsers(
-        metavar="[speed | survey | effects | caches | compute | speculation | diffusion | schemas | models | "
-        "bookkeeping]"
+        metavar="[speed | survey | effects | caches | compute | speculation | diffusion | parallel | schemas | "
+        "models | bookkeeping]"
     )
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
@@ -114,6 +115,8 @@ def _bench(command: CommandParser) -> None:
          "measure every lossless speculative strategy, task by task, compared with the library's"),
         ("diffusion", "bench_diffusion:measure", _diffusion,
          "measure the decoders of masked canvases, task by task: scores, forwards and seconds"),
+        ("parallel", "bench_parallel:measure", _parallel,
+         "measure what filling positions together costs, on list tasks over the exact table of their answers"),
         ("schemas", "bench_schemas:measure", _schemas,
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
         ("models", "bench_models:measure", _model_types,
@@ -237,6 +240,14 @@ def _diffusion(command: CommandParser) -> None:
     _count(command, "seed", 0, 11)
     command.set_defaults(model="pocket-diffusion", draft=None, draft_device="")
     _results(command, DIFFUSION, DIFFUSION_PAGE, "write the tables as a page")
+
+
+def _parallel(command: CommandParser) -> None:
+    _threads(command)
+    _count(command, "questions", 1, 100, "of each task")
+    _count(command, "seed", 0, 0)
+    command.set_defaults(verbose=False)
+    _results(command, PARALLEL, PARALLEL_PAGE, "write the tables as a page")
 
 
 def _schemas(command: CommandParser) -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import yaml
 
 from playground.asset_files import INSTALLED
-from playground.engine.catalogue import BUNDLED, ORACLE, SUGGESTED
+from playground.engine.catalogue import BUNDLED, SUGGESTED, TABLES
 from playground.errors import Refusal
 
 CLONE = Path(__file__).resolve().parents[2]
 FILES = ("app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff", "docs/page.png")
 FOLDERS = ("playground", "strategies", "assets")
 README = "README.md"
-WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUNDLED if entry.name != ORACLE)
+WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUNDLED if entry.name not in TABLES)
 NEEDED = (README, *FILES, *WEIGHTS)
 SPACE_PACKAGES = ("gradio[oauth,mcp]=={sdk_version}", "uvicorn>=0.14.0", "spaces")  # what every Space installs besides
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"

@@ -38,7 +38,8 @@ class Decoder(Strategy):
 
 
 class CanvasDecoder(Decoder):
-    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply.
+    """Decides which masked positions are filled next. Toggles for left-to-right text do not apply, except a constraint
+    where positions are filled from left to right.
 
     attention: of the models that it can run on. "full": all positions see each other; "block": a position sees its
     block and earlier ones, so the blocks of `lm.blocks` are filled in order; "known_first": causal attention, known
@@ -47,7 +48,12 @@ class CanvasDecoder(Decoder):
 
     kind = "canvas_decoder"
     attention = ("full",)
-    refuses = ("sampler", "constraint", "cache_policy", "compute_policy")
+    refuses = ("sampler", "cache_policy", "compute_policy")
+
+    @property
+    def left_to_right(self) -> bool:
+        """Whether each forward fills the first masked position alone, so that a grammar can follow the text."""
+        return False
 
 
 class Preset(Decoder):

@@ -265,6 +265,13 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
             f"{toggle.title}.",
             toggle.name,
         )
+    if toggle.kind == "constraint" and decoder.kind == "canvas_decoder" and not decoder.left_to_right:
+        raise Refusal(
+            f"{toggle.title} judges a text from its beginning, and {decoder.title} fills positions while others to "
+            "their left are masked: use Masked diffusion with order left_to_right, rule steps and steps 0, or blocks "
+            "of one position.",
+            toggle.name,
+        )
     if toggle.kind == "sampler":
         if any(sampler.name == toggle.name for sampler in assembly.samplers):
             raise Refusal(

@@ -13,28 +13,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Positions
 from dataclasses import dataclass, field
-from time import perf_counter
+from math import isfinite
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
+from playground.decoding import fitted_weights as fitted
 from playground.decoding.recorder import CommittedToken, Recorder
-from playground.decoding.requests import Immediate, Request
+from playground.decoding.requests import Feed, Immediate, Request, Steps
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
+from playground.engine.canvas_pass import CanvasPass
+from playground.engine.sampling import entropy
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Event, Fill, Forward, Reason, rounded
 
 if TYPE_CHECKING:
-    from playground.contract import Decoder
+    from playground.contract import Constraint, Decoder
     from playground.contract.lane_config import Assembly
     from playground.decoding.limits import Limits
     from playground.engine.denoiser import CanvasStates, MaskedDenoiser
+    from playground.engine.grammar_matcher import Matcher
     from playground.engine.model import Model
     from playground.engine.table_denoiser import OracleDenoiser
 
@@ -89,8 +93,33 @@ class Reading:
     unprompted: bool = False
 
 
+class CanvasFeed(Feed):
+    """The share of one canvas in a forward. Canvases of one model can share a forward."""
+
+    stream: Canvas
+    work: CanvasPass
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.entering)
+
+    def describe(self) -> Forward:
+        """The event for this forward, before it runs."""
+        model, size = self.stream.model, len(self.work.canvas)
+        flops = model.flops(self.rows, size - self.rows, model.depth)
+        return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
+
+    def settle(self, event: Forward) -> None:
+        """Count what each layer computed, which may be more than entered the first."""
+        model, size = self.stream.model, len(self.work.canvas)
+        if self.work.computed_by_layer:
+            event.flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
+
+
 class Canvas:
     """The answer of one lane, filled position by position."""
+
+    name, captures = "target", frozenset()  # as a source of forwards
 
     def __init__(
         self,
@@ -103,6 +132,7 @@ class Canvas:
         _check(limits)
         self.model = self.target_model = models["target"]
         self.recorder = recorder
+        self.fitted = fitted.find_all(assembly.strategies(), models)  # fitted weights by name, by strategy
         self.length = self.model.answer_length(prompt, limits.max_new_tokens)  # positions to fill
         self.ids: list[int | None] = [None] * self.length  # None is masked
         self.draws = Draws(limits.seed)
@@ -112,9 +142,25 @@ class Canvas:
         chain = Chain(assembly.samplers, None, self.model.end_ids)
         # the prompt; the answer is appended once it is complete
         self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))
+        self._constraint, self._matcher = assembly.constraint, self._new_matcher(assembly.constraint)
         self._last_rows: Rows | None = None
         self._logits_at_fill: dict[int, Tensor] = {}  # by filled position, its logits [V] in the forward before
+        self._masks_at_fill: dict[int, Tensor] = {}  # by filled position, its token mask, bool [V]
         self._last_fill: Immediate | None = None  # the last request to fill
+
+    def _new_matcher(self, constraint: Constraint | None) -> Matcher | None:
+        """Follows the text from left to right. Raises Refusal for what has no grammar, or no engine for one."""
+        if constraint is None:
+            return None
+        if not hasattr(self.model, "grammars"):
+            raise Refusal(f"{self.model.name} is a table and takes no constraint: remove {constraint.title}.", "model")
+        if constraint.checker():
+            raise Refusal(
+                f"{constraint.title} checks texts by a program and has no grammar that a canvas can follow: remove it.",
+                constraint.name,
+            )
+        constraint.begin(self.sequence.start, self.model.tokens.bytes)
+        return self.model.grammars.compile(*constraint.grammar()).matcher()
 
     # --- what a strategy reads ---
 
@@ -122,6 +168,10 @@ class Canvas:
     def tokens(self) -> list[int]:
         """The prompt, and the answer once it is complete."""
         return self.sequence.tokens
+
+    @property
+    def prompt(self) -> list[int]:
+        return self.sequence.tokens[:self.sequence.start]
 
     @property
     def text(self) -> str:
@@ -154,7 +204,7 @@ class Canvas:
         is not computed.
         """
         reading = Reading(*given, **named)
-        return Immediate(lambda: self._read(reading))
+        return Request(self._read(reading))
 
     def new_states(self) -> CanvasStates | None:
         """Empty key and value states of this canvas. Raises Refusal for a table, which has none."""
@@ -201,7 +251,7 @@ class Canvas:
 
     def rows_of(self, raw: Tensor) -> Rows:
         """Rows with these logits [G, V], which a decoder computed from those of forwards."""
-        return self._rows(raw)
+        return self._rows(raw, self._masks(raw))
 
     def based_on(self, rows: Rows | None) -> None:
         """Record that the next fill follows from these rows, not from the last forward over the canvas; from none if
@@ -247,43 +297,81 @@ class Canvas:
     def remember(self) -> None:
         """At the end of the run: canvas decoders have no memory."""
 
-    def _read(self, reading: Reading) -> Rows:
-        begun = perf_counter()
-        raw = self._logits(reading)
-        self._record_forward(reading, rounded(perf_counter() - begun))
-        rows = self._rows(raw)
+    def _read(self, reading: Reading) -> Steps:
+        feed = CanvasFeed(self, self._pass_of(reading))
+        yield [feed]
+        raw = self._spread(feed.logits, feed.work)
+        rows = self._rows(raw, self._masks(raw))
         if not reading.supposed:
             self._last_rows = rows
         return rows
 
-    def _logits(self, reading: Reading) -> Tensor:
-        """Logits [G, V] of the answer; NaN for positions that are not wanted."""
+    def _pass_of(self, reading: Reading) -> CanvasPass:
+        """What a forward computes, with positions counted from the beginning of the prompt."""
         start, answer = self.sequence.start, list(self.ids)
         for position, token in reading.supposed.items():
             answer[position] = token
         prompt = [None] * start if reading.unprompted else self.tokens
-        if not hasattr(self.model, "new_states"):
-            return self.model.denoise([*prompt, *answer])[start:]
         wanted = range(self.length) if reading.wanted is None else reading.wanted
+        if not hasattr(self.model, "new_states"):
+            return CanvasPass([*prompt, *answer], range(start, start + self.length))
         computed = None if reading.computed is None else sorted(start + position for position in reading.computed)
-        logits = self.model.denoise(
-            [*prompt, *answer], [start + position for position in wanted], computed, reading.states
-        )
-        if len(wanted) == self.length:
+        return CanvasPass([*prompt, *answer], [start + position for position in wanted], computed, reading.states)
+
+    def _spread(self, logits: Tensor, work: CanvasPass) -> Tensor:
+        """Logits [G, V] of the answer; NaN for positions that were not wanted."""
+        if len(work.predicted) == self.length:
             return logits
         raw = logits.new_full((self.length, logits.shape[1]), float("nan"))
-        raw[list(wanted)] = logits
+        raw[[position - self.sequence.start for position in work.predicted]] = logits
         return raw
 
-    def _record_forward(self, reading: Reading, seconds: float) -> None:
-        size, depth = len(self.everything), self.model.depth
-        tokens = size if reading.computed is None else len(reading.computed)
-        flops = self.model.flops(tokens, size - tokens, depth)
-        self.record(Forward(tokens=tokens, context=size - tokens, layers=depth, seconds=seconds, flops=flops))
+    def _rows(self, raw: Tensor, masks: Tensor | None = None) -> Rows:
+        """Rows without a tree, in which node i is row i; with token masks [n, V] if there is a constraint."""
+        rows = Rows("target", raw, self.sequence, TokenTree(), first=0)
+        rows.masks = masks
+        return rows
 
-    def _rows(self, raw: Tensor) -> Rows:
-        """Rows without a tree, in which node i is row i."""
-        return Rows("target", raw, self.sequence, TokenTree(), first=0)
+    def _masks(self, raw: Tensor) -> Tensor | None:
+        """Tokens that a constraint allows, bool [G, V]: it restricts the first masked position, which the text reaches.
+
+        Raises Refusal in a dead end.
+        """
+        if self._matcher is None or not self.masked:
+            return None
+        masks, first = torch.ones_like(raw, dtype=torch.bool), self.masked[0]
+        own = self._only_the_end(raw) if self._ended(first) else self._allowed(first, raw.shape[1])
+        if not bool(own.any()):
+            raise Refusal(
+                "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
+                "constraint",
+            )
+        masks[first] = own.to(raw.device)
+        return masks
+
+    def _allowed(self, position: int, vocabulary: int) -> Tensor:
+        """What may follow the text before a position, bool [V]."""
+        own = self._matcher.mask()[None, :vocabulary]
+        if self._constraint.narrows:
+            own = self._constraint.narrow(own, [[*self.tokens, *self.ids[:position]]])
+        return own[0]
+
+    def _only_the_end(self, raw: Tensor) -> Tensor:
+        """Nothing but end tokens, bool [V]."""
+        own = torch.zeros(raw.shape[1], dtype=torch.bool)
+        own[sorted(self.model.end_ids)] = True
+        return own
+
+    def _ended(self, position: int) -> bool:
+        """Whether the text ends before a position."""
+        return position > 0 and self.ids[position - 1] is not None and self.ends(self.ids[position - 1])
+
+    def _follow(self, position: int, token: int) -> None:
+        """Advance the constraint by a token that is filled. Raises ValueError unless it is the next of the text."""
+        if self._matcher is None or self._ended(position) and self.ends(token):
+            return
+        if position != self.masked[0] or not self._matcher.advance(token):
+            raise ValueError(f"position {position} cannot be filled under a constraint: it fills {self.masked[0]} next")
 
     def _fill(self, positions: list[int], tokens: list[int], confidences: list[float]) -> None:
         if not positions or len(set(positions)) < len(positions) or not set(positions) <= set(self.masked):
@@ -291,12 +379,23 @@ class Canvas:
                 f"positions {positions} cannot be filled: {self.masked} are masked, and each is filled once"
             )
         for position, token in zip(positions, tokens, strict=True):
+            self._follow(position, token)
             self.ids[position] = token
             if self._last_rows:
                 self._logits_at_fill[position] = self._last_rows.raw[position]
-        self.record(Fill(positions, tokens, [self.piece(token) for token in tokens], confidences))
+                if self._last_rows.masks is not None:
+                    self._masks_at_fill[position] = self._last_rows.masks[position]
+        pieces = [self.piece(token) for token in tokens]
+        self.record(Fill(positions, tokens, pieces, confidences, self._entropies(positions)))
         if not self.masked:
             self._complete()
+
+    def _entropies(self, positions: list[int]) -> list[float]:
+        """Entropies in nats of the rows that positions were filled from; empty if one of them was not predicted."""
+        if self._last_rows is None:
+            return []
+        found = entropy(self._last_rows.raw[positions]).tolist()
+        return [rounded(value) for value in found] if all(map(isfinite, found)) else []
 
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
@@ -306,17 +405,26 @@ class Canvas:
                 break
         self.sequence.finish()
         self.events += self.recorder.committed(self._committed(self.sequence.written), 0, self.text)
-        self.reason = "stop_string" if self.sequence.reason == "stop_string" else "end"
+        unfinished = self._matcher is not None and not self._matcher.accepting
+        stopped = self.sequence.reason == "stop_string"
+        self.reason = "stop_string" if stopped else "length" if unfinished else "end"
 
     def _committed(self, written: list[int]) -> list[CommittedToken]:
         """Each token with the logits of its position in the forward before it was filled; fixed ones have none."""
         index_of = {position: index for index, position in enumerate(self._logits_at_fill)}
-        rows = self._rows(torch.stack(list(self._logits_at_fill.values()))) if index_of else None
+        rows = self._rows(torch.stack(list(self._logits_at_fill.values())), self._stacked_masks()) if index_of else None
         return [
             CommittedToken(token, "sampled", rows, index_of[position])
             if position in index_of else CommittedToken(token, "forced")
             for position, token in enumerate(written)
         ]
+
+    def _stacked_masks(self) -> Tensor | None:
+        """The token masks of all filled positions, bool [n, V]; None without a constraint."""
+        if not self._masks_at_fill:
+            return None
+        free = torch.ones_like(next(iter(self._masks_at_fill.values())))
+        return torch.stack([self._masks_at_fill.get(position, free) for position in self._logits_at_fill])
 
 
 def _check(limits: Limits) -> None:

@@ -14,10 +14,11 @@ from playground.asset_files import ASSETS
 from playground.errors import Refusal
 
 BUNDLED_MODELS = ASSETS / "models"
-ORACLE = "oracle"  # an exact table instead of a network: a file next to the model folders
+ORACLE, LISTS = "oracle", "oracle-lists"  # exact tables instead of networks: files next to the model folders
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
+TABLES = {ORACLE: ORACLE_SENTENCES, LISTS: BUNDLED_MODELS.parent / "oracle-lists.json"}
 MOST_COMPARED = 100  # characters of a misspelt name that are compared with the catalogue
 CARD = "variant.json"  # describes a model that was made here, in its folder
 
@@ -63,6 +64,14 @@ BUNDLED = (
         "An exact table over 60 sentences, not a neural network; for masked diffusion.",
         fills=True,
     ),
+    Entry(
+        LISTS,
+        "Oracle lists",
+        "bundled",
+        "",
+        "An exact table over lists that are copied, shuffled and changed; for masked diffusion and ParallelBench.",
+        fills=True,
+    ),
 )
 SUGGESTED = (
     Entry("HuggingFaceTB/SmolLM2-135M-Instruct", "SmolLM2 135M", "135 M", "", "Fast on a laptop."),
@@ -93,7 +102,7 @@ def entries(bundled: Path = BUNDLED_MODELS) -> list[Entry]:
 
 
 def _path(name: str, bundled: Path) -> Path:
-    return bundled.parent / ORACLE_SENTENCES.name if name == ORACLE else bundled / name
+    return bundled.parent / TABLES[name].name if name in TABLES else bundled / name
 
 
 def fills_masks(name: str) -> bool:

@@ -6,18 +6,30 @@ that an earlier forward left in `CanvasStates`. All caches of masked diffusion a
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from playground.engine.canvas_pass import CanvasPass
 from playground.engine.forward_lock import lock_for
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.masked_models import masking_of
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
+
+
+class LayerObserver(Protocol):
+    """Follows a forward from layer to layer; see `CanvasStates.enter` and `CanvasStates.attended`."""
+
+    def enter(self, layer: int, at: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    def attended(self, layer: int, at: Tensor, queries: Tensor) -> None: ...
 
 
 @dataclass
@@ -25,12 +37,13 @@ class CanvasStates:
     """Key and value states of a canvas by layer, each [kv_heads, positions, head_dim], keys rotated.
 
     present: positions that have states, bool [positions]; the others are not attended to. A forward over some
-    positions replaces theirs.
+    positions replaces theirs. observer: reads every layer, and may let the next ones compute more positions.
     """
 
     keys: list[Tensor] = field(default_factory=list)
     values: list[Tensor] = field(default_factory=list)
     present: Tensor | None = None
+    observer: LayerObserver | None = None
 
     def drop(self, positions: Sequence[int]) -> None:
         """Make positions invisible until they are computed again."""
@@ -45,18 +58,14 @@ class CanvasStates:
         self.keys[layer][:, at], self.values[layer][:, at] = keys, values
         return self.keys[layer][:, self.present], self.values[layer][:, self.present]
 
+    def enter(self, layer: int, at: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The positions that a layer computes, and their hidden states [n, hidden_size]; `at`: of the layer before."""
+        return self.observer.enter(layer, at, hidden) if self.observer else (at, hidden)
 
-@dataclass(frozen=True)
-class Place:
-    """Where the computed positions of a forward are, and what they see.
-
-    at: the positions [n]; rotation: cosines and sines of their rotary embedding; allowed: bool [n, present], None for
-    all.
-    """
-
-    at: Tensor
-    rotation: tuple[Tensor, Tensor]
-    allowed: Tensor | None
+    def attended(self, layer: int, at: Tensor, queries: Tensor) -> None:
+        """After the states of a layer are written: its queries [heads, n, head_dim], rotated and scaled."""
+        if self.observer:
+            self.observer.attended(layer, at, queries)
 
 
 class MaskedDenoiser:
@@ -89,6 +98,10 @@ class MaskedDenoiser:
         self.tokens, self.lock = Tokens(tokenizer, self.vocabulary), lock_for(self.device)
         ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
         self.end_ids = frozenset(id for id in (*ids, tokenizer.eos_token_id) if id is not None)
+
+    @cached_property
+    def grammars(self) -> GrammarEngine:
+        return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
 
     def answer_length(self, prompt: list[int], most: int) -> int:
         """Positions to fill after a prompt: `most`, or as many as the context holds. Raises Refusal if none is left."""
@@ -130,50 +143,50 @@ class MaskedDenoiser:
         NaN. computed: positions that pass through the layers, ascending, all by default; the others take part as
         `states` has them. Raises ValueError if a wanted position is predicted by one that is not computed.
         """
-        everything = range(len(canvas))
-        computed = list(everything if computed is None else computed)
-        wanted = list(everything if wanted is None else wanted)
-        row_of = {position: row for row, position in enumerate(computed)}
-        sources = self.sources(wanted)
-        if missing := [position for position in sources if position >= 0 and position not in row_of]:
-            raise ValueError(f"positions {missing} predict wanted ones and are not computed")
         with self.lock:
-            hidden = self._hidden(canvas, computed, states or self.new_states(len(canvas)))
-            rows = self._index(row_of.get(position, 0) for position in sources)
-            logits = self.network.get_output_embeddings()(hidden[rows])
+            return self._forward([CanvasPass(canvas, wanted, computed, states)])[0]
+
+    def forward(self, passes: Sequence[CanvasPass], plan: Any = None) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Logits of several canvases in one forward, as `denoise` gives them, and no captured states: the interface of
+        `Model.forward`. The caller holds the lock.
+        """
+        with torch.inference_mode():
+            return self._forward(passes), {}
+
+    def _forward(self, passes: Sequence[CanvasPass]) -> list[Tensor]:
+        for one in passes:
+            missing = set(self.sources(one.predicted)) - set(one.entering) - {-1}
+            if missing:
+                raise ValueError(f"positions {sorted(missing)} predict wanted ones and are not computed")
+        rows = [self._predicting(one, *states) for one, states in zip(passes, self._hidden(passes))]
+        logits = self.network.get_output_embeddings()(torch.cat(rows))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits[:, self.mask_id] = float("-inf")
-        logits[[row for row, position in enumerate(sources) if position < 0]] = float("nan")
-        return logits
+        parts = logits.split([len(one.predicted) for one in passes])
+        for one, part in zip(passes, parts):
+            part[[row for row, source in enumerate(self.sources(one.predicted)) if source < 0]] = float("nan")
+        return list(parts)
 
-    def _index(self, positions: Iterable[int]) -> Tensor:
-        return torch.tensor(list(positions), dtype=torch.long, device=self.device)
+    def _predicting(self, one: CanvasPass, at: Tensor, hidden: Tensor) -> Tensor:
+        """Hidden states of the positions that predict the wanted ones, [len(wanted), hidden_size]."""
+        row_of = {position: row for row, position in enumerate(at.tolist())}
+        rows = [row_of.get(source, 0) for source in self.sources(one.predicted)]
+        return hidden[torch.tensor(rows, dtype=torch.long, device=self.device)]
 
-    def _hidden(self, canvas: Sequence[int | None], computed: list[int], states: CanvasStates) -> Tensor:
-        """Hidden states of the computed positions after the final norm, [n, hidden_size]."""
-        ids = [self.mask_id if canvas[position] is None else canvas[position] for position in computed]
-        at = self._index(computed)
-        base = self.network.model
-        hidden = base.embed_tokens(torch.tensor(ids, device=self.device))
-        rotation = base.rotary_emb(hidden[None], at[None])
-        states.present[at] = True
-        place = Place(at, rotation, self._allowed(canvas, at, states))
+    def _hidden(self, passes: Sequence[CanvasPass]) -> list[tuple[Tensor, Tensor]]:
+        """For each canvas the positions computed in the last layer, and their hidden states after the final norm."""
+        base, runs = self.network.model, [_CanvasRun(one, self) for one in passes]
+        hidden, rotation = base.embed_tokens(torch.cat([run.ids for run in runs])), None
         for index, layer in enumerate(base.layers):
-            mixed = self._attention(layer, index, layer.input_layernorm(hidden), place, states)
-            hidden = hidden + mixed
+            entering = torch.cat([run.enter(index, own) for run, own in zip(runs, _split(hidden, runs))])
+            if rotation is None or len(entering) > len(hidden):
+                rotation = base.rotary_emb(entering[None], torch.cat([run.at for run in runs])[None])
+            hidden = entering + self._attention(layer, index, layer.input_layernorm(entering), rotation, runs)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
-        return base.norm(hidden)
-
-    def _allowed(self, canvas: Sequence[int | None], at: Tensor, states: CanvasStates) -> Tensor | None:
-        """Which present positions each computed one sees, bool [computed, present]; None for all."""
-        ranks = self.ranks(canvas)
-        if ranks is None:
-            return None
-        allowed = ranks[states.present][None] <= ranks[at][:, None]
-        return None if bool(allowed.all()) else allowed
+        return [(run.at, own) for run, own in zip(runs, _split(base.norm(hidden), runs))]
 
     def _attention(
-        self, layer: nn.Module, index: int, hidden: Tensor, place: Place, states: CanvasStates
+        self, layer: nn.Module, index: int, hidden: Tensor, rotation: tuple[Tensor, Tensor], runs: list[_CanvasRun]
     ) -> Tensor:
         part = layer.self_attn
         queries, keys, values = (
@@ -182,16 +195,10 @@ class MaskedDenoiser:
         )
         if hasattr(part, "q_norm"):
             queries, keys = part.q_norm(queries), part.k_norm(keys)
-        keys, values = states.write(index, place.at, rotated(keys, *place.rotation), values)
-        groups = len(queries) // len(keys)
-        mixed = scaled_dot_product_attention(
-            rotated(queries, *place.rotation)[None],
-            keys.repeat_interleave(groups, 0)[None],
-            values.repeat_interleave(groups, 0)[None],
-            attn_mask=place.allowed,
-            scale=part.scaling,
-        )
-        return part.o_proj(mixed[0].transpose(0, 1).flatten(1))
+        sizes = [len(run.at) for run in runs]
+        states = zip(*(x.split(sizes, 1) for x in (rotated(queries, *rotation), rotated(keys, *rotation), values)))
+        mixed = torch.cat([run.attend(index, *own, part.scaling) for run, own in zip(runs, states)], 1)
+        return part.o_proj(mixed.transpose(0, 1).flatten(1))
 
     def flops(self, rows: int, context: int, layers: int) -> float:
         """Estimated FLOPs: two per weight and row, plus attention to all positions; `context` are those not computed.
@@ -204,3 +211,42 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary embedding of states [heads, n, head_dim]; cos and sin [1, n, head_dim]."""
     first, second = states.chunk(2, -1)
     return states * cos + torch.cat([-second, first], -1) * sin
+
+
+class _CanvasRun:
+    """One canvas on its way through the layers: the positions that are computed, and its states."""
+
+    def __init__(self, one: CanvasPass, model: MaskedDenoiser):
+        self.one, self.states = one, one.states or model.new_states(len(one.canvas))
+        self.ranks = model.ranks(one.canvas)
+        ids = [model.mask_id if one.canvas[position] is None else one.canvas[position] for position in one.entering]
+        self.ids, self.at = (torch.tensor(part, device=model.device) for part in (ids, one.entering))
+        self.states.present[self.at] = True
+        one.computed_by_layer.clear()
+
+    def enter(self, layer: int, hidden: Tensor) -> Tensor:
+        """The hidden states that the layer computes."""
+        self.at, hidden = self.states.enter(layer, self.at, hidden)
+        self.one.computed_by_layer.append(len(self.at))
+        return hidden
+
+    def attend(self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """Attention of this canvas's queries to the present positions that they see, [heads, n, head_dim]."""
+        groups = len(queries) // len(keys)
+        keys, values = self.states.write(layer, self.at, keys, values)
+        self.states.attended(layer, self.at, queries * scale)
+        return scaled_dot_product_attention(
+            queries[None], keys.repeat_interleave(groups, 0)[None], values.repeat_interleave(groups, 0)[None],
+            attn_mask=self._allowed(), scale=scale,
+        )[0]
+
+    def _allowed(self) -> Tensor | None:
+        """Which present positions each computed one sees, bool [n, present]; None for all."""
+        if self.ranks is None:
+            return None
+        allowed = self.ranks[self.states.present][None] <= self.ranks[self.at][:, None]
+        return None if bool(allowed.all()) else allowed
+
+
+def _split(hidden: Tensor, runs: Sequence[_CanvasRun]) -> tuple[Tensor, ...]:
+    return hidden.split([len(run.at) for run in runs])

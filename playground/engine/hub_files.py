@@ -33,7 +33,7 @@ from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from playground.engine.catalogue import ORACLE, is_local, local_folder, suggestion
+from playground.engine.catalogue import TABLES, is_local, local_folder, suggestion
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
 from playground.engine.masked_models import public_config
 from playground.errors import Refusal
@@ -152,7 +152,7 @@ def first_sentence(reason: BaseException) -> str:
 
 
 def _local(name: str) -> ModelFiles | None:
-    if name == ORACLE:
+    if name in TABLES:
         raise Refusal(
             "The oracle is a table without weights, and serves masked diffusion only: choose a language model here.",
             "model",

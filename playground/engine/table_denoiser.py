@@ -11,14 +11,16 @@ from collections import Counter
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from threading import Lock
+from threading import RLock
+from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from playground.engine.catalogue import ORACLE, ORACLE_SENTENCES
+from playground.engine.canvas_pass import CanvasPass
+from playground.engine.catalogue import ORACLE, TABLES
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -46,7 +48,7 @@ class OracleDenoiser:
         if weights.shape != strings.shape[:1] or not len(weights) or not bool((weights > 0).all()):
             raise ValueError("at least one string is needed, and each needs a positive weight")
         self.strings, self.p = strings, weights.double() / weights.sum()
-        self.tokens, self.end_ids, self.name, self.lock = tokens, end_ids, name, Lock()
+        self.tokens, self.end_ids, self.name, self.lock = tokens, end_ids, name, RLock()
         self.vocabulary = int(strings.max()) + 1  # up to the largest id that occurs
         self.parameters, self.context = strings.shape
         self.revision = sha256(repr((strings.tolist(), self.p.tolist())).encode()).hexdigest()[:12]
@@ -69,18 +71,19 @@ class OracleDenoiser:
         return cls(strings, torch.tensor(weights or [1.0] * len(rows)), tokens, frozenset([end]), name)
 
     @classmethod
-    def bundled(cls, file: Path = ORACLE_SENTENCES) -> OracleDenoiser:
-        """From the bundled sentences. Raises Refusal if their file is missing."""
+    def bundled(cls, name: str = ORACLE, file: Path | None = None) -> OracleDenoiser:
+        """From bundled sentences. Raises Refusal if their file is missing."""
+        file = file or TABLES[name]
         try:
             sentences = json.loads(file.read_text(encoding="utf-8"))["sentences"]
         except OSError:
             raise Refusal(
-                f"The sentences of the oracle ({file.name}) are missing from assets: download the project's files "
+                f"The sentences of the {name} ({file.name}) are missing from assets: download the project's files "
                 "again.",
                 "model",
             ) from None
         return cls.from_texts(
-            [sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences]
+            [sentence["text"] for sentence in sentences], [float(sentence["weight"]) for sentence in sentences], name
         )
 
     def denoise(self, canvas: Sequence[int | None]) -> Tensor:
@@ -97,6 +100,11 @@ class OracleDenoiser:
         marginals = torch.zeros(self.context, self.vocabulary, dtype=self.dtype)
         marginals.scatter_add_(1, self.strings.T, weights.expand(self.context, -1))
         return (marginals / weights.sum()).log()
+
+    def forward(self, passes: Sequence[CanvasPass], plan: Any = None) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Log-probabilities [len(wanted), V] of each canvas, and no captured states: the interface of `Model.forward`.
+        """
+        return [self.denoise(one.canvas)[one.predicted] for one in passes], {}
 
     def answer_length(self, prompt: list[int], most: int) -> int:
         """Positions left to fill after a prompt. Raises Refusal if no string begins with it, or if they are more than

@@ -32,7 +32,7 @@ def needed_by(request) -> Needed:
     from playground.training.public_heads import names_head
     how = Loading(request.device, request.dtype, request.quantization).resolve()
     name = request.model or catalogue.BUNDLED[0].name
-    if name == catalogue.ORACLE:
+    if name in catalogue.TABLES:
         return Needed(0, "cpu")
     draft = request.draft or catalogue.partner(name)
     parts = [(name, how)]

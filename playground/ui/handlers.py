@@ -299,13 +299,15 @@ class Handlers:
         }
 
     def set_up(self, model: str, draft: str, event: gr.EventData) -> Changes:
-        """Set all controls from a step of a lesson. Models stay, except one that an example had set."""
-        resettable = models_from_examples(model=model, draft=draft)
-        names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in resettable]
+        """Set all controls from a step of a lesson. Models stay, unless an example had set them or the lesson does."""
         try:
             settings = settings_of(text(event, "lesson", LONGEST_WORDS), whole_number(event, "step"))
         except Refusal as refusal:
             raise gr.Error(str(refusal), print_exception=False) from None  # an error prevents the run after this event
+        changed = models_from_examples(model=model, draft=draft)
+        if settings.model != DEFAULT:
+            changed.add("model")
+        names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in changed]
         return {**self.page.show(settings, names), **self._clear_notices()}
 
     def restore(self, event: gr.EventData) -> Changes:

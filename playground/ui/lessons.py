@@ -1,9 +1,9 @@
 """Guided lessons, read from assets/lessons/*.md and shown in a panel next to the part of the page they explain.
 
 A file begins with `key: value` lines: title, minutes, about, remember (shown at the end), and settings of the page
-(prompt, mode, context, length, seed, lanes; as JSON unless plain text). Each step is a heading `## ...`, followed by
-`show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place of
-the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
+(prompt, mode, context, length, seed, model, lanes; as JSON unless plain text). Each step is a heading `## ...`, with
+`show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place
+of the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
 come paragraphs, and at most one question:
 
     question: How many forwards will lane 2 need, compared with lane 1?
@@ -57,6 +57,7 @@ SHOWN = {
     "rounds": ".live .panel-rounds",
     "cache": ".live .panel-cache",
     "mask": ".live .panel-mask",
+    "canvas": ".live .panel-canvas",
     "method": ".live .panel-figures",
     "repeats": ".repeats",
 }
@@ -64,7 +65,7 @@ SHOWN = {
 PLACES = ("side_branch",)
 """Places of a run that a step may begin at; assets/live/readings.js finds them."""
 ABOUT = {"title": str, "minutes": int, "about": str, "remember": str}
-SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "lanes": list}
+SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "model": str, "lanes": list}
 STEP = {"show": str, "lane": int, "at": str, **SET}
 ASKED = {"question": str, "exercise": str, "answer": str, "guess": str, "shows": int, "because": str}
 OFFERED = {"show": SHOWN, "at": PLACES, **CHOICES}

@@ -30,6 +30,8 @@ class AdaBlock(BlockDecoder):
     share: float = knob(0.25, 0.05, 1.0, step=0.05, help="share of the canvas that is searched for a delimiter")
     delimiters: str = knob("newline", choices=(*DELIMITERS,), help="what ends a block: a line, or also a sentence")
 
+    left_to_right = False  # a block of one position does not bind it
+
     def decode(self, lm) -> Iterator:
         start, reader = 0, self.reader(lm)
         while start < lm.length:

@@ -53,6 +53,11 @@ class MaskedDiffusion(CanvasDecoder):
         0.0, 0.0, 4.0, step=0.1, help="classifier-free guidance: a second forward without the prompt; 0 takes none"
     )
 
+    @property
+    def left_to_right(self) -> bool:
+        single = self.order == "left_to_right" and self.rule == "steps" and self.steps == 0
+        return single or self.block_length == 1
+
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 

@@ -50,11 +50,11 @@ def filling() -> list[tuple[float, Event]]:
     """Four positions in three steps, the most certain first."""
     return [
         (0.1, Forward(tokens=4)),
-        (0.1, Fill([2], [13], [" c"], [0.9])),
+        (0.1, Fill([2], [13], [" c"], [0.9], [0.4])),
         (0.2, Forward(tokens=4)),
-        (0.2, Fill([0, 3], [11, 14], [" a", " d"], [0.7, 0.4])),
+        (0.2, Fill([0, 3], [11, 14], [" a", " d"], [0.7, 0.4], [1.0, 2.2])),
         (0.3, Forward(tokens=4)),
-        (0.3, Fill([1], [12], [" b"], [1.0])),
+        (0.3, Fill([1], [12], [" b"], [1.0], [0.0])),
         (0.4, Commit(0, [11, 12, 13, 14], [" a", " b", " c", " d"], " a b c d", [None] * 4, ["sampled"] * 4)),
         (0.4, Done("end")),
     ]

@@ -1,10 +1,21 @@
-// A canvas over time: positions from left to right, steps from top to bottom, each position coloured from the step that filled it.
+// A canvas over time: positions from left to right, steps from top to bottom, each position coloured from the step that filled it by the
+// confidence in its token, or by the entropy of its distribution then.
 
+const FILLED_BY = {
+  confidence: { class: (fill) => confidenceClass(fill.confidence), ends: ["high confidence", "low confidence"] },
+  entropy: {
+    class: ({ entropy }) => (isNumber(entropy) ? "h" + Math.round(COLOURS.entropy.level(null, { entropy })) : "unknown"),
+    ends: ["low entropy", "high entropy"],
+  },
+};
 const CANVAS = { left: 44, right: 8, top: 20, height: 320, row: [3, 22], widest: 110 };
 
 class CanvasPanel extends Panel {
   constructor() {
     super({ name: "canvas", title: "Canvas, step by step", kinds: ["fill"], wide: true });
+    this.by = "confidence";
+    this.scales = el("div", "segments");
+    this.tools.append(this.scales);
   }
 
   has(card) {
@@ -12,17 +23,32 @@ class CanvasPanel extends Panel {
   }
 
   look(card) {
-    return `${card.state.canvas.steps.length}/${card.state.canvas.size}/${fillingsIn(card.record)}`;
+    return `${this.by}/${card.state.canvas.steps.length}/${card.state.canvas.size}/${fillingsIn(card.record)}`;
   }
 
   draw(card, app) {
     const { canvas } = card.state;
     setText(this.readout, sayCanvas(canvas, card.record));
+    this.drawScales(canvas, app);
     const grid = canvasGrid(canvas.size, fillingsIn(card.record), this.width);
     const drawing = surface(this.width, grid.height, sayCanvas(canvas, card.record));
     drawing.append(...canvasAxes(grid), ...canvasGround(grid, canvas.steps.length));
-    for (const fill of canvas.filled.values()) drawing.append(fillMark(fill, grid, canvas.steps.length, () => app.seekEvent(card.order, fill.event)));
-    this.body.replaceChildren(drawing, canvasKey());
+    for (const fill of canvas.filled.values()) drawing.append(fillMark(fill, grid, canvas.steps.length, this.by, () => app.seekEvent(card.order, fill.event)));
+    this.body.replaceChildren(drawing, canvasKey(this.by));
+  }
+
+  /** What the colour shows; traces without entropies offer no choice. */
+  drawScales(canvas, app) {
+    this.scales.hidden = ![...canvas.filled.values()].some(({ entropy }) => isNumber(entropy));
+    if (this.scales.hidden) this.by = "confidence";
+    this.scales.replaceChildren(...Object.keys(FILLED_BY).map((by) => {
+      const choose = button("segment", by, "", () => {
+        this.by = by;
+        app.schedule();
+      });
+      choose.setAttribute("aria-pressed", String(by === this.by));
+      return choose;
+    }));
   }
 }
 
@@ -70,13 +96,13 @@ function canvasGround(grid, now) {
   return [later, svg("rect", { class: "canvas-masked", ...box, height: now * grid.row })];
 }
 
-function fillMark(fill, grid, now, go) {
+function fillMark(fill, grid, now, by, go) {
   const group = svg("g", { class: "filled", "data-position": fill.position, "data-step": fill.step });
   group.classList.toggle("fresh", fill.step === now);
   group.classList.toggle("tiny", Math.min(grid.cell, grid.row) < 7);
   const [x, y] = [CANVAS.left + fill.position * grid.cell, CANVAS.top + (fill.step - 1) * grid.row];
   const gap = grid.cell > 5 ? 1 : 0;
-  const box = { x: x + gap / 2, width: Math.max(0.5, grid.cell - gap), style: `fill: var(--${confidenceClass(fill.confidence)}, var(--paper))` };
+  const box = { x: x + gap / 2, width: Math.max(0.5, grid.cell - gap), style: `fill: var(--${FILLED_BY[by].class(fill)}, var(--paper))` };
   group.append(svg("title", {}, `“${pieceLabel(fill.piece)}”, ${sayFill(fill)}`));
   group.append(svg("rect", { class: "since", ...box, y, height: (now - fill.step + 1) * grid.row }));
   group.append(svg("rect", { class: "at", ...box, y, height: Math.max(1, grid.row - (grid.row > 6 ? 1 : 0)) }));
@@ -93,9 +119,10 @@ function fillName(fill, grid, x, y) {
   return [svg("text", { x, y, "text-anchor": "middle" }, pieceLabel(name, letters))];
 }
 
-function canvasKey() {
+function canvasKey(by) {
   const key = el("p", "chart-key");
-  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", "filled, high confidence"));
-  key.append(el("span", "key-unsure", "filled, low confidence"), el("span", "key-fresh", "filled in this step"));
+  const [sure, unsure] = FILLED_BY[by].ends;
+  key.append(el("span", "key-masked", "masked"), el("span", "key-sure", `filled, ${sure}`));
+  key.append(el("span", "key-unsure", `filled, ${unsure}`), el("span", "key-fresh", "filled in this step"));
   return key;
 }

@@ -45,6 +45,10 @@ class BlockDecoder(CanvasDecoder):
     block_length: int = knob(32, 1, 128, step=1, help="positions in a block; blocks are filled from left to right")
     temperature: float = knob(0.0, 0.0, 1.5, step=0.05, help="0 takes the top token; 1 samples from the model")
 
+    @property
+    def left_to_right(self) -> bool:
+        return self.block_length == 1
+
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
