@@ -28,7 +28,7 @@ from playground.events import Figure, Note
 from playground.training.checkpoint import Checkpoint
 
 WINDOW = 256  # tokens of a calibration text
-BATCH = 512  # tokens of a training step, padding included
+BATCH = 256  # tokens of a training step, padding included
 HELD_OUT = 10  # one text in this many is not trained on
 
 
