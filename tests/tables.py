@@ -135,7 +135,7 @@ class TableModel:
     def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
         return KVCache(1, capacity=capacity)
 
-    def flops(self, rows: int, context: int, layers: int) -> float:
+    def flops(self, rows: int, context: int, layers: int, experts: int | None = None) -> float:
         return float(rows)
 
     def forward(self, works: list[ForwardInput], plan=None) -> tuple[list[Tensor], dict]:

@@ -7,8 +7,10 @@ from pairs import pair
 from registry import Collapse
 from tables import TableModel, write
 
+from playground.algorithms.speculative.successor_tree import LikelySuccessors, TreeShape
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models
@@ -33,6 +35,7 @@ COLLAPSES = {
     "hierarchical": [
         *collapses("hierarchical", least=0),
         Collapse(speculative_lane("hierarchical", "rejection", AT_ONE, least=3, ahead=0), CHAIN),
+        Collapse(speculative_lane("hierarchical", "rejection", AT_ONE, least=3, inner_draft="tree", nodes=0), CHAIN),
     ],
 }
 
@@ -57,12 +60,14 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
     return seen
 
 
+@pytest.mark.parametrize("inner", ["lookup", "tree"])
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
-def test_draft_tokens_with_an_inner_draft_equal_the_draft_models_own(samplers):
+def test_draft_tokens_with_an_inner_draft_equal_the_draft_models_own(samplers, inner):
     """A chain is sampled from the same distributions, however the draft model's forwards are saved."""
     models, prompt = tables("ab", seed=2), [0, 1, 0, 1, 1]
     first = {}
-    for name, knobs in (("hierarchical", {"least": 6, "ahead": 4}), ("draft_model", {"depth": 12})):
+    own = {"least": 6, "ahead": 4, "inner_draft": inner, "levels": 4}
+    for name, knobs in (("hierarchical", own), ("draft_model", {"depth": 12})):
         first[name] = chains_of(speculative_lane(name, "sample_match", *samplers, **knobs), models, prompt)[0]
     assert (
         6 <= len(first["hierarchical"]) <= 10
@@ -90,6 +95,39 @@ def test_on_repeating_text_the_draft_model_takes_few_forwards():
     assert passes[1] <= passes[0] / 3
 
 
+def best_paths(known: dict, token: int, nodes: int, levels: int, width: int) -> set[tuple[int, ...]]:
+    """The paths after a token with the largest products of probabilities, by listing all of them."""
+    paths, last = {}, {(): 1.0}
+    for _ in range(levels):
+        last = {(*path, child): chance * share for path, chance in last.items()
+                for child, share in known.get(path[-1] if path else token, [])[:width]}
+        paths |= last
+    return set(sorted(paths, key=paths.get, reverse=True)[:nodes])
+
+
+@pytest.mark.oracle("hierarchical")
+def test_the_inner_tree_holds_the_most_probable_paths_of_what_the_draft_model_predicted():
+    successors = LikelySuccessors()
+    logits = torch.randn(6, 6, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    successors.learn(list(range(6)), logits, 4)
+    for nodes, levels, width in ((10, 3, 4), (30, 2, 3), (7, 4, 2)):
+        tree = TokenTree()
+        successors.grow(tree, -1, 2, TreeShape(nodes, levels, width), lambda token: False)
+        found = {tuple(tree.prefix(node)) for node in range(len(tree))}
+        assert found == best_paths(successors.known, 2, nodes, levels, width)
+        assert all(tree.parents[node] < node for node in range(len(tree)))
+
+
+def test_a_tree_saves_forwards_of_the_draft_model():
+    models, tree = agreeing(1000), {"inner_draft": "tree"}
+    (_, alone), (_, helped) = (
+        recorded(speculative_lane("hierarchical", least=6, **tree, nodes=nodes), Models(**models), 48, "abcabc")
+        for nodes in (0, 30)
+    )
+    passes = [sum(event.stream == "draft" for event in of(Forward, events)) for events in (alone, helped)]
+    assert passes[1] < passes[0] / 2
+
+
 class BelievesLookup(find("hierarchical")):
     """Takes the inner draft token as the draft model's own choice."""
 
@@ -102,11 +140,13 @@ class BelievesLookup(find("hierarchical")):
 
 @pytest.mark.oracle("hierarchical")
 @pytest.mark.refuses("hierarchical")
+@pytest.mark.parametrize("inner", ["lookup", "tree"])
 @pytest.mark.parametrize(
     "cls, right", [(find("hierarchical"), True), (BelievesLookup, False)], ids=["checked", "believed"]
 )
-def test_the_output_distribution_is_the_targets_only_if_the_draft_model_verifies_inner_draft_tokens(cls, right):
-    off = law_distance(with_drafter(cls(least=3, ahead=2), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
+def test_the_output_distribution_is_the_targets_only_if_the_draft_model_verifies_inner_draft_tokens(cls, right, inner):
+    knobs = dict(least=3, ahead=2, inner_draft=inner, nodes=3, levels=2, width=2)
+    off = law_distance(with_drafter(cls(**knobs), AT_ONE), tables("ab"), 4, (0, 1, 0, 1, 1))
     assert off < EXACT if right else off > WRONG
 
 

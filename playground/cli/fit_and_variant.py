@@ -57,7 +57,9 @@ def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     texts = read_texts(options.texts) if options.texts else []
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target
-    weights = calibrate(cls, model, texts, options.seed, _ignore if options.json else _show)
+    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
+    weights = calibrate(cls, model, texts, options.seed, show, checkpoint, show_progress)
+    show_progress(1.0, "")
     return _store(cls, model, weights, options)
 
 

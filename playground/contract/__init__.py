@@ -25,7 +25,7 @@ from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
 from playground.contract.variant import Variant
 from playground.contract.verifier import Verifier
-from playground.engine.layer_choices import LayerChoices, SharedFeedForward
+from playground.engine.layer_choices import LayerChoices, LayerSteps, SharedFeedForward
 
 __all__ = [
     "GUARANTEES",
@@ -43,6 +43,7 @@ __all__ = [
     "EarlyExit",
     "Knob",
     "LayerChoices",
+    "LayerSteps",
     "Merge",
     "Preset",
     "Sampler",

@@ -289,8 +289,12 @@ class Lane:
         return ComputeManager(policy, self.target_model, self.prompt_length, weights.get(policy.name, {}))
 
     def routing(self, stream: str) -> ExpertRouting | None:
-        """Which experts run in a forward of a stream; None unless a sampler chooses experts."""
-        if not self.routings or self._models.get(stream, self.target_model) is not self.target_model:
+        """Which experts run in a forward of a stream, and which did; None for a model without experts.
+
+        Without a sampler that chooses experts, only those of the target itself are noted.
+        """
+        model = self._models.get(stream, self.target_model)
+        if model is not self.target_model or not model.experts or not (self.routings or stream == "target"):
             return None
         return ExpertRouting(self.routings.get(stream, ()))
 

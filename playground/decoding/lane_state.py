@@ -52,7 +52,7 @@ class LaneState(Protocol):
         """The tree of all tokens that parallel sequences generated since they were forked."""
 
     def routing(self, stream: str) -> ExpertRouting | None:
-        """Which experts run in a forward of a stream; None for a lane that chooses none."""
+        """Which experts run in a forward of a stream, and which did; None for a model without experts."""
 
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream: the model (by id) and the prompt that it reads."""

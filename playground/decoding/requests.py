@@ -63,7 +63,8 @@ class Feed:
     @property
     def plain(self) -> bool:
         """Whether it can share a batch: all layers run with their own experts, and it is not in flight already."""
-        return self.plan.is_whole and self.plan.routing is None and not self.in_flight
+        routed = self.plan.routing is not None and self.plan.routing.ranks
+        return self.plan.is_whole and not routed and not self.in_flight
 
     @property
     def answer(self) -> Tensor:
@@ -83,7 +84,9 @@ class Feed:
         prompt = self.work.start < len(self.stream.prompt)
         phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
         layers = self.plan.layers(model.depth)
-        flops = model.flops(self.rows, context, layers)
+        routing = self.plan.routing
+        chosen = {"experts": len(routing.ranks)} if routing and routing.ranks else {}
+        flops = model.flops(self.rows, context, layers, **chosen)
         return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=flops)
 
     def settle(self, event: Forward) -> None:

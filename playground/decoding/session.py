@@ -343,12 +343,15 @@ def _run(batch: list[PendingFeed]) -> None:
     logits, captured, timer = _timed_forward(feeds)
     rows = sum(feed.rows for feed in feeds)
     shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
+    chosen = list(feeds[0].plan.routing.chosen) if feeds[0].plan.routing else []
     lanes = len({id(runner) for _, runners in batch for runner in runners})
     if lanes > 1:
         timer.wait()  # otherwise the lane that reads its rows first would bear the whole wait
     for i, ((feed, runners), event, raw) in enumerate(zip(batch, events, logits)):
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         feed.lanes = [runner.lane for runner in runners]
+        if len(batch) > 1 and feed.plan.routing:
+            feed.plan.routing.chosen = [layer.split([each.rows for each in feeds])[i] for layer in chosen]
         feed.settle(event)
         event.lanes = lanes
         _charge(runners, event, TimedShare(timer, feed.rows / rows / len(runners)))
@@ -368,7 +371,7 @@ def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], 
 
 def _plan_of(feeds: list[Feed]) -> LayerPlan:
     """The plan of a batched forward, which captures every layer that any feed needs."""
-    plan = feeds[0].plan
+    plan = feeds[0].plan  # with its routing, which in a batch only notes what the routers chose
     return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
 
 

@@ -338,7 +338,7 @@ class Stream:
         self.store.crop_scratch(len(self.store.parents) - count)
 
     def _routing(self) -> ExpertRouting | None:
-        """Which experts run in the next forward; None if no sampler of the lane chooses experts."""
+        """Which experts run in the next forward, and a place to note them; None for a model without experts."""
         return self.lane.routing(self.name) if self._routed else None
 
     def _compute(self) -> ComputePass | None:

@@ -1,7 +1,7 @@
 """What the rows of one forward may attend to: segments of a KV cache and their masks."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -76,6 +76,7 @@ class SlotStore(Protocol):
     parents: list[int]
     depths: list[int]
     lineage: list[int]
+    absent: dict[int, set[int]]
     slots: list[Slots]
     keys: list[KVBuffer]
     values: list[KVBuffer]
@@ -89,6 +90,9 @@ class SlotStore(Protocol):
 
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
+
+    def leave_out(self, layer: int, nodes: Iterable[int]) -> None:
+        """Scratch nodes leave no states in a layer."""
 
     def watch(self, segment: Segment, layer: int, weights: Tensor) -> None:
         """Record the attention weights [kv_heads, watched rows, slots] of one layer."""
@@ -199,10 +203,22 @@ class Segment:
 
     def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
+        if absent := self.store.absent.get(layer):
+            return self._mask_without(absent, self.store.slots_of(layer), sliding_window)
         key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
         if key not in self._masks:
             self._masks[key] = self._build_mask(self.store.slots_of(layer), sliding_window)
         return self._masks[key]
+
+    def leave_out(self, layer: int, rows: list[int]) -> None:
+        """These rows leave no states in a layer."""
+        self.store.leave_out(layer, [self.first + row for row in rows])
+
+    def _mask_without(self, absent: set[int], slots: Slots, sliding_window: Reach) -> Tensor:
+        """The mask of a layer in which some scratch nodes left no states, [rows, slots] or [kv_heads, rows, slots]."""
+        mask = self._explicit_mask(slots, sliding_window).clone()
+        mask[..., [slots.count + node for node in absent if node < self.end]] = False
+        return mask
 
     def bias(self, layer: int, sliding_window: Reach, groups: int, dtype: torch.dtype) -> Tensor | str | None:
         """The mask as an additive bias for all heads of a group, as `as_bias` makes it; CAUSAL and None as they are.

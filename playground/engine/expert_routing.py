@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 PROBE = 3  # rows of the check
+USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
 @dataclass
@@ -41,6 +42,43 @@ def ranked(router: nn.Module, logits: Tensor, ranks: tuple[int, ...], dtype: tor
     if getattr(router, "norm_topk_prob", True):
         gates = gates / gates.sum(-1, keepdim=True)
     return gates.to(dtype), indices
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """Weights of the experts of a network: those that do not run for a token are not multiplied."""
+
+    each: float = 0.0  # of one expert in every layer that has some, summed over the layers
+    count: int = 0  # experts in a layer
+    used: int = 0  # of them, how many the routers choose for a token
+
+    def idle(self, ran: int | None = None) -> float:
+        """Weights that a row is not multiplied with, if so many experts of a layer run for it; by default `used`."""
+        return self.each * max(0, self.count - (ran or self.used))
+
+
+def expert_weights(network: nn.Module) -> ExpertWeights:
+    """The experts of a network, found by name; none if it has none, or if it does not say how many a token uses."""
+    groups = [module.experts for module in network.modules() if isinstance(getattr(module, "experts", None), nn.Module)]
+    used = _used(network)
+    if not groups or not used:
+        return ExpertWeights()
+    count = _count(groups[0])
+    total = sum(weight.numel() for experts in groups for weight in experts.parameters())
+    return ExpertWeights(total / max(1, count), count, min(used, count))
+
+
+def _used(network: nn.Module) -> int:
+    """Experts a token uses, under any of the names that configurations have for it."""
+    config = network.config.get_text_config()
+    return next((int(getattr(config, name)) for name in USED if getattr(config, name, None)), 0)
+
+
+def _count(experts: nn.Module) -> int:
+    """Experts of a layer, which are modules in a list or slices of one tensor."""
+    if isinstance(experts, nn.ModuleList):
+        return len(experts)
+    return next((weight.shape[0] for weight in experts.parameters() if weight.dim() == 3), 0)
 
 
 def install_routing(network: nn.Module, running: Callable[[], ExpertRouting | None]) -> int:

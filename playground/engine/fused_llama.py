@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
-from playground.engine.hooks import Call, attend_all
-from playground.engine.layer_choices import ComputePass, FeedForwardPart
+from playground.engine.hooks import Call, attend_all, attend_some, received_attention
+from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
+from playground.errors import Refusal
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -149,20 +150,43 @@ class FusedLayer:
 
     def choose(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call, compute: ComputePass) -> Tensor:
         """The layer under a compute policy: attention and feed-forward networks only where they run."""
-        attends = compute.choices.attends(self.index, hidden)
-        attention = self.qkv.weight.numel() + self.out.weight.numel()
-        if attends:
-            hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
-        else:
-            compute.idle_attention += 1
-        spent, after = [float(attention * attends)] * len(hidden), hidden
+        attention, spent = self.qkv.weight.numel() + self.out.weight.numel(), [0.0] * len(hidden)
+        attending = _rows(compute.choices.attends(self.index, hidden), len(hidden))
+        hidden = self._attend_rows(hidden, attending, (cos, sin), call, compute.choices)
+        # weights that are read are computed a second time, which is half of what attention computes
+        computed = len(attending) * (1.5 if compute.choices.reads_attention(self.index) else 1.0)
+        compute.idle_attention += 1 - computed / len(hidden)
+        for row in attending:
+            spent[row] += attention
+        after = hidden
         for rows, part in compute.choices.feed_forwards(self.index, hidden, self.ffn):
             after = self._add(after, hidden, rows, part)
             for row in range(len(hidden)) if rows is None else rows:
                 spent[row] += part.weights
-        compute.note(attention + self.ffn.weights, spent)
+        deciding = compute.choices.deciding_weights(self.index)
+        compute.note(attention + self.ffn.weights, [each + deciding for each in spent])
         compute.choices.observe(self.index, hidden, after)
         return after
+
+    def _attend_rows(
+        self, hidden: Tensor, rows: list[int], angles: tuple[Tensor, Tensor], call: Call, choices: LayerChoices
+    ) -> Tensor:
+        """The hidden states after attention that runs for some rows, or for none."""
+        if not rows:
+            return hidden
+        whole = len(rows) == len(hidden)
+        index = None if whole else torch.tensor(rows, device=hidden.device)
+        inputs, (cos, sin) = (hidden, angles) if whole else (hidden[index], (table[index] for table in angles))
+        new = self._states(self.input_norm(inputs), cos, sin)
+        if whole:
+            mixed = attend_all(self.index, new, call, self.scaling, self.window)
+        else:
+            mixed = attend_some(self.index, rows, new, call, self.scaling, self.window)
+        if choices.reads_attention(self.index):
+            weights = received_attention(self.index, rows, new[0], call, self.scaling, self.window)
+            choices.attended(self.index, weights)
+        added = self.out(mixed.transpose(0, 1).reshape(len(rows), -1))
+        return hidden + added if whole else hidden.index_add(0, index, added)
 
     def _add(self, sums: Tensor, hidden: Tensor, rows: list[int] | None, part: FeedForwardPart) -> Tensor:
         """Add what a feed-forward network computes for some rows."""
@@ -172,15 +196,18 @@ class FusedLayer:
         return sums.index_add(0, index, part(self.mlp_norm(hidden[index])))
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
+        out = attend_all(self.index, self._states(hidden, cos, sin), call, self.scaling, self.window)
+        return out.transpose(0, 1).reshape(hidden.shape[0], -1)
+
+    def _states(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value states after the rotary embedding, [heads or kv_heads, n, d]."""
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)  # [heads + 2 kv_heads, n, d]
         qk, values = qkv[:-self.kv_heads], qkv[-self.kv_heads:]
         if self.head_norms:
             query_norm, key_norm = self.head_norms
             qk = torch.cat([query_norm(qk[:self.heads]), key_norm(qk[self.heads:])])
         rotated = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin)
-        new = rotated[:self.heads], rotated[self.heads:], values
-        out = attend_all(self.index, new, call, self.scaling, self.window)
-        return out.transpose(0, 1).reshape(hidden.shape[0], -1)
+        return rotated[:self.heads], rotated[self.heads:], values
 
 
 class FusedLlama:
@@ -261,6 +288,21 @@ class FusedLlama:
         """Norm of the output weights of each channel, [k]."""
         return self.layers[layer].ffn.down.weight.norm(dim=0)
 
+    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights of a layer's feed-forward network, gate, up [k, d] and down [d, k]; Refusal if it has biases."""
+        ffn = self.layers[layer].ffn
+        if ffn.gate_up.bias is not None or ffn.down.bias is not None:
+            raise Refusal(
+                "The feed-forward networks of this model have biases, which belong to no part of them: choose another "
+                "model, or another compute policy.",
+                "model",
+            )
+        return *ffn.gate_up.weight.chunk(2), ffn.down.weight
+
+    def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the feed-forward network of a layer reads of the hidden states [n, d] after attention: their norm."""
+        return self.layers[layer].mlp_norm(hidden)
+
     def narrowed(self, layer: int, channels: Tensor) -> FeedForward:
         """The feed-forward network of a layer with only these channels [k]."""
         return self._narrowed(layer, tuple(channels.tolist()))
@@ -306,6 +348,11 @@ def _is_standard(network: PreTrainedModel) -> bool:
 def _silu() -> nn.Module:
     from transformers.activations import ACT2FN
     return ACT2FN["silu"]
+
+
+def _rows(attends: bool | list[int], count: int) -> list[int]:
+    """The rows of a forward for which attention runs."""
+    return attends if isinstance(attends, list) else list(range(count)) if attends else []
 
 
 def _norm(module: nn.Module) -> RMSNorm:

@@ -205,6 +205,37 @@ def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window:
     return each[0] if len(each) == 1 else torch.cat(each, 1)
 
 
+def attend_some(layer: int, rows: list[int], new: QKV, call: Call, scaling: float, sliding_window: Reach = None
+                ) -> Tensor:
+    """Attention of some rows of the only segment, [heads, len(rows), d]; the others leave no states in the layer.
+
+    `new` are the states of these rows.
+    """
+    (segment,) = call.segments
+    segment.leave_out(layer, sorted(set(range(segment.rows)) - set(rows)))
+    query, *states = new
+    index = torch.tensor(rows, dtype=torch.long, device=query.device)
+    keys, values = segment.write(layer, *(_spread(part, index, segment.rows) for part in states))
+    mask = segment.mask(layer, sliding_window)[..., index, :]
+    return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
+
+
+def _spread(states: Tensor, index: Tensor, rows: int) -> Tensor:
+    """States [kv_heads, n, d] of some rows among zeros for the others, [kv_heads, rows, d]."""
+    return states.new_zeros(states.shape[0], rows, states.shape[2]).index_copy(1, index, states)
+
+
+def received_attention(layer: int, rows: list[int], query: Tensor, call: Call, scaling: float,
+                       sliding_window: Reach = None) -> Tensor:
+    """Attention weights of some rows of the only segment, which have just been run, averaged over heads [n, slots]."""
+    (segment,) = call.segments
+    mask = segment.mask(layer, sliding_window)
+    if len(rows) < segment.rows:
+        mask = mask[..., rows, :]
+    keys = segment.store.keys[layer].read(segment.store.slots_of(layer).count + segment.end)
+    return attention_weights(query, keys, mask, list(range(len(rows))), scaling, None).sum(0) / len(query)
+
+
 def _split(new: QKV, segments: list[Segment]) -> list[QKV]:
     """The new rows of each segment."""
     if len(segments) == 1:

@@ -94,6 +94,7 @@ class KVCache:
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
     recurrent: RecurrentMemory | None = None  # states of the layers without keys and values, if there are any
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
+    absent: dict[int, set[int]] = field(default_factory=dict)  # by layer, scratch nodes that left it no states
     freed: FreedSlots | None = None  # what was evicted since `take_freed`; None before it, and after a roll back
 
     def __post_init__(self) -> None:
@@ -159,6 +160,7 @@ class KVCache:
         self._extend_trunk(len(path))
         self._update_attention(path, remaining)
         self._renumber(remaining)
+        self._settle_absent(path, remaining)
         return remaining
 
     def prune(self, nodes: list[int]) -> None:
@@ -168,6 +170,27 @@ class KVCache:
             self.recurrent.prune(nodes)
         self._update_attention([], nodes)
         self._renumber(nodes)
+        self._settle_absent([], nodes)
+
+    def leave_out(self, layer: int, nodes: Iterable[int]) -> None:
+        """Scratch nodes leave no states in a layer: nobody sees their slots there, which are freed when they are
+        committed.
+        """
+        self.absent.setdefault(layer, set()).update(nodes)
+
+    def _settle_absent(self, path: list[int], remaining: list[int]) -> None:
+        """Free the slots of committed nodes that left no states, and renumber those that remain in the scratch."""
+        if not self.absent:
+            return
+        before, renumbered = self.absent, {old: new for new, old in enumerate(remaining)}
+        left = {layer: {renumbered[node] for node in nodes if node in renumbered} for layer, nodes in before.items()}
+        self.absent = {layer: nodes for layer, nodes in left.items() if nodes}
+        live = []
+        for layer in range(self.depth):
+            held = [node not in before.get(layer, ()) for node in path]
+            trunk = torch.ones(self.slots_of(layer).count - len(path), dtype=torch.bool, device=self.device)
+            live.append(torch.cat([trunk, on_device(held, self.device, torch.bool)])[None])
+        self.evict(live)
 
     def path(self, node: int) -> list[int]:
         path = []
@@ -192,6 +215,9 @@ class KVCache:
             del column[count:]
         if self.recurrent:
             self.recurrent.crop_scratch(count)
+        if self.absent:
+            kept = {layer: {node for node in nodes if node < count} for layer, nodes in self.absent.items()}
+            self.absent = {layer: nodes for layer, nodes in kept.items() if nodes}
         self.attention = [recorded for recorded in self.attention if max(recorded.nodes) < count]
 
     def _reorder_scratch(self, order: list[int]) -> None:

@@ -40,6 +40,12 @@ class NetworkParts(Protocol):
     def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
         """The feed-forward network of a layer with only these channels [k]."""
 
+    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights of a layer's feed-forward network, gate, up [k, d] and down [d, k]; Refusal if it has biases."""
+
+    def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the feed-forward network of a layer reads of the hidden states [n, d] after attention: their norm."""
+
     def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
 
@@ -54,9 +60,22 @@ class SharedFeedForward(NamedTuple):
 class LayerChoices:
     """What runs in each layer of one forward; this base class runs everything."""
 
-    def attends(self, layer: int, hidden: Tensor) -> bool:
-        """Whether the attention of a layer runs on its input [n, d]. If not, these rows leave it no keys and values."""
+    def attends(self, layer: int, hidden: Tensor) -> bool | list[int]:
+        """Whether the attention of a layer runs on its input [n, d], or the rows for which it does, ascending.
+
+        The other rows leave the layer no keys and values, and no row sees them there.
+        """
         return True
+
+    def reads_attention(self, layer: int) -> bool:
+        """Whether `attended` is called after the attention of a layer."""
+        return False
+
+    def attended(self, layer: int, weights: Tensor) -> None:
+        """Receive the attention weights of the rows that ran, averaged over heads, [rows, slots].
+
+        The last slots are the rows of this forward.
+        """
 
     def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
         """The feed-forward networks to run on the hidden states [n, d] after attention.
@@ -65,8 +84,34 @@ class LayerChoices:
         """
         return [SharedFeedForward(None, full)]
 
+    def deciding_weights(self, layer: int) -> int:
+        """Weights that each row was multiplied with to decide what of a layer runs; they count as computed."""
+        return 0
+
     def observe(self, layer: int, before: Tensor, after: Tensor) -> None:
         """Receive the hidden states [n, d] of all rows before and after the feed-forward networks of a layer."""
+
+
+class LayerSteps:
+    """What a training changes in a forward with gradients (`engine.differentiable_llama`); this base class changes
+    nothing. Hidden states are [texts, n, d].
+    """
+
+    reads_attention = False  # whether `attended` is called
+
+    def layer(self, layer: int, hidden: Tensor, run: Callable[..., Tensor]) -> Tensor:
+        """The hidden states after a layer, which is `run(hidden, visible=None)`.
+
+        Tokens that are not `visible`, bool [texts, n], are seen by none but themselves.
+        """
+        return run(hidden)
+
+    def feed_forward(self, layer: int, normed: Tensor, own: Callable[[Tensor], Tensor]) -> Tensor:
+        """What the feed-forward network of a layer adds; `own` is the layer's, over the normed states."""
+        return own(normed)
+
+    def attended(self, layer: int, weights: Tensor, seen: Tensor) -> None:
+        """Receive a layer's attention weights, averaged over heads, and which keys each query sees, [texts, n, n]."""
 
 
 @dataclass
@@ -77,11 +122,11 @@ class ComputePass:
     choices: LayerChoices = field(default_factory=LayerChoices)
     ran: list[list[float]] = field(default_factory=list)  # share of a layer's weights that each row ran, by layer
     idle_weights: float = 0.0  # weights that were not multiplied, summed over layers and rows
-    idle_attention: int = 0  # layers whose attention did not run
+    idle_attention: float = 0.0  # layers whose attention did not run, in part if it ran for some rows
 
     def begin(self, positions: list[int]) -> None:
         """Before a forward, or before it is repeated."""
-        self.choices, self.ran, self.idle_weights, self.idle_attention = self.start(positions), [], 0.0, 0
+        self.choices, self.ran, self.idle_weights, self.idle_attention = self.start(positions), [], 0.0, 0.0
 
     def note(self, weights: int, spent: list[float]) -> None:
         """A layer of so many weights has run; `spent` is how many each row was multiplied with."""

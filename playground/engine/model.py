@@ -14,7 +14,7 @@ from transformers.utils import ModelOutput
 
 from playground.engine.attention_mask import Reach, Segment
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
-from playground.engine.expert_routing import install_routing
+from playground.engine.expert_routing import expert_weights, install_routing
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
@@ -65,6 +65,7 @@ class Model:
         self.device: torch.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
         self.parameters = network.num_parameters()  # counts the weights of quantised tensors correctly
+        self.expert_weights = expert_weights(network)
         self.tokens = Tokens(tokenizer, self.vocabulary)
         self.lock = lock_for(self.device)  # held by every forward, since several threads use one model
         self.fused = self.replay = self.library = None
@@ -257,9 +258,12 @@ class Model:
             start = end
         return on_device([i for r in rows for i in r], self.device), [len(r) for r in rows]
 
-    def flops(self, rows: int, context: int, layers: int) -> float:
-        """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context."""
-        weights = 2.0 * self.parameters * layers / self.depth
+    def flops(self, rows: int, context: int, layers: int, experts: int | None = None) -> float:
+        """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context.
+
+        Of a mixture of experts only those count that run for a row: `experts` in a layer, by default its own number.
+        """
+        weights = 2.0 * (self.parameters - self.expert_weights.idle(experts)) * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
     def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:

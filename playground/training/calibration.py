@@ -1,42 +1,122 @@
-"""Calibration of compute policies: a target reads texts while the policy decides what of its layers runs."""
+"""Calibration of compute policies: a target reads texts while the policy decides what of its layers runs.
+
+A policy that only measures reads text by text. One that trains what it decides with gets batches, a forward with
+gradients, and a checkpoint for each phase of its training.
+"""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from random import Random
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from playground.contract import ComputePolicy, LayerChoices
+from playground.algorithms.adaptive_compute.policy_training import TextBatch
+from playground.contract import ComputePolicy, LayerChoices, LayerSteps
+from playground.engine.differentiable_llama import DifferentiableLlama
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
+from playground.engine.hub_files import Progress, unseen
 from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.training.checkpoint import Checkpoint
 
 WINDOW = 256  # tokens of a calibration text
-EACH = 8  # questions per task of the small world
+BATCH = 256  # tokens of a training step, padding included
+HELD_OUT = 10  # one text in this many is not trained on
 
 
+@dataclass
 class CalibrationTexts:
     """A target and the texts it is calibrated on, as token ids of at most `WINDOW` tokens."""
 
-    def __init__(self, model: Model, texts: list[list[int]]):
-        self._model, self.texts = model, texts
-        self.parts: NetworkParts = model.parts
+    model: Model
+    texts: list[list[int]]
+    seed: int = 0
+    checkpoint: Path | None = None  # of an interrupted training; None if nothing is saved
+    progress: Progress = unseen
+    about: tuple[str, ...] = ()  # the strategy and the phase of its training
+    _networks: list[DifferentiableLlama] = field(default_factory=list)  # at most one, shared by the phases
+
+    @property
+    def parts(self) -> NetworkParts:
+        return self.model.parts
+
+    # --- training ---
+
+    def phase(self, name: str) -> CalibrationTexts:
+        """The same texts for one phase of a training, with a checkpoint of its own."""
+        place = self.checkpoint and self.checkpoint.with_suffix(f".{name}{self.checkpoint.suffix}")
+        return replace(self, checkpoint=place, about=(*self.about, name))
+
+    def forward(self, ids: Tensor, steps: LayerSteps) -> Tensor:
+        """Logits [texts, n, V] of padded texts [texts, n], with gradients for what `steps` puts into the network."""
+        if not self._networks:
+            self._networks.append(DifferentiableLlama(self.model.fused))
+        return self._networks[0](ids, steps)
+
+    def batches(self, epoch: int) -> Iterator[TextBatch]:
+        """The texts that are trained on, in an order of this epoch."""
+        groups = self._groups([number for number in range(len(self.texts)) if number % HELD_OUT or self._few])
+        Random(f"{self.seed} {epoch}").shuffle(groups)
+        yield from map(self._batch, groups)
+
+    def held_out(self) -> Iterator[TextBatch]:
+        yield from map(self._batch, self._groups(list(range(0, len(self.texts), HELD_OUT))))
+
+    @property
+    def _few(self) -> bool:
+        """Whether the texts are so few that all of them are trained on."""
+        return len(self.texts) < 2 * HELD_OUT
+
+    def _groups(self, numbers: list[int]) -> list[list[int]]:
+        """Texts of similar length, so many that a batch has `BATCH` tokens with padding."""
+        groups: list[list[int]] = [[]]
+        for number in sorted(numbers, key=lambda number: len(self.texts[number])):
+            if groups[-1] and (len(groups[-1]) + 1) * len(self.texts[number]) > BATCH:
+                groups.append([])
+            groups[-1].append(number)
+        return groups
+
+    def _batch(self, numbers: list[int]) -> TextBatch:
+        rows = [torch.tensor(self.texts[number]) for number in numbers]
+        real = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
+        return TextBatch(pad_sequence(rows, batch_first=True), real)
+
+    def resumed(self) -> dict | None:
+        return self._file.read() if self.checkpoint else None
+
+    def save(self, state: dict) -> None:
+        if self.checkpoint:
+            self._file.write(state)
+
+    @cached_property
+    def _file(self) -> Checkpoint:
+        model = self.model
+        return Checkpoint(self.checkpoint, (*self.about, model.revision, model.quantization, self.seed, self.texts))
+
+    # --- measuring ---
 
     def read(self, ids: list[int], choices: LayerChoices) -> Tensor:
         """Logits [n, V] after each token of a text, while `choices` decides what runs."""
-        work = ForwardInput(self._model.new_store(), ids, list(range(-1, len(ids) - 1)))
-        (logits,), _ = self._model.forward([work], LayerPlan(compute=ComputePass(lambda positions: choices)))
+        work = ForwardInput(self.model.new_store(), ids, list(range(-1, len(ids) - 1)))
+        (logits,), _ = self.model.forward([work], LayerPlan(compute=ComputePass(lambda positions: choices)))
         return logits
 
 
 def calibrate(cls: type[ComputePolicy], model: Model, texts: list[str], seed: int,
-              watch: Callable[[Figure | Note], None]) -> dict[str, Tensor]:
-    """What a policy measures on texts, or searches with them, by name; on answers of the small world without texts.
+              watch: Callable[[Figure | Note], None], checkpoint: Path | None = None,
+              progress: Progress = unseen) -> dict[str, Tensor]:
+    """What a policy measures, searches or trains on texts, by name; on answers of the small world without texts.
 
-    Raises Refusal if the model's layers always run whole, or if the texts are too short.
+    An interrupted training goes on from files beside `checkpoint`, which are deleted at the end. Raises Refusal if the
+    model's layers always run whole, or if the texts are too short.
     """
     if model.parts is None:
         raise Refusal(
@@ -44,14 +124,16 @@ def calibrate(cls: type[ComputePolicy], model: Model, texts: list[str], seed: in
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = windows(model, texts) if texts else world_texts(model, seed)
+    ids = windows(model, texts) if texts else world_texts(model, seed, cls.each)
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
-    events = cls.calibrate(CalibrationTexts(model, ids), seed)
+    events = cls.calibrate(CalibrationTexts(model, ids, seed, checkpoint, progress, (cls.name,)), seed)
     while True:
         try:
             watch(next(events))
         except StopIteration as end:
+            for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}") if checkpoint else ():
+                file.unlink()
             return end.value
 
 
@@ -62,7 +144,7 @@ def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def world_texts(model: Model, seed: int, each: int = EACH) -> list[list[int]]:
+def world_texts(model: Model, seed: int, each: int = 8) -> list[list[int]]:
     """Training questions of the small world with their answers in random order, as token ids."""
     from playground.pocket.world import TASKS
     from playground.pocket.world.show import items

@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
@@ -20,6 +19,7 @@ from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.training.checkpoint import Checkpoint
 from playground.training.frozen_network import FrozenNetwork
 from playground.training.target_texts import TargetText, target_texts
 
@@ -150,32 +150,15 @@ class OwnTexts:
     # --- resuming ---
 
     def resumed(self) -> dict | None:
-        if not self.checkpoint.is_file():
-            return None
-        try:
-            saved = torch.load(self.checkpoint, weights_only=True)
-        except Exception:  # a file that was cut off may fail in any way; the training then begins anew
-            return None
-        return saved if saved.pop("of", None) == self._digest else None
+        return self._checkpoint.read()
 
     def save(self, state: dict) -> None:
-        try:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.checkpoint.with_suffix(".unfinished")
-            torch.save({**state, "of": self._digest}, unfinished)
-            unfinished.replace(self.checkpoint)
-        except (OSError, RuntimeError) as reason:
-            raise Refusal(
-                f"{self.checkpoint} cannot be written ({reason}): free some space, or set PLAYGROUND_HOME to another "
-                "folder.",
-                "out",
-            ) from None
+        self._checkpoint.write(state)
 
     @property
-    def _digest(self) -> str:
-        """What a checkpoint belongs to: the strategy, the model, the texts and the seed."""
-        about = repr((self.name, self.model.revision, self.model.quantization, self.seed, self.texts))
-        return blake2b(about.encode(), digest_size=8).hexdigest()
+    def _checkpoint(self) -> Checkpoint:
+        about = (self.name, self.model.revision, self.model.quantization, self.seed, self.texts)
+        return Checkpoint(self.checkpoint, about)
 
 
 def _copied(weights: Tensor) -> Tensor:

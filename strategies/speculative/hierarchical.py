@@ -2,6 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import draft_distribution, new_tree, purpose
+from playground.algorithms.speculative.successor_tree import LikelySuccessors, TreeShape
 from playground.contract import Drafter, knob, make
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import first_largest
@@ -9,15 +10,16 @@ from playground.events import Figure
 
 
 class Hierarchical(Drafter):
-    """The draft model is sped up by prompt lookup: it verifies looked-up tokens, and the target verifies the result.
+    """The draft model is itself sped up by speculation: it verifies an inner draft, and the target verifies the result.
 
     With quantised weights, a forward over many tokens takes clearly longer than one over a single token, so the target
-    should verify few but good draft tokens. The inner draft consists of tokens that followed the last n-gram earlier in
-    the text. The draft model reads it in one forward, takes a token from each row, and follows the inner draft as long
-    as they agree, until it has at least `least` tokens. The result is exactly the draft model's own chain, in fewer
-    forwards. The paper verifies a tree from a trained head, greedily; here prompt lookup replaces the head, and
-    sampling works as well. Load the models in nf4 for the paper's setting. ahead = 0 makes it a plain draft model,
-    least = 0 is plain decoding. Zhang et al. 2025, arXiv 2505.22179.
+    should verify few but good draft tokens. The draft model reads an inner draft in one forward, takes a token from
+    each row, and follows the inner draft as long as they agree, until it has at least `least` tokens. The result is
+    exactly the draft model's own chain, in fewer forwards. With `lookup` the inner draft is the tokens that followed
+    the last n-gram earlier in the text; with `tree` it is a tree of the `nodes` most probable paths through what the
+    draft model predicted after each token before. The paper's tree comes from a trained head and is verified greedily;
+    here nothing is trained, and sampling works as well. Load the models in nf4 for the paper's setting. ahead = 0, or
+    nodes = 0, makes it a plain draft model, least = 0 is plain decoding. Zhang et al. 2025, arXiv 2505.22179.
     """
 
     name, title, paper, sheet = (
@@ -32,18 +34,25 @@ class Hierarchical(Drafter):
     least: int = knob(6, 0, 12, step=1, help="minimum draft tokens for the target; 0 is plain decoding")
     ahead: int = knob(4, 0, 8, step=1, help="looked-up tokens per draft forward; 0 drafts without lookup")
     n_max: int = knob(3, 1, 8, step=1, help="longest n-gram to look up, in tokens")
+    inner_draft: str = knob("lookup", choices=("lookup", "tree"), help="where the inner draft comes from")
+    nodes: int = knob(30, 0, 64, step=1, help="tree: inner draft tokens per draft forward")
+    levels: int = knob(3, 1, 8, step=1, help="tree: its depth")
+    width: int = knob(10, 1, 10, step=1, help="tree: children of a node")
+    start: bool = knob(False, help="the draft model's first forward of a round reads no inner draft")
 
     _lookup = None
 
     def propose(self, lm, budget) -> Iterator:
-        if self._lookup is None:  # kept, because its index grows with the text
+        if self._lookup is None:  # kept, because they grow with the text
             self._lookup = make("prompt_lookup", n_max=self.n_max, occurrence="latest", variant="vllm")
+            self._successors = LikelySuccessors()
         chain, inner, leaf, gained = new_tree(lm, self), new_tree(lm, self), ROOT, []
         while leaf is not None and len(chain) < min(self.least, budget):
-            node, length = leaf, len(chain)
-            for token in self._lookup.look_up(lm.tokens + chain.tokens, min(self.ahead, budget - length - 1)):
-                node = inner.add(token, node)
+            length, read = len(chain), [leaf, len(inner)]
+            if gained or not self.start:
+                self._add_inner(lm, inner, leaf, chain, budget - length - 1)
             rows = yield lm.stream("draft").extend(inner)
+            self._learn(lm, inner, rows, read)
             leaf = self._follow(lm, inner, rows, leaf, chain)
             gained.append(len(chain) - length)
         if len(chain):
@@ -58,6 +67,23 @@ class Hierarchical(Drafter):
                 {"x": lm.generated, "series": {"draft tokens": len(chain), "draft forwards": len(gained)}},
             )
         return chain
+
+    def _add_inner(self, lm, inner: TokenTree, leaf: int, chain: TokenTree, room: int) -> None:
+        """Add an inner draft of at most `room` levels below the leaf that the chain has reached."""
+        if self.inner_draft == "tree":
+            shape = TreeShape(self.nodes, max(0, min(self.levels, room)), self.width)
+            return self._successors.grow(inner, leaf, (lm.tokens + chain.tokens)[-1], shape, lm.ends)
+        for token in self._lookup.look_up(lm.tokens + chain.tokens, min(self.ahead, room)):
+            leaf = inner.add(token, leaf)
+
+    def _learn(self, lm, inner: TokenTree, rows, read: list[int]) -> None:
+        """Note what the draft model predicts after the leaf and after the nodes it has just read."""
+        if self.inner_draft == "tree":
+            leaf, first = read
+            nodes = [leaf, *range(first, len(inner))]
+            tokens = [lm.tokens[-1] if node == ROOT else inner.tokens[node] for node in nodes]
+            logits = rows.raw[[rows.row(node) for node in nodes]]
+            self._successors.learn(tokens, logits, self.width)
 
     def _follow(self, lm, inner, rows, leaf: int, chain: TokenTree) -> int | None:
         """Add the draft model's own tokens to the chain, along the inner draft for as long as they agree.

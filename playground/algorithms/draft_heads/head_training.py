@@ -101,6 +101,7 @@ class HeadTraining:
     warmup: float = 0.05  # share of the steps
     decay: float = 0.0  # weight decay
     noise: float = 0.0  # half-width of uniform noise on the target's hidden states
+    names: tuple[str, ...] = ()  # of the losses, if they are not one for each depth
 
 
 Losses = Callable[[HeadBatch], list[Tensor]]
@@ -129,7 +130,7 @@ def trained(head: Module, texts: HeadTexts, losses: Losses, training: HeadTraini
             recent.append([float(loss.detach()) for loss in found])
             texts.progress(step / total, f"Epoch {epoch + 1} of {training.epochs}, step {step + 1} of {total}")
             if step % max(1, total // REPORT) == 0:
-                yield _curve(step, [sum(column) / len(recent) for column in zip(*recent)])
+                yield _curve(step, [sum(column) / len(recent) for column in zip(*recent)], training.names)
                 recent = []
         texts.save({"epoch": epoch + 1, "head": head.state_dict(), "optimizer": optimizer.state_dict()})
     head.eval()
@@ -163,8 +164,9 @@ def _noisy(batch: HeadBatch, half: float, chance: torch.Generator) -> HeadBatch:
     return batch._replace(states={layer: rows + noise[layer] * half for layer, rows in batch.states.items()})
 
 
-def _curve(step: int, values: list[float]) -> Figure:
-    series = {f"loss at depth {depth}": value for depth, value in enumerate(values, 1)}
+def _curve(step: int, values: list[float], names: tuple[str, ...]) -> Figure:
+    labels = names or [f"loss at depth {depth}" for depth in range(1, len(values) + 1)]
+    series = dict(zip(labels, values))
     return Figure("scalar", "training loss", {"x": step, "series": series})
 
 

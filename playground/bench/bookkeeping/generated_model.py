@@ -98,6 +98,14 @@ class GeneratedParts:
         """The feed-forward network of a layer with only these channels [k]."""
         return AddsNothing()
 
+    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Weights of a layer's feed-forward network, all zero."""
+        return torch.zeros(WIDTH, WIDTH), torch.zeros(WIDTH, WIDTH), torch.zeros(WIDTH, WIDTH)
+
+    def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the feed-forward network of a layer reads: the hidden states, since there is no norm."""
+        return hidden
+
     def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
         return AddsNothing()
@@ -166,7 +174,7 @@ class GeneratedModel:
     def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
         return KVCache(self.depth, capacity=capacity)
 
-    def flops(self, rows: int, context: int, layers: int) -> float:
+    def flops(self, rows: int, context: int, layers: int, experts: int | None = None) -> float:
         return float(rows)
 
     def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:
