@@ -12,6 +12,7 @@ from playground.engine.attention_mask import EMPTY
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from playground.engine.attention_parts import AttentionParts
     from playground.engine.kv_buffer import MergeMap, QuantisedRows
     from playground.events import Event
 
@@ -73,7 +74,8 @@ class CachePolicy(Strategy):
     - the prompt's queries (`uses_queries`): `observe_queries` receives their query states;
     - the prompt's attention by query head (`uses_query_heads`, with `uses_attention`): `observe_query_heads`;
     - merging (`merges`): `merge` selects the live slots that absorb evicted ones;
-    - quantisation (`quantises`): `quantise_count` and `quantise`;
+    - quantisation (`quantises`): `quantise_count` and `quantise`, or `quantise_layer` if layers differ;
+    - weights of the network (`uses_parts`): `begin`;
     - a shortened prompt in later layers: `cut_layers` and `select_prompt`.
 
     Eviction and quantisation are irreversible.
@@ -87,7 +89,14 @@ class CachePolicy(Strategy):
     selects_per_row: ClassVar[bool] = False
     uses_queries: ClassVar[bool] = False
     uses_query_heads: ClassVar[bool] = False
+    uses_parts: ClassVar[bool] = False
     text_length = 0  # tokens of the text, set before every `observe_attention`: all key positions are below it
+
+    def begin(self, parts: AttentionParts) -> None:
+        """Before the run, with `uses_parts`: the target's attention weights and rotary embedding.
+
+        Raises Refusal if the knobs do not fit the target.
+        """
 
     @property
     def cuts_prompt(self) -> bool:
@@ -214,3 +223,10 @@ class CachePolicy(Strategy):
     def quantise(self, part: str, rows: Tensor, packed: QuantisedRows | None) -> QuantisedRows:
         """Quantise rows [kv_heads, n, head_dim], together with those quantised before them."""
         raise NotImplementedError
+
+    def quantise_layer(self, layer: int, part: str, rows: Tensor, packed: QuantisedRows | None) -> QuantisedRows:
+        """`quantise` for the slots of one layer; override it if layers are quantised differently.
+
+        Nothing is evicted, so the position of a row is its index in the cache.
+        """
+        return self.quantise(part, rows, packed)

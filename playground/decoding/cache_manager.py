@@ -143,7 +143,7 @@ class CacheManager:
         """Evict, merge and quantise as the policy decides."""
         policy, store = self.policy, self.store
         if policy.quantises:
-            store.quantise(policy.quantise_count, {part: self._encoder(part) for part in ("keys", "values")})
+            store.quantise(policy.quantise_count, self._encoder)
         if policy.row_wise:
             next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
@@ -159,8 +159,8 @@ class CacheManager:
         merge = self.policy.merge(held, retained, evicted) if bool(evicted.any()) else None
         return self.store.merge(held.layer, *merge) if merge else None
 
-    def _encoder(self, part: str) -> Callable:
-        return lambda rows, packed: self.policy.quantise(part, rows, packed)
+    def _encoder(self, layer: int, part: str) -> Callable:
+        return lambda rows, packed: self.policy.quantise_layer(layer, part, rows, packed)
 
     def _held(self, layer: int, moment: str, next_position: int) -> Held:
         store = self.store
@@ -191,6 +191,12 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
             policy.name,
         )
     _check_cuts(policy, model)
+    if policy.uses_parts and model.parts is None:
+        raise Refusal(
+            f"{policy.title} computes with the attention weights, which works for llama, mistral, qwen2 and qwen3 "
+            f"models that are not quantised: remove {policy.title}, or choose another model than {model.name}.",
+            policy.name,
+        )
 
 
 def _check_cuts(policy: CachePolicy, model: Model) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
+from playground.engine.attention_parts import Projections
 from playground.engine.hooks import Call, attend_all
 from playground.engine.layer_choices import ComputePass, FeedForwardPart
 
@@ -207,6 +208,11 @@ class FusedLlama:
         cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
         return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), -sin)
 
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Query or key states [heads, n, d] rotated by so many positions [n]; undoes `rotate_back`."""
+        cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
+        return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
+
     def __call__(
         self,
         positions: Tensor,
@@ -238,6 +244,23 @@ class FusedLlama:
             elif call.plan.runs(layer.index):
                 hidden = layer(hidden, cos, sin, call)
         return call.enter(len(self.layers), hidden)
+
+    # --- what a cache policy computes with ---
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalised before the rotary embedding."""
+        return any(layer.head_norms for layer in self.layers)
+
+    def projections(self, layer: int) -> Projections:
+        """The weights of the attention of a layer."""
+        part = self.layers[layer]
+        sizes = [count * part.head_dim for count in (part.heads, part.kv_heads, part.kv_heads)]
+        return Projections(*part.qkv.weight.split(sizes), part.out.weight)
+
+    def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the projections of a layer multiply, [n, width], from the layer's input [n, width]."""
+        return self.layers[layer].input_norm(hidden)
 
     # --- what a compute policy selects from ---
 

@@ -296,14 +296,17 @@ class KVCache:
         self.values[layer].merge(merges, added, kept)
         return MergedTokens.of(merges, self.slots_of(layer).positions.expand(self.heads, -1))
 
-    def quantise(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
-        """Quantise the oldest slots: due("keys" or "values", slots in full precision) says how many."""
+    def quantise(self, due: Callable[[str, int], int], encoder: Callable[[int, str], Encode]) -> None:
+        """Quantise the oldest slots: due("keys" or "values", slots in full precision) says how many.
+
+        encoder(layer, "keys" or "values") encodes them.
+        """
         self.quantises = True
         for part, buffers in (("keys", self.keys), ("values", self.values)):
             for layer, buffer in enumerate(buffers):
                 used = self.slots_of(layer).count
                 if count := due(part, used - buffer.quantised_slots):
-                    buffer.quantise(count, used + len(self.parents), encode[part])
+                    buffer.quantise(count, used + len(self.parents), encoder(layer, part))
 
     # --- recorded attention ---
 
