@@ -51,11 +51,12 @@ def fit(options: Namespace) -> bool:
 
 
 def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
-    """Measure or search what a compute policy leaves out of one model, and store it where the policy finds it."""
+    """Measure or learn what a policy needs to know of one model, and store it where the policy finds it."""
     texts = read_texts(options.texts) if options.texts else []
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target
-    weights = calibrate(cls, model, texts, options.seed, _ignore if options.json else _show)
+    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
+    weights = calibrate(cls, model, texts, options.seed, show, checkpoint)
     return _store(cls, model, weights, options)
 
 

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
 from random import Random
 
@@ -19,6 +18,7 @@ from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.training.checkpoints import Checkpoint
 from playground.training.target_texts import TargetText, target_texts
 
 BATCH = 1024  # tokens, padding included
@@ -127,29 +127,14 @@ class OwnTexts:
     # --- resuming ---
 
     def resumed(self) -> dict | None:
-        if not self.checkpoint.is_file():
-            return None
-        try:
-            saved = torch.load(self.checkpoint, weights_only=True)
-        except Exception:  # a file that was cut off may fail in any way; the training then begins anew
-            return None
-        return saved if saved.pop("of", None) == self._digest else None
+        return self._file.load()
 
     def save(self, state: dict) -> None:
-        try:
-            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = self.checkpoint.with_suffix(".unfinished")
-            torch.save({**state, "of": self._digest}, unfinished)
-            unfinished.replace(self.checkpoint)
-        except (OSError, RuntimeError) as reason:
-            raise Refusal(
-                f"{self.checkpoint} cannot be written ({reason}): free some space, or set PLAYGROUND_HOME to another "
-                "folder.",
-                "out",
-            ) from None
+        self._file.save(state)
 
     @property
-    def _digest(self) -> str:
-        """What a checkpoint belongs to: the strategy, the model, the texts and the seed."""
-        about = repr((self.name, self.model.revision, self.model.quantization, self.seed, self.texts))
-        return blake2b(about.encode(), digest_size=8).hexdigest()
+    def _file(self) -> Checkpoint:
+        """It belongs to the strategy, the model, the texts and the seed."""
+        return Checkpoint(
+            self.checkpoint, (self.name, self.model.revision, self.model.quantization, self.seed, self.texts)
+        )
