@@ -1,0 +1,148 @@
+"""A target's network with gradients: its weights stay as they are, what its attention reads or adds is learnt.
+
+The forward of the engine runs without gradients. This one is for trainings of cache policies, which replace the
+attention: attend(layer, query [..., heads, n, d], keys and values [..., kv_heads, n, d]) -> [..., heads, n, d].
+"""
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
+
+from playground.engine.fused_llama import FusedLayer, FusedLinear, FusedLlama, RMSNorm
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+LowRank = Mapping[str, tuple[Tensor, Tensor]]
+"""By "query.3" (a projection and its layer): matrices [m, r] and [r, k] whose product is added to the projection."""
+
+
+class Product(NamedTuple):
+    """A linear layer."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, layer: FusedLinear) -> Product:
+        return cls(_copied(layer.weight), None if layer.bias is None else _copied(layer.bias))
+
+    def __call__(self, x: Tensor, added: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        product = linear(x, self.weight, self.bias)
+        return product if added is None else product + x @ added[0] @ added[1]
+
+
+class Norm(NamedTuple):
+    """An RMS norm."""
+
+    weight: Tensor
+    epsilon: float
+
+    @classmethod
+    def of(cls, norm: RMSNorm) -> Norm:
+        return cls(_copied(norm.weight), norm.epsilon)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.weight * x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one decoder layer."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    qkv: Product
+    out: Product
+    gate_up: Product
+    down: Product
+    norms: tuple[Norm, Norm]
+    head_norms: list[Norm]
+
+    @classmethod
+    def of(cls, layer: FusedLayer) -> Layer:
+        return cls(
+            layer.heads,
+            layer.kv_heads,
+            layer.head_dim,
+            Product.of(layer.qkv),
+            Product.of(layer.out),
+            Product.of(layer.ffn.gate_up),
+            Product.of(layer.ffn.down),
+            (Norm.of(layer.input_norm), Norm.of(layer.mlp_norm)),
+            [Norm.of(norm) for norm in layer.head_norms],
+        )
+
+    def states(self, hidden: Tensor, added: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value states before the rotary embedding, [..., heads, n, d]."""
+        rows = self.qkv(self.norms[0](hidden), added).unflatten(-1, (-1, self.head_dim)).transpose(-3, -2)
+        query, keys, values = rows.split([self.heads, self.kv_heads, self.kv_heads], -3)
+        if self.head_norms:
+            query, keys = self.head_norms[0](query), self.head_norms[1](keys)
+        return query, keys, values
+
+    def feed_forward(self, hidden: Tensor) -> Tensor:
+        gate, up = self.gate_up(self.norms[1](hidden)).chunk(2, -1)
+        return self.down(silu(gate) * up)
+
+
+class DifferentiableLlama:
+    """The network as products with copies of its weights, in float32 or wider."""
+
+    def __init__(self, network: FusedLlama):
+        self.embeddings, self._head = _copied(network.embeddings), Product.of(network.head)
+        self.layers = [Layer.of(layer) for layer in network.layers]
+        self._norm, self.scaling = Norm.of(network.norm), network.layers[0].scaling
+        self._cos, self._sin = _copied(network.cos), _copied(network.sin)
+
+    @property
+    def depth(self) -> int:
+        return len(self.layers)
+
+    @property
+    def width(self) -> int:
+        return self.embeddings.shape[1]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings of token ids [..., n], [..., n, width]."""
+        return embedding(ids, self.embeddings)
+
+    def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend, added: LowRank | None = None) -> Tensor:
+        """The input of the lm_head, [..., n, width], from input embeddings [..., n, width] at positions [n]."""
+        cos, sin = self._cos[positions], self._sin[positions]
+        for index, layer in enumerate(self.layers):
+            query, keys, values = layer.states(hidden, (added or {}).get(f"qkv.{index}"))
+            query, keys = (torch.addcmul(x * cos, x.roll(layer.head_dim // 2, -1), sin) for x in (query, keys))
+            out = attend(index, query, keys, values).transpose(-3, -2).flatten(-2)
+            hidden = hidden + layer.out(out, (added or {}).get(f"out.{index}"))
+            hidden = hidden + layer.feed_forward(hidden)
+        return self._norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., n, V] of inputs of the lm_head."""
+        return self._head(hidden)
+
+    def attend_causally(self, layer: int, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The network's own attention over a text that begins with the rows."""
+        return self.attend(query, keys, values)
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Softmax attention; the last n of the keys are those of the rows. `mask` [..., n, m] says what they see, all
+        keys before their own by default.
+        """
+        if mask is None:
+            rows, slots = query.shape[-2], keys.shape[-2]
+            mask = torch.ones(rows, slots, dtype=torch.bool, device=query.device).tril(slots - rows)
+        groups = query.shape[-3] // keys.shape[-3]
+        keys, values = (x.repeat_interleave(groups, -3) for x in (keys, values))
+        return scaled_dot_product_attention(query, keys, values, mask, scale=self.scaling)
+
+
+def _copied(weight: Tensor) -> Tensor:
+    """An ordinary tensor, which gradients may pass through, in float32 or wider."""
+    with torch.inference_mode(False):
+        return weight.clone().to(torch.promote_types(weight.dtype, torch.float32))
