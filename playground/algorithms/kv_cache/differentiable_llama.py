@@ -7,17 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
-from playground.engine.fused_llama import FusedLayer, FusedLinear, FusedLlama, RMSNorm
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 LowRank = Mapping[str, tuple[Tensor, Tensor]]
 """By "query.3" (a projection and its layer): matrices [m, r] and [r, k] whose product is added to the projection."""
+
+
+class LlamaWeights(Protocol):
+    """The network of the engine whose weights are read (`engine.fused_llama.FusedLlama`)."""
+
+    embeddings: Tensor
+    head: Any
+    layers: list[Any]
+    norm: Any
+    cos: Tensor
+    sin: Tensor
 
 
 class Product(NamedTuple):
@@ -27,7 +36,7 @@ class Product(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layer: FusedLinear) -> Product:
+    def of(cls, layer: Any) -> Product:
         return cls(_copied(layer.weight), None if layer.bias is None else _copied(layer.bias))
 
     def __call__(self, x: Tensor, added: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -42,7 +51,7 @@ class Norm(NamedTuple):
     epsilon: float
 
     @classmethod
-    def of(cls, norm: RMSNorm) -> Norm:
+    def of(cls, norm: Any) -> Norm:
         return cls(_copied(norm.weight), norm.epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -64,7 +73,7 @@ class Layer:
     head_norms: list[Norm]
 
     @classmethod
-    def of(cls, layer: FusedLayer) -> Layer:
+    def of(cls, layer: Any) -> Layer:
         return cls(
             layer.heads,
             layer.kv_heads,
@@ -93,7 +102,7 @@ class Layer:
 class DifferentiableLlama:
     """The network as products with copies of its weights, in float32 or wider."""
 
-    def __init__(self, network: FusedLlama):
+    def __init__(self, network: LlamaWeights):
         self.embeddings, self._head = _copied(network.embeddings), Product.of(network.head)
         self.layers = [Layer.of(layer) for layer in network.layers]
         self._norm, self.scaling = Norm.of(network.norm), network.layers[0].scaling
@@ -112,8 +121,10 @@ class DifferentiableLlama:
         return embedding(ids, self.embeddings)
 
     def __call__(self, hidden: Tensor, positions: Tensor, attend: Attend, added: LowRank | None = None) -> Tensor:
-        """The input of the lm_head, [..., n, width], from input embeddings [..., n, width] at positions [n]."""
+        """The input of the lm_head, [..., n, width], from input embeddings [..., n, width] at positions [..., n]."""
         cos, sin = self._cos[positions], self._sin[positions]
+        if positions.dim() > 1:
+            cos, sin = cos.unsqueeze(-3), sin.unsqueeze(-3)  # for every head
         for index, layer in enumerate(self.layers):
             query, keys, values = layer.states(hidden, (added or {}).get(f"qkv.{index}"))
             query, keys = (torch.addcmul(x * cos, x.roll(layer.head_dim // 2, -1), sin) for x in (query, keys))

@@ -11,7 +11,7 @@ from torch import Tensor
 from playground.events import Figure
 
 
-class TrainingState(Protocol):
+class DescentState(Protocol):
     """Where a training keeps what it needs to go on."""
 
     def resumed(self) -> dict | None:
@@ -32,7 +32,7 @@ class Descent:
 
 
 def descend(
-    weights: dict[str, Tensor], loss: Callable[[int], Tensor], plan: Descent, state: TrainingState
+    weights: dict[str, Tensor], loss: Callable[[int], Tensor], plan: Descent, state: DescentState
 ) -> Iterator[Figure]:
     """Train `weights` in place; loss(step) must depend on them and on the step alone.
 
@@ -58,7 +58,7 @@ def descend(
         tensor.requires_grad_(False)
 
 
-def _resumed(weights: dict[str, Tensor], optimiser: torch.optim.Optimizer, state: TrainingState) -> int:
+def _resumed(weights: dict[str, Tensor], optimiser: torch.optim.Optimizer, state: DescentState) -> int:
     """The first step, after the weights and the optimiser were set to what was saved."""
     saved = state.resumed()
     if saved is None or saved["weights"].keys() != weights.keys():
