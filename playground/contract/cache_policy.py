@@ -166,6 +166,10 @@ class CachePolicy(Strategy):
         """Memory of what it holds beside the slots."""
         return 0
 
+    def logits_after_prompt(self) -> Tensor | None:
+        """With `adds_memory`: logits [V] of the first generated token, if not those after the last prompt token."""
+        return None
+
     def observe_queries(self, layer: int, query_states: Tensor) -> None:
         """Receive the query states of the next rows of the prompt, [kv_heads, group, n, head_dim]."""
 

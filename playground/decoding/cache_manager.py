@@ -125,6 +125,10 @@ class CacheManager:
         """Tokens the policy wants appended to the part of the prompt that was read, and discarded."""
         return self.policy.chunk_probe(prompt, self.store.length) if self.policy else []
 
+    def logits_after_prompt(self) -> Tensor | None:
+        """Logits [V] of the first generated token, if they are not those after the last prompt token."""
+        return self.policy.logits_after_prompt() if self.policy and self.policy.adds_memory else None
+
     def select_prompt(self, layer: int) -> Tensor:
         """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
         held = self._held(layer - 1, "prefill", self.prompt)

@@ -7,7 +7,7 @@ answer is the value of the yield. The session may batch forwards of one model.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -105,7 +105,18 @@ class Stream:
             rows = yield from self._extend(TokenTree())
         if self.cache_manager:  # only the target has one; a decoder may begin with the draft model
             yield from self._settle_prefill(self.cache_manager)
+            if (logits := self.cache_manager.logits_after_prompt()) is not None:
+                rows = self._replace_root(rows, logits)
         return rows
+
+    def _replace_root(self, rows: Rows, logits: Tensor) -> Rows:
+        """The row after the prompt with logits [V] of the cache policy."""
+        answer, first = self._answer
+        answer = answer.clone()
+        answer[-1, :self.model.vocabulary] = logits.to(answer)
+        self._answer, self._root = (answer, first), answer[-1:]
+        self.seen = replace(rows, raw=self._logits(answer))
+        return self.seen
 
     def _settle_prefill(self, manager: CacheManager) -> Steps:
         """Let the cache policy act on the prompt that was read."""

@@ -29,14 +29,14 @@ class LlamaWeights(Protocol):
     sin: Tensor
 
 
-class Product(NamedTuple):
+class FrozenLinear(NamedTuple):
     """A linear layer."""
 
     weight: Tensor
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layer: Any) -> Product:
+    def of(cls, layer: Any) -> FrozenLinear:
         return cls(_copied(layer.weight), None if layer.bias is None else _copied(layer.bias))
 
     def __call__(self, x: Tensor, added: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -44,14 +44,14 @@ class Product(NamedTuple):
         return product if added is None else product + x @ added[0] @ added[1]
 
 
-class Norm(NamedTuple):
+class FrozenNorm(NamedTuple):
     """An RMS norm."""
 
     weight: Tensor
     epsilon: float
 
     @classmethod
-    def of(cls, norm: Any) -> Norm:
+    def of(cls, norm: Any) -> FrozenNorm:
         return cls(_copied(norm.weight), norm.epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -59,31 +59,31 @@ class Norm(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Layer:
+class FrozenLayer:
     """The weights of one decoder layer."""
 
     heads: int
     kv_heads: int
     head_dim: int
-    qkv: Product
-    out: Product
-    gate_up: Product
-    down: Product
-    norms: tuple[Norm, Norm]
-    head_norms: list[Norm]
+    qkv: FrozenLinear
+    out: FrozenLinear
+    gate_up: FrozenLinear
+    down: FrozenLinear
+    norms: tuple[FrozenNorm, FrozenNorm]
+    head_norms: list[FrozenNorm]
 
     @classmethod
-    def of(cls, layer: Any) -> Layer:
+    def of(cls, layer: Any) -> FrozenLayer:
         return cls(
             layer.heads,
             layer.kv_heads,
             layer.head_dim,
-            Product.of(layer.qkv),
-            Product.of(layer.out),
-            Product.of(layer.ffn.gate_up),
-            Product.of(layer.ffn.down),
-            (Norm.of(layer.input_norm), Norm.of(layer.mlp_norm)),
-            [Norm.of(norm) for norm in layer.head_norms],
+            FrozenLinear.of(layer.qkv),
+            FrozenLinear.of(layer.out),
+            FrozenLinear.of(layer.ffn.gate_up),
+            FrozenLinear.of(layer.ffn.down),
+            (FrozenNorm.of(layer.input_norm), FrozenNorm.of(layer.mlp_norm)),
+            [FrozenNorm.of(norm) for norm in layer.head_norms],
         )
 
     def states(self, hidden: Tensor, added: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -100,12 +100,15 @@ class Layer:
 
 
 class DifferentiableLlama:
-    """The network as products with copies of its weights, in float32 or wider."""
+    """The network as products with copies of its weights, in float32 or wider.
+
+    Inside of torch's inference mode it may be used without gradients.
+    """
 
     def __init__(self, network: LlamaWeights):
-        self.embeddings, self._head = _copied(network.embeddings), Product.of(network.head)
-        self.layers = [Layer.of(layer) for layer in network.layers]
-        self._norm, self.scaling = Norm.of(network.norm), network.layers[0].scaling
+        self.embeddings, self._head = _copied(network.embeddings), FrozenLinear.of(network.head)
+        self.layers = [FrozenLayer.of(layer) for layer in network.layers]
+        self._norm, self.scaling = FrozenNorm.of(network.norm), network.layers[0].scaling
         self._cos, self._sin = _copied(network.cos), _copied(network.sin)
 
     @property
@@ -156,4 +159,4 @@ class DifferentiableLlama:
 def _copied(weight: Tensor) -> Tensor:
     """An ordinary tensor, which gradients may pass through, in float32 or wider."""
     with torch.inference_mode(False):
-        return weight.clone().to(torch.promote_types(weight.dtype, torch.float32))
+        return weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32))
