@@ -90,7 +90,7 @@ class CSKV(CachePolicy):
         states = self._unrotated(part, rows, first).transpose(0, 1).reshape(count, -1)
         down, up = self.factors(layer, part, self.code_size(part, heads, d))
         codes = self._coded(part, states @ down.to(states))
-        made = Codes(codes, rows.dtype, lambda rebuilt: self._rotated(part, rebuilt @ up.to(rebuilt), d))
+        made = ChannelCodes(codes, rows.dtype, lambda rebuilt: self._rotated(part, rebuilt @ up.to(rebuilt), d))
         read = made.unpack(first=first)
         self._errors[part][layer] = float((read - rows).norm() / rows.norm().clamp(min=TINY))
         return packed.concat(made) if packed else made
@@ -146,7 +146,7 @@ class CSKV(CachePolicy):
     @classmethod
     def calibrate(cls, texts, seed: int):
         """Collect the states of the texts before the rotary embedding, and train the matrices to rebuild them."""
-        inputs = Inputs(texts.parts)
+        inputs = ProjectionInputs(texts.parts)
         for ids in texts.texts:
             if inputs.tokens < MOST:
                 texts.read(ids, inputs)
@@ -189,7 +189,7 @@ def loss_of(factors: dict[str, Tensor], states: dict[str, Tensor], step: int, se
     return total
 
 
-class Inputs(LayerChoices):
+class ProjectionInputs(LayerChoices):
     """Runs everything and keeps the inputs of the projections."""
 
     def __init__(self, parts):
@@ -204,12 +204,12 @@ class Inputs(LayerChoices):
         return True
 
     def of(self, layer: int) -> Tensor:
-        """Inputs of a layer's projections, [tokens, width]."""
+        """ProjectionInputs of a layer's projections, [tokens, width]."""
         return torch.cat([rows.clone() for rows in self._rows[layer]])
 
 
 @dataclass(frozen=True)
-class Codes:
+class ChannelCodes:
     """Codes of the first tokens of a layer, [1, count, c], and how states follow from them."""
 
     codes: Tensor | Quantised
@@ -233,7 +233,7 @@ class Codes:
         rebuilt = self.rebuild(codes[0])(first).to(self.dtype)
         return torch.cat([rebuilt, rebuilt.new_empty(len(rebuilt), room, rebuilt.shape[2])], 1) if room else rebuilt
 
-    def concat(self, later: Codes) -> Codes:
+    def concat(self, later: ChannelCodes) -> ChannelCodes:
         """These tokens followed by later ones."""
         if isinstance(self.codes, Quantised):
             return replace(self, codes=self.codes.concat(later.codes))

@@ -125,7 +125,7 @@ class NTKPrefix(CachePolicy):
         if len(rest) <= HELD_OUT:
             raise Refusal(f"{len(texts.texts)} texts are too few: the first {PREFIX} are the prefix, and more than "
                           f"{HELD_OUT} have to be left for the training.", "texts")
-        teacher, held_out, rest = Teacher(network, prefix), rest[:HELD_OUT], rest[HELD_OUT:]
+        teacher, held_out, rest = PrefixedTeacher(network, prefix), rest[:HELD_OUT], rest[HELD_OUT:]
         first, chance = network.layers[0], torch.Generator().manual_seed(seed)
         sizes = network.depth, first.heads, first.head_dim
         weights = {
@@ -168,7 +168,7 @@ def with_summary(seen, values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]
     return out, other * weights / denominator
 
 
-class Teacher:
+class PrefixedTeacher:
     """The model with a prefix in its cache."""
 
     @torch.no_grad()
@@ -192,7 +192,7 @@ class Teacher:
         return network.logits(network(network.embed(torch.tensor(ids)), positions, attend)).log_softmax(-1)
 
 
-def divergence(teacher: Teacher, network: DifferentiableLlama, ids: list[int], weights: dict | None) -> Tensor:
+def divergence(teacher: PrefixedTeacher, network: DifferentiableLlama, ids: list[int], weights: dict | None) -> Tensor:
     """Mean divergence of the model with summaries, or with none, from the model after a prefix, in nats per token."""
     attend = network.attend_causally if weights is None else summarised(network, weights)
     hidden = network(network.embed(torch.tensor(ids)), torch.arange(len(ids)), attend)

@@ -53,7 +53,7 @@ class KVHeadCompression(Variant):
         self._check(config, network)
         teacher_rows = self._teacher(network, texts, seed) if self.steps else None
         for number, attention in enumerate(layer.self_attn for layer in network.model.layers):
-            found = Combination.of(self._statistics(network, attention, texts), config, self.group)
+            found = HeadCombination.of(self._statistics(network, attention, texts), config, self.group)
             found.absorb(attention)
             if found.energy:
                 yield Figure("scalar", "energy that stays, by layer", {"x": number, "series": found.energy})
@@ -142,7 +142,7 @@ def windows(texts: list[list[int]], length: int, most: int | None = None) -> Ite
             yield torch.tensor(piece)
 
 
-class Combination:
+class HeadCombination:
     """How the heads of each group of one layer become one: maps [groups, t, d, d] of keys and of values.
 
     The new head is the sum of the maps times the heads; each head is rebuilt by the transpose of its map.
@@ -152,7 +152,7 @@ class Combination:
         self.maps, self.energy = maps, energy
 
     @classmethod
-    def of(cls, statistics: dict[str, Tensor], config, group: int) -> Combination:
+    def of(cls, statistics: dict[str, Tensor], config, group: int) -> HeadCombination:
         """From sums of products of all channels; without any, the mean of the heads."""
         d = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         groups = config.num_key_value_heads // group
@@ -221,7 +221,7 @@ def key_maps(square: Tensor, t: int) -> tuple[Tensor, float]:
     return maps, float(energies[:, -1].sum())
 
 
-class Addition:
+class LowRankAddition:
     """A low-rank addition to a linear layer while it is trained."""
 
     def __init__(self, projection: nn.Linear, rank: int, chance: torch.Generator):
@@ -240,6 +240,7 @@ class Addition:
             self._projection.weight += self.up @ self.down
 
 
-def additions(attention: nn.Module, rank: int, chance: torch.Generator) -> list[Addition]:
+def additions(attention: nn.Module, rank: int, chance: torch.Generator) -> list[LowRankAddition]:
     """An addition for each projection of a layer's attention."""
-    return [Addition(getattr(attention, name), rank, chance) for name in ("q_proj", "k_proj", "v_proj", "o_proj")]
+    names = ("q_proj", "k_proj", "v_proj", "o_proj")
+    return [LowRankAddition(getattr(attention, name), rank, chance) for name in names]
