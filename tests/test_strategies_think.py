@@ -93,7 +93,6 @@ def test_bytes_are_those_of_the_kept_channels():
     assert make("think", ratio=0.5).quantised_bits("keys", Full(24, 0, 3, 2, 8, 64)) == 32
 
 
-def test_a_budget_below_half_of_a_cache_cannot_be_reached():
-    assert ThinK.knobs_for_budget(64, 300) is None
-    policy = make("think", **ThinK.knobs_for_budget(225, 300))
-    assert policy.expected_share(Full(300, 0, 8, 2, 64, 32)) == pytest.approx(0.75, abs=0.04)
+def test_half_of_the_channels_of_keys_are_a_quarter_of_a_cache():
+    policy = make("think", ratio=0.5, window=0)
+    assert policy.expected_share(Full(300, 0, 8, 2, 64, 32)) == pytest.approx(0.75)

@@ -42,12 +42,6 @@ class DuoAttention(CachePolicy):
         self._gates: Tensor | None = None  # [layers, kv_heads]
         self._shown = False
 
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        recent = max(1, min(cls.recent, tokens // 2 - cls.sinks))
-        near = cls.sinks + recent
-        return {"share": min(1.0, max(0.0, (tokens - near) / max(1, prompt - near))), "recent": recent}
-
     def begin_fitted(self, weights):
         self._gates = weights["gates"].float()
 

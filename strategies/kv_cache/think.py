@@ -33,11 +33,6 @@ class ThinK(CachePolicy):
         self._kept: dict[int, Tensor] = {}  # channels of each KV head, ascending, [kv_heads, kept]
         self._energy: dict[int, float] = {}
 
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        ratio = 2 * (1 - tokens / prompt)  # only keys shrink, so less than half of a cache cannot be reached
-        return {"ratio": max(0.0, ratio), "window": min(cls.window, tokens // 2)} if ratio <= 0.95 else None
-
     def retain(self, held):
         return held.live
 
