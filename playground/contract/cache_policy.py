@@ -99,6 +99,7 @@ class CachePolicy(Strategy):
     uses_queries: ClassVar[bool] = False
     uses_query_heads: ClassVar[bool] = False
     uses_parts: ClassVar[bool] = False
+    uses_plain_keys: ClassVar[bool] = False  # with `uses_parts`: models that normalise keys are refused
     uses_probe_heads: ClassVar[bool] = False
     selects_by_states: ClassVar[bool] = False
     adds_memory: ClassVar[bool] = False

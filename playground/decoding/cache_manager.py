@@ -213,10 +213,21 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
             policy.name,
         )
     _check_cuts(policy, model)
+    _check_parts(policy, model)
+
+
+def _check_parts(policy: CachePolicy, model: Model) -> None:
+    """Raise Refusal if the policy computes with attention weights that this model does not give."""
     if policy.uses_parts and model.parts is None:
         raise Refusal(
             f"{policy.title} computes with the attention weights, which works for llama, mistral, qwen2 and qwen3 "
             f"models that are not quantised: remove {policy.title}, or choose another model than {model.name}.",
+            policy.name,
+        )
+    if policy.uses_plain_keys and model.parts.norms_heads:
+        raise Refusal(
+            f"{policy.title} reads keys as projected, which {model.name} normalises before the rotary embedding: "
+            f"remove {policy.title}, or choose another model.",
             policy.name,
         )
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from playground.algorithms.kv_cache.policy_training import Descent, descend
 from playground.algorithms.kv_cache.quantization import Quantised, quantise
 from playground.contract import CachePolicy, LayerChoices, knob
-from playground.errors import Refusal
 from playground.events import Figure, Note
 
 MOST = 6000  # tokens the factors are trained on
@@ -40,7 +39,8 @@ class CSKV(CachePolicy):
     name, title, paper, sheet = "cskv", "Fewer channels (CSKV)", "2409.10593", "kv-cache/cskv"
     guarantee = ("collapses",)
     # not row-wise: which tokens a position reads exactly depends on when they were committed
-    row_wise, quantises, uses_parts, fitted_to_target, prefers_trained = False, True, True, True, True
+    row_wise, quantises, uses_parts, uses_plain_keys = False, True, True, True
+    fitted_to_target, prefers_trained = True, True
 
     key_share: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the channels that the code of a key has")
     value_share: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the channels that the code of a value has")
@@ -64,9 +64,6 @@ class CSKV(CachePolicy):
         self._weights = weights
 
     def begin(self, parts):
-        if parts.norms_heads:
-            raise Refusal(f"{self.title} codes keys as projected, which this model normalises before the rotary "
-                          f"embedding: choose another model, or remove {self.title}.", self.name)
         self._parts = parts
 
     def retain(self, held):
