@@ -159,7 +159,7 @@ class TableModel:
     @property
     def parts(self) -> GeneratedParts:
         """One layer that always runs: a compute policy decides nothing here."""
-        return GeneratedParts(self.depth)
+        return GeneratedParts(self.depth, heads=1, head_dim=1)
 
     def state(self, layer: int, context: Text) -> Tensor:
         """The input of a layer, [V]: before the only layer the last token, after it the scores themselves,

@@ -58,10 +58,12 @@ def test_every_strategy_runs_on_other_architectures(architecture, recipes):
 
 
 def fits(recipe: LaneConfig, models: Models) -> bool:
-    """Whether the models have experts, and layers that can be run in part, where a lane needs them."""
-    assembly = assemble(recipe)
-    has_experts, has_parts = models.target.network.config.model_type == "mixtral", models.target.parts is not None
-    return (has_experts or "experts" not in assembly.needs()) and (has_parts or assembly.compute_policy is None)
+    """Whether the models have experts, and layers whose parts and weights can be read, where a lane needs them."""
+    assembly, parts = assemble(recipe), models.target.parts
+    has_experts, cache = models.target.network.config.model_type == "mixtral", assembly.cache_policy
+    reads_parts = assembly.compute_policy is not None or cache is not None and cache.uses_parts
+    plain = parts is not None and not parts.norms_heads or cache is None or not cache.uses_plain_keys
+    return (has_experts or "experts" not in assembly.needs()) and (parts is not None or not reads_parts) and plain
 
 
 @pytest.mark.slow

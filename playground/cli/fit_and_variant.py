@@ -53,7 +53,7 @@ def fit(options: Namespace) -> bool:
 
 
 def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
-    """Measure or search what a compute policy leaves out of one model, and store it where the policy finds it."""
+    """Measure or learn what a policy needs to know of one model, and store it where the policy finds it."""
     texts = read_texts(options.texts) if options.texts else []
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target

@@ -12,6 +12,9 @@ from playground.engine.attention_mask import EMPTY
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from playground.engine.attention_mask import RowsAndSlots
+    from playground.engine.attention_parts import AttentionParts
+    from playground.engine.cascade_attention import PartialAttention
     from playground.engine.kv_buffer import MergeMap, QuantisedRows
     from playground.events import Event
 
@@ -23,7 +26,9 @@ class Held:
 
     layer: int
     layers: int
-    moment: str  # "prefill": the prompt was read; "keep": tokens were committed; "branch": by parallel sequences
+    # "prefill": the prompt was read; "keep": tokens were committed; "branch": by parallel sequences; "chunk": a part of
+    # the prompt was read, by a policy with `prefill_chunk`
+    moment: str
     prompt: int  # tokens of the prompt
     next: int  # position of the next row
     positions: Tensor  # true positions, [kv_heads, slots]; [1, slots] if all heads agree
@@ -69,17 +74,24 @@ class CachePolicy(Strategy):
 
     - positions alone (`row_wise`): `visible`, a mask; slots that no later row can see are freed;
     - attention (`uses_attention`): `observe_attention` receives the weights of committed rows, `retain` selects slots;
-    - per-row selection (`selects_per_row`): `select_for_rows` selects what each row attends to;
+    - per-row selection (`selects_per_row`): `select_for_rows` selects what each row attends to, by its attention, or
+      with `selects_by_states` `select_by_states`, before its attention is computed;
+    - states beside the slots (`adds_memory`): `attend_memory`;
     - the prompt's queries (`uses_queries`): `observe_queries` receives their query states;
     - the prompt's attention by query head (`uses_query_heads`, with `uses_attention`): `observe_query_heads`;
+    - the attention of tokens that are read once after the prompt: `probe_tokens` or `probe_texts`, and by query head
+      (`uses_probe_heads`) `observe_probe_heads`;
     - merging (`merges`): `merge` selects the live slots that absorb evicted ones;
-    - quantisation (`quantises`): `quantise_count` and `quantise`;
+    - quantisation (`quantises`): `quantise_count` and `quantise`, or `quantise_layer` if layers differ;
+    - weights of the network (`uses_parts`): `begin`;
+    - a prompt read in parts (`prefill_chunk`): it acts after each of them, too;
     - a shortened prompt in later layers: `cut_layers` and `select_prompt`.
 
     Eviction and quantisation are irreversible.
     """
 
     kind = "cache_policy"
+    questions_per_task: ClassVar[int] = 8  # of the small world that `calibrate` reads if it is given no texts
     row_wise: ClassVar[bool] = True  # False if what a row sees depends on the path, not on its position alone
     uses_attention: ClassVar[bool] = False
     quantises: ClassVar[bool] = False
@@ -87,7 +99,24 @@ class CachePolicy(Strategy):
     selects_per_row: ClassVar[bool] = False
     uses_queries: ClassVar[bool] = False
     uses_query_heads: ClassVar[bool] = False
-    text_length = 0  # tokens of the text, set before every `observe_attention`: all key positions are below it
+    uses_parts: ClassVar[bool] = False
+    uses_plain_keys: ClassVar[bool] = False  # with `uses_parts`: models that normalise keys are refused
+    uses_probe_heads: ClassVar[bool] = False
+    selects_by_states: ClassVar[bool] = False
+    adds_memory: ClassVar[bool] = False
+    text_length = 0  # tokens of the text, set before `observe_attention` and before the policy acts
+    spell: Callable[[str], list[int]] = staticmethod(lambda text: [])  # a text as token ids; set before the run
+
+    def begin(self, parts: AttentionParts) -> None:
+        """Before the run, with `uses_parts`: the target's attention weights and rotary embedding.
+
+        Raises Refusal if the knobs do not fit the target.
+        """
+
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of the prompt after which it acts while the prompt is read; 0 acts at the end of the prompt only."""
+        return 0
 
     @property
     def cuts_prompt(self) -> bool:
@@ -120,6 +149,29 @@ class CachePolicy(Strategy):
         """
         raise NotImplementedError
 
+    def select_by_states(self, layer: int, query_states: Tensor, key_states: Tensor, around: RowsAndSlots) -> Tensor:
+        """What rows see, bool [kv_heads, n, m], by query [kv_heads, group, n, d] and key states [kv_heads, m, d]."""
+        raise NotImplementedError
+
+    def attend_memory(
+        self, layer: int, query_states: Tensor, query_positions: list[int], seen: PartialAttention
+    ) -> Tensor:
+        """Attention of rows over the slots and over what the policy holds beside them, [heads, n, d].
+
+        Query states are [heads, n, d]; `seen` is their attention over the slots alone. The model is one whose
+        attention is a plain softmax.
+        """
+        raise NotImplementedError
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of what it holds beside the slots."""
+        return 0
+
+    def logits_after_prompt(self) -> Tensor | None:
+        """With `adds_memory`: logits [V] of the first generated token, if not those after the last prompt token."""
+        return None
+
     def observe_queries(self, layer: int, query_states: Tensor) -> None:
         """Receive the query states of the next rows of the prompt, [kv_heads, group, n, head_dim]."""
 
@@ -127,6 +179,12 @@ class CachePolicy(Strategy):
         """Receive the attention of the next rows of the prompt by query head, [kv_heads, group, n, tokens so far].
 
         Only if every row of the prompt is wanted by `wants_attention` and nothing is evicted before its end.
+        """
+
+    def observe_probe_heads(self, layer: int, weights: Tensor) -> None:
+        """Receive the attention of the next rows of probe tokens by query head, [kv_heads, group, n, tokens before].
+
+        Without their attention to each other.
         """
 
     def cut_layers(self, layers: int) -> list[int]:
@@ -200,6 +258,14 @@ class CachePolicy(Strategy):
         """Tokens to append to the prompt once and discard: only `observe_attention` sees their rows."""
         return []
 
+    def probe_texts(self, text: list[int], room: int) -> list[list[int]]:
+        """Several texts of at most `room` tokens, each appended to the prompt and discarded like `probe_tokens`."""
+        return [self.probe_tokens(text)[:room]]
+
+    def chunk_probe(self, text: list[int], read: int) -> list[int]:
+        """With `prefill_chunk`: tokens to append and discard after `read` tokens of the prompt, as `probe_tokens`."""
+        return []
+
     def explain(self, prompt: int, layers: int) -> Iterator[Event]:
         """Yield what to show, besides the cache's contents, about tokens committed since the last call.
 
@@ -214,3 +280,10 @@ class CachePolicy(Strategy):
     def quantise(self, part: str, rows: Tensor, packed: QuantisedRows | None) -> QuantisedRows:
         """Quantise rows [kv_heads, n, head_dim], together with those quantised before them."""
         raise NotImplementedError
+
+    def quantise_layer(self, layer: int, part: str, rows: Tensor, packed: QuantisedRows | None) -> QuantisedRows:
+        """`quantise` for the slots of one layer; override it if layers are quantised differently.
+
+        Nothing is evicted, so the position of a row is its index in the cache.
+        """
+        return self.quantise(part, rows, packed)

@@ -26,7 +26,7 @@ class ComputePolicy(Strategy):
     row_wise: ClassVar[bool] = True  # False if what runs for a row depends on other rows of its forward
     # some layers get no keys and values; cache policies, which expect those of every layer, are then refused
     skips_attention: ClassVar[bool] = False
-    each: ClassVar[int] = 8  # questions of every task of the small world that `calibrate` reads, without other texts
+    questions_per_task: ClassVar[int] = 8  # of the small world that `calibrate` reads if it is given no texts
 
     def begin(self, parts: NetworkParts, weights: Mapping[str, Tensor]) -> None:
         """Before the run: the target's parts, and the weights that `fit` stored for this strategy, if any.

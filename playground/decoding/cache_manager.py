@@ -4,7 +4,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from playground.contract import CachePolicy, Held, Strategy
@@ -42,6 +41,7 @@ class CacheManager:
         # by layer, prompt rows whose query states, and whose attention by query head, the policy has received
         self._queries_observed: dict[int, int] = {}
         self._heads_observed: dict[int, int] = {}
+        self.rehearsing = False  # whether probe tokens are read
         if policy:
             self._connect(policy, rotate_back)
 
@@ -53,10 +53,13 @@ class CacheManager:
             store.on_attention = self._observe_attention
         if policy.selects_per_row:
             # bound, so that a copied lane uses its own policy
-            store.focus = Focus(policy.select_for_rows, self._selects_for)
+            by_states = policy.select_by_states if policy.selects_by_states else None
+            store.focus = Focus(policy.select_for_rows, self._selects_for, by_states)
+        if policy.adds_memory:
+            store.memory = policy.attend_memory
         if policy.uses_queries:
             store.on_queries = self._observe_queries
-        if policy.uses_query_heads:
+        if policy.uses_query_heads or policy.uses_probe_heads:
             store.on_query_heads = self._observe_query_heads
         if policy.renumbers_positions:
             store.renumbering = self._renumbering(policy, rotate_back)
@@ -84,7 +87,10 @@ class CacheManager:
             self.policy.observe_queries(layer, query_states[:, :, fresh])
 
     def _observe_query_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
-        """Pass the attention of prompt rows to the policy, by query head."""
+        """Pass the attention of prompt rows, or of probe tokens, to the policy, by query head."""
+        if self.rehearsing:
+            self.policy.observe_probe_heads(layer, weights[..., :self.store.slots_of(layer).count])
+            return
         if fresh := self._fresh(self._heads_observed, layer, positions):
             self.policy.observe_query_heads(layer, weights[:, :, fresh])
 
@@ -102,13 +108,26 @@ class CacheManager:
             return None
         return lambda position: self.policy.wants_attention(position, self.prompt)
 
+    @property
+    def prefill_chunk(self) -> int:
+        """Tokens of the prompt after which the policy acts while it is read; 0 at the end of the prompt only."""
+        return self.policy.prefill_chunk if self.policy else 0
+
     def cut_layers(self) -> list[int]:
         """Layers before which the prompt is shortened."""
         return self.policy.cut_layers(self.store.depth) if self.policy else []
 
-    def probe_tokens(self, tokens: list[int]) -> list[int]:
-        """Tokens the policy wants appended to the text once and discarded."""
-        return self.policy.probe_tokens(tokens) if self.policy else []
+    def probe_texts(self, tokens: list[int], room: int) -> list[list[int]]:
+        """Texts of at most `room` tokens the policy wants appended to the text and discarded, one after the other."""
+        return self.policy.probe_texts(tokens, room) if self.policy else []
+
+    def chunk_probe(self, prompt: list[int]) -> list[int]:
+        """Tokens the policy wants appended to the part of the prompt that was read, and discarded."""
+        return self.policy.chunk_probe(prompt, self.store.length) if self.policy else []
+
+    def logits_after_prompt(self) -> Tensor | None:
+        """Logits [V] of the first generated token, if they are not those after the last prompt token."""
+        return self.policy.logits_after_prompt() if self.policy and self.policy.adds_memory else None
 
     def select_prompt(self, layer: int) -> Tensor:
         """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
@@ -118,12 +137,13 @@ class CacheManager:
         self.store.evict_from(layer, selected)
         return selected[0]
 
-    def observe_probes(self, count: int) -> None:
-        """Pass the attention of the `count` probe tokens to the policy, without their attention to each other."""
-        rows = self.store.length + torch.arange(count, device=self.store.device)
-        for layer, weights in (item for noted in self.store.attention for item in noted.layers.items()):
-            slots = self.store.slots_of(layer)
-            self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
+    def observe_probes(self) -> None:
+        """Pass the attention of the probe tokens to the policy, without their attention to each other."""
+        for noted in self.store.attention:
+            rows = self.store.length + on_device(noted.nodes, self.store.device)
+            for layer, weights in noted.layers.items():
+                slots = self.store.slots_of(layer)
+                self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
 
     def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
         """Let the policy act, and return the events that show the result.
@@ -132,6 +152,7 @@ class CacheManager:
         """
         begun = self.policy and self.store.length  # another model may write the first tokens
         settled = self._apply(moment, next_position) if begun else Settled()
+        self.store.memory_bytes = self.policy.memory_bytes if self.policy else 0
         events = self.recorder.cache(self.store, drafted, settled)
         if not self.policy:
             return events
@@ -142,8 +163,9 @@ class CacheManager:
     def _apply(self, moment: str, next_position: int) -> Settled:
         """Evict, merge and quantise as the policy decides."""
         policy, store = self.policy, self.store
+        policy.text_length = store.length
         if policy.quantises:
-            store.quantise(policy.quantise_count, {part: self._encoder(part) for part in ("keys", "values")})
+            store.quantise(policy.quantise_count, self._encoder)
         if policy.row_wise:
             next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
@@ -159,8 +181,8 @@ class CacheManager:
         merge = self.policy.merge(held, retained, evicted) if bool(evicted.any()) else None
         return self.store.merge(held.layer, *merge) if merge else None
 
-    def _encoder(self, part: str) -> Callable:
-        return lambda rows, packed: self.policy.quantise(part, rows, packed)
+    def _encoder(self, layer: int, part: str) -> Callable:
+        return lambda rows, packed: self.policy.quantise_layer(layer, part, rows, packed)
 
     def _held(self, layer: int, moment: str, next_position: int) -> Held:
         store = self.store
@@ -191,6 +213,23 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
             policy.name,
         )
     _check_cuts(policy, model)
+    _check_parts(policy, model)
+
+
+def _check_parts(policy: CachePolicy, model: Model) -> None:
+    """Raise Refusal if the policy computes with attention weights that this model does not give."""
+    if policy.uses_parts and model.parts is None:
+        raise Refusal(
+            f"{policy.title} computes with the attention weights, which works for llama, mistral, qwen2 and qwen3 "
+            f"models that are not quantised: remove {policy.title}, or choose another model than {model.name}.",
+            policy.name,
+        )
+    if policy.uses_plain_keys and model.parts.norms_heads:
+        raise Refusal(
+            f"{policy.title} reads keys as projected, which {model.name} normalises before the rotary embedding: "
+            f"remove {policy.title}, or choose another model.",
+            policy.name,
+        )
 
 
 def _check_cuts(policy: CachePolicy, model: Model) -> None:

@@ -279,6 +279,9 @@ class Lane:
         policy, model = self.assembly.cache_policy, self.target_model
         if policy:
             check_policy(policy, stream.store, model)
+            policy.spell = lambda text: self.spell(text)
+            if policy.uses_parts:
+                policy.begin(model.parts)
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 
     def _new_compute_manager(self) -> ComputeManager | None:

@@ -7,7 +7,7 @@ answer is the value of the yield. The session may batch forwards of one model.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -130,21 +130,42 @@ class Stream:
             rows = yield from self._extend(TokenTree())
         if self.cache_manager:  # only the target has one; a decoder may begin with the draft model
             yield from self._settle_prefill(self.cache_manager)
+            if (logits := self.cache_manager.logits_after_prompt()) is not None:
+                rows = self._replace_root(rows, logits)
         return rows
+
+    def _replace_root(self, rows: Rows, logits: Tensor) -> Rows:
+        """The row after the prompt with logits [V] of the cache policy."""
+        answer, first = self._answer
+        answer = answer.clone()
+        answer[-1, :self.model.vocabulary] = logits.to(answer)
+        self._answer, self._root = (answer, first), answer[-1:]
+        self.seen = replace(rows, raw=self._logits(answer))
+        return self.seen
 
     def _settle_prefill(self, manager: CacheManager) -> Steps:
         """Let the cache policy act on the prompt that was read."""
-        yield from self._rehearse(manager.probe_tokens(self.lane.tokens)[:self.model.context - self.store.length])
-        for event in manager.settle("prefill", self.store.length):
+        for text in manager.probe_texts(self.lane.tokens, self.model.context - self.store.length):
+            yield from self._rehearse(text)
+        self._settle("prefill")
+
+    def _settle(self, moment: str) -> None:
+        """Let the cache policy act on what was read."""
+        for event in self.cache_manager.settle(moment, self.store.length):
             self.lane.record(event)
 
     def _rehearse(self, tokens: list[int]) -> Steps:
         """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
-        plan = LayerPlan(compute=self._compute(), routing=self._routing())
-        yield [Feed(self, ForwardInput(self.store, tokens, _chain(len(tokens)), watch=lambda position: True), plan)]
-        self.cache_manager.observe_probes(len(tokens))
+        plan, manager = LayerPlan(compute=self._compute(), routing=self._routing()), self.cache_manager
+        manager.rehearsing = True
+        for start in range(0, len(tokens), WATCHED_CHUNK):
+            chunk = tokens[start:start + WATCHED_CHUNK]
+            parents = list(range(start - 1, start - 1 + len(chunk)))
+            yield [Feed(self, ForwardInput(self.store, chunk, parents, watch=lambda position: True), plan)]
+        manager.rehearsing = False
+        manager.observe_probes()
         self.store.crop_scratch()
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
@@ -286,11 +307,20 @@ class Stream:
             work = ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)
             self._root = yield from self._feed(work, chunk)
             self.store.commit(chunk - 1)
+            if self._acts_after() and self.store.length < len(self.prompt):
+                probe = self.cache_manager.chunk_probe(self.prompt)
+                yield from self._rehearse(probe[:self.model.context - self.store.length])
+                self._settle("chunk")
+
+    def _acts_after(self) -> int:
+        """Tokens of the prompt after which the cache policy acts; 0 at its end only."""
+        return self.cache_manager.prefill_chunk if self.cache_manager else 0
 
     def _chunk_size(self) -> int:
         """Most tokens of the prompt in one forward."""
         chunk = max(chunk_of(self.model), self.store.least_chunk)
-        return min(WATCHED_CHUNK, chunk) if self._watch() else chunk
+        chunk = min(WATCHED_CHUNK, chunk) if self._watch() else chunk
+        return min(chunk, self._acts_after() or chunk)
 
     def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward over missing tokens and new nodes.

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy
 import torch
@@ -83,6 +83,7 @@ class SlotStore(Protocol):
     window: Window | None
     focus: Focus | None
     renumbering: Renumbering | None
+    memory: Callable | None
     on_attention: Callable | None
     on_queries: Callable | None
     on_query_heads: Callable | None
@@ -113,11 +114,21 @@ class Window:
 class Focus:
     """A cache policy's mask by attention: choose(layer, weights [kv_heads, n, m], positions [n]) -> [kv_heads, n, m].
 
-    It applies to rows at positions for which `among` is true.
+    It applies to rows at positions for which `among` is true. With `by_states` the attention weights need not be known:
+    by_states(layer, query states [kv_heads, group, n, d], key states [kv_heads, m, d], RowsAndSlots) -> the same.
     """
 
     choose: Callable[[int, Tensor, Tensor], Tensor]
     among: Callable[[int], bool]
+    by_states: Callable[[int, Tensor, Tensor, RowsAndSlots], Tensor] | None = None
+
+
+class RowsAndSlots(NamedTuple):
+    """Rows, slots, and which of the slots the rows may see."""
+
+    rows: Tensor  # positions of the rows, [n]
+    slots: Tensor  # positions of the slots, [1 or kv_heads, m]; negative: empty
+    visible: Tensor  # bool [1 or kv_heads, n, m]
 
 
 @dataclass
@@ -162,7 +173,7 @@ class Segment:
         uniform = (
             len(store.slots) == 1
             and store.slots[0].dense
-            and not (self._is_restricted(sliding_window) or self.focused or self.renumbers or self.reports_queries)
+            and not (self._is_restricted(sliding_window) or self._needs_keys)
         )
         buffers = (*store.keys, *store.values)
         return uniform and not self.watched and not any(buffer.quantised_rows for buffer in buffers)
@@ -187,8 +198,7 @@ class Segment:
         None if there is none, if some row does not see all of it, or if weights over prefix and suffix are needed.
         """
         keys = self.store.keys[0].prefix if self.store.keys else None
-        needs_weights = self.watched or self.focused or self.renumbers or self.reports_queries
-        if keys is None or needs_weights or self._is_restricted(sliding_window):
+        if keys is None or self.watched or self._needs_keys or self._is_restricted(sliding_window):
             return None
         return keys.data_ptr(), keys.shape[1]
 
@@ -283,6 +293,20 @@ class Segment:
         skipped = renumbering.skipped(at).masked_fill(at < renumbering.start, 0)
         far = renumbering.far(self._slot_positions(layer))[..., None]
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
+
+    @property
+    def _needs_keys(self) -> bool:
+        """Whether a policy acts on the queries and keys of these rows, apart from masks by position."""
+        return self.focused or self.renumbers or self.reports_queries or self.store.memory is not None
+
+    def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""
+        rows, positions = self._selected_rows
+        seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
+        visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
+        around = RowsAndSlots(positions, self._slot_positions(layer), visible[:, rows])
+        seen[:, rows] = self.store.focus.by_states(layer, query[:, :, rows], keys, around)
+        return seen & visible
 
     def _slot_positions(self, layer: int) -> Tensor:
         """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""

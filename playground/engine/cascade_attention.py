@@ -30,7 +30,8 @@ def attend_part(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None
     kv_heads, (heads, n, _) = keys.shape[0], query.shape
     # the heads of a group become further rows, so no key is copied
     grouped = query.reshape(1, kv_heads, heads // kv_heads * n, -1)
-    attend = _fused if FUSED is not None and query.device.type == "cpu" else _unfused
+    fits = query.device.type == "cpu" and keys.shape[2] == values.shape[2]
+    attend = _fused if FUSED is not None and fits else _unfused
     out, total = attend(grouped, keys[None], values[None], bias, scaling)
     return PartialAttention(out.reshape(heads, n, -1), total.reshape(heads, n))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
+from playground.engine.attention_parts import Projections
 from playground.engine.hooks import Call, attend_all, attend_some, received_attention
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
 from playground.errors import Refusal
@@ -228,7 +229,7 @@ class FusedLlama:
             for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
                 linear_layer.reorder()
 
-    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+    def at_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] with the rotary embedding at positions [n]."""
         return torch.addcmul(rows * self.cos[positions], rows.roll(rows.shape[-1] // 2, -1), self.sin[positions])
 
@@ -237,6 +238,11 @@ class FusedLlama:
         # some tables are scaled by a constant (YaRN); the states have that factor already
         cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
         return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), -sin)
+
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Query or key states [heads, n, d] rotated by so many positions [n]; undoes `rotate_back`."""
+        cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
+        return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
 
     def __call__(
         self,
@@ -270,6 +276,23 @@ class FusedLlama:
                 hidden = layer(hidden, cos, sin, call)
         return call.enter(len(self.layers), hidden)
 
+    # --- what a cache policy computes with ---
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalised before the rotary embedding."""
+        return any(layer.head_norms for layer in self.layers)
+
+    def attention_projections(self, layer: int) -> Projections:
+        """The weights of the attention of a layer."""
+        part = self.layers[layer]
+        sizes = [count * part.head_dim for count in (part.heads, part.kv_heads, part.kv_heads)]
+        return Projections(*part.qkv.weight.split(sizes), part.out.weight)
+
+    def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the projections of a layer multiply, [n, width], from the layer's input [n, width]."""
+        return self.layers[layer].input_norm(hidden)
+
     # --- what a compute policy selects from ---
 
     @property
@@ -288,7 +311,7 @@ class FusedLlama:
         """Norm of the output weights of each channel, [k]."""
         return self.layers[layer].ffn.down.weight.norm(dim=0)
 
-    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def ffn_projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a layer's feed-forward network, gate, up [k, d] and down [d, k]; Refusal if it has biases."""
         ffn = self.layers[layer].ffn
         if ffn.gate_up.bias is not None or ffn.down.bias is not None:

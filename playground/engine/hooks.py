@@ -266,6 +266,11 @@ def _attend_alone(
         segment.store.on_queries(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
     if segment.renumbers:
         query, keys = segment.renumbered(layer, query, keys)
+    if segment.focused and segment.store.focus.by_states:
+        return _attend_by_states(layer, segment, (query, keys, values), scaling, sliding_window, scoring)
+    if segment.store.memory:
+        seen = _attend_slots(layer, segment, (query, keys, values), scaling, sliding_window)
+        return segment.store.memory(layer, new[0], segment.positions(), seen).to(values.dtype)
     if segment.focused:
         seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, scoring)
         if segment.watched:
@@ -297,6 +302,32 @@ def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_
     mask = segment.mask(layer, sliding_window)
     weights = attention_weights(query, keys, mask, list(range(segment.rows)), scaling, scoring)
     return segment.chosen(layer, weights, _grouped(mask, 1, segment.rows, query.device)), weights
+
+
+def _attend_by_states(
+    layer: int, segment: Segment, held: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None
+) -> Tensor:
+    """Attention to what a cache policy selects by query and key states, before any attention is computed."""
+    query, keys, values = held
+    mask = segment.mask(layer, sliding_window)
+    if segment.watched:
+        segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
+    states = query.unflatten(0, (len(keys), -1))
+    seen = segment.chosen_by_states(layer, states, keys, _grouped(mask, 1, segment.rows, query.device))
+    return _attend_masked(query, keys, values, seen, scaling, scoring)
+
+
+def _attend_slots(
+    layer: int, segment: Segment, held: QKV, scaling: float, sliding_window: Reach
+) -> PartialAttention:
+    """Attention over the slots, for a policy that holds states beside them."""
+    query, keys, values = held
+    mask = segment.mask(layer, sliding_window)
+    if segment.watched:
+        segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, None))
+    mask = _grouped(mask, 1, segment.rows, query.device)
+    bias = None if mask is None else as_bias(mask, len(query) // len(keys), query.dtype)
+    return attend_part(query, keys, values, bias, scaling)
 
 
 def _attend_masked(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
+from playground.engine.cascade_attention import PartialAttention
 from playground.engine.freed_slots import FreedSlots
 from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import (
@@ -28,6 +29,9 @@ OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
 
 OnQueries = Callable[[int, Tensor, list[int]], None]
 """on_queries(layer, query states after the rotary embedding [kv_heads, group, n, d], query positions [n])"""
+
+Memory = Callable[[int, Tensor, list[int], PartialAttention], Tensor]
+"""memory(layer, query states [heads, n, d], query positions [n], attention over the slots) -> attention of both"""
 
 OnQueryHeads = Callable[[int, Tensor, list[int]], None]
 """on_query_heads(layer, weights [kv_heads, group, rows, slots], query positions [rows])"""
@@ -86,6 +90,7 @@ class KVCache:
     window: Window | None = None  # a cache policy's mask by position
     focus: Focus | None = None  # a cache policy's mask by attention weights
     renumbering: Renumbering | None = None  # how a cache policy changes the positions of rows
+    memory: Memory | None = None  # adds what a cache policy holds beside the slots
     on_attention: OnAttention | None = None  # receives the attention weights of rows once they are committed
     on_queries: OnQueries | None = None  # receives the query states of rows as they are fed
     on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
@@ -103,6 +108,7 @@ class KVCache:
         self.attention: list[Attention] = []
         self.slot_bytes: list[int] = []  # key and value states of one slot in full precision, by layer; empty at first
         self.quantises = False
+        self.memory_bytes = 0  # of what `memory` reads
 
     # --- segments of a forward ---
 
@@ -322,14 +328,17 @@ class KVCache:
         self.values[layer].merge(merges, added, kept)
         return MergedTokens.of(merges, self.slots_of(layer).positions.expand(self.heads, -1))
 
-    def quantise(self, due: Callable[[str, int], int], encode: dict[str, Encode]) -> None:
-        """Quantise the oldest slots: due("keys" or "values", slots in full precision) says how many."""
+    def quantise(self, due: Callable[[str, int], int], encoder: Callable[[int, str], Encode]) -> None:
+        """Quantise the oldest slots: due("keys" or "values", slots in full precision) says how many.
+
+        encoder(layer, "keys" or "values") encodes them.
+        """
         self.quantises = True
         for part, buffers in (("keys", self.keys), ("values", self.values)):
             for layer, buffer in enumerate(buffers):
                 used = self.slots_of(layer).count
                 if count := due(part, used - buffer.quantised_slots):
-                    buffer.quantise(count, used + len(self.parents), encode[part])
+                    buffer.quantise(count, used + len(self.parents), encoder(layer, part))
 
     # --- recorded attention ---
 
@@ -401,8 +410,8 @@ class KVCache:
         return sum(each * slots.live * (self.heads if slots.positions.shape[0] == 1 else 1) for slots in self.slots)
 
     def bytes(self) -> int:
-        """Memory of the slots in use, trunk and scratch, and of recurrent states."""
-        return self._slot_memory() + self.state_bytes()
+        """Memory of the slots in use, trunk and scratch, of recurrent states, and of what a policy holds beside."""
+        return self._slot_memory() + self.state_bytes() + self.memory_bytes
 
     def state_bytes(self) -> int:
         """Memory of recurrent states and of the layer inputs that other states follow from."""

@@ -40,7 +40,7 @@ class NetworkParts(Protocol):
     def narrowed(self, layer: int, channels: Tensor) -> FeedForwardPart:
         """The feed-forward network of a layer with only these channels [k]."""
 
-    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def ffn_projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a layer's feed-forward network, gate, up [k, d] and down [d, k]; Refusal if it has biases."""
 
     def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class LayerChoices:
 
 
 class LayerSteps:
-    """What a training changes in a forward with gradients (`engine.differentiable_llama`); this base class changes
+    """What a training changes in a forward with gradients (`training.stepped_llama`); this base class changes
     nothing. Hidden states are [texts, n, d].
     """
 

@@ -125,7 +125,7 @@ class Model:
     @property
     def rotate(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """Rotates query states [heads, n, d] as their positions [n] demand; None if this model has no such function."""
-        return self.fused.rotate if self.fused else None
+        return self.fused.at_positions if self.fused else None
 
     @property
     def rotate_back(self) -> Callable[[Tensor, Tensor], Tensor] | None:

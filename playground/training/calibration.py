@@ -1,7 +1,7 @@
-"""Calibration of compute policies: a target reads texts while the policy decides what of its layers runs.
+"""Calibration of policies: a target reads texts, of which a policy measures or learns what it needs.
 
-A policy that only measures reads text by text. One that trains what it decides with gets batches, a forward with
-gradients, and a checkpoint for each phase of its training.
+One that only measures reads text by text. A compute policy that trains what it decides with gets batches, a forward
+with gradients, and a checkpoint for each phase of its training.
 """
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.adaptive_compute.policy_training import TextBatch
-from playground.contract import ComputePolicy, LayerChoices, LayerSteps
-from playground.engine.differentiable_llama import DifferentiableLlama
+from playground.algorithms.differentiable_llama import DifferentiableLlama
+from playground.contract import CachePolicy, ComputePolicy, LayerChoices, LayerSteps
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.hub_files import Progress, unseen
@@ -26,6 +26,7 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.checkpoint import Checkpoint
+from playground.training.stepped_llama import SteppedLlama
 
 WINDOW = 256  # tokens of a calibration text
 BATCH = 256  # tokens of a training step, padding included
@@ -42,7 +43,7 @@ class CalibrationTexts:
     checkpoint: Path | None = None  # of an interrupted training; None if nothing is saved
     progress: Progress = unseen
     about: tuple[str, ...] = ()  # the strategy and the phase of its training
-    _networks: list[DifferentiableLlama] = field(default_factory=list)  # at most one, shared by the phases
+    _networks: list[SteppedLlama] = field(default_factory=list)  # at most one, shared by the phases
 
     @property
     def parts(self) -> NetworkParts:
@@ -58,7 +59,7 @@ class CalibrationTexts:
     def forward(self, ids: Tensor, steps: LayerSteps) -> Tensor:
         """Logits [texts, n, V] of padded texts [texts, n], with gradients for what `steps` puts into the network."""
         if not self._networks:
-            self._networks.append(DifferentiableLlama(self.model.fused))
+            self._networks.append(SteppedLlama(DifferentiableLlama(self.model.fused)))
         return self._networks[0](ids, steps)
 
     def batches(self, epoch: int) -> Iterator[TextBatch]:
@@ -102,6 +103,15 @@ class CalibrationTexts:
         return Checkpoint(self.checkpoint, (*self.about, model.revision, model.quantization, self.seed, self.texts))
 
     # --- measuring ---
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
+        return self.model.end_ids
+
+    def spell(self, text: str) -> list[int]:
+        """A text as token ids, without special tokens."""
+        tokens = self.model.tokens
+        return [token for token in tokens.encode(text) if not tokens.is_special(token)]
 
     def read(self, ids: list[int], choices: LayerChoices) -> Tensor:
         """Logits [n, V] after each token of a text, while `choices` decides what runs."""
@@ -110,21 +120,21 @@ class CalibrationTexts:
         return logits
 
 
-def calibrate(cls: type[ComputePolicy], model: Model, texts: list[str], seed: int,
+def calibrate(cls: type[ComputePolicy | CachePolicy], model: Model, texts: list[str], seed: int,
               watch: Callable[[Figure | Note], None], checkpoint: Path | None = None,
               progress: Progress = unseen) -> dict[str, Tensor]:
-    """What a policy measures, searches or trains on texts, by name; on answers of the small world without texts.
+    """What a policy measures, searches or learns on texts, by name; on answers of the small world without texts.
 
-    An interrupted training goes on from files beside `checkpoint`, which are deleted at the end. Raises Refusal if the
-    model's layers always run whole, or if the texts are too short.
+    An interrupted training goes on from `checkpoint` or files beside it, which are deleted at the end. Raises Refusal
+    if the model's weights cannot be read, or if the texts are too short.
     """
     if model.parts is None:
         raise Refusal(
-            f"{cls.title} decides inside of layers what runs, which works for llama, mistral, qwen2 and qwen3 models "
+            f"{cls.title} is calibrated inside of layers, which works for llama, mistral, qwen2 and qwen3 models "
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = windows(model, texts) if texts else world_texts(model, seed, cls.each)
+    ids = windows(model, texts) if texts else world_texts(model, seed, cls.questions_per_task)
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
     events = cls.calibrate(CalibrationTexts(model, ids, seed, checkpoint, progress, (cls.name,)), seed)
@@ -132,9 +142,16 @@ def calibrate(cls: type[ComputePolicy], model: Model, texts: list[str], seed: in
         try:
             watch(next(events))
         except StopIteration as end:
-            for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}") if checkpoint else ():
-                file.unlink()
+            _delete(checkpoint)
             return end.value
+
+
+def _delete(checkpoint: Path | None) -> None:
+    """Delete the files of a complete training, those of its phases included."""
+    if checkpoint:
+        checkpoint.unlink(missing_ok=True)
+        for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}"):
+            file.unlink()
 
 
 def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:

@@ -27,8 +27,8 @@ def frame(
     oldest_at: float | None = None,
     machine: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One frame; the first of a run carries the headers of its lanes. oldest_at: time of its oldest event, Unix seconds.
-    machine: a reading of MachineMeters.
+    """One frame; the first of a run carries the headers of its lanes. oldest_at: time of its oldest event, Unix
+    seconds. machine: a reading of MachineMeters.
     """
     known = {"headers": headers, "oldest_at": oldest_at, "machine": machine}
     return {"run": run, "n": number, "events": events, "state": state, "recorded": False} | {

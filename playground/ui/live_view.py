@@ -5,9 +5,9 @@ A frame is a dict with what is new since the previous one:
     {"run": "a1b2", "n": 0, "headers": [...], "events": [...], "state": "running", "recorded": False}
 
 Only the first frame of a run has `headers`. `n` counts the frames of a run; `state` is running, held or done. The
-optional `oldest_at` is the wall-clock time of the oldest event, from which the latency to the screen is measured, and the
-optional `machine` a reading of playground.ui.machine_meters, about once a second. A recorded trace is one frame with
-everything and `recorded` set. The html, css and scripts are in assets/live and listed in
+optional `oldest_at` is the wall-clock time of the oldest event, from which the latency to the screen is measured, and
+the optional `machine` a reading of playground.ui.machine_meters, about once a second. A recorded trace is one frame
+with everything and `recorded` set. The html, css and scripts are in assets/live and listed in
 playground.ui.live_view_assets.
 """
 from __future__ import annotations

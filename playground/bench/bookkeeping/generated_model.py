@@ -21,6 +21,7 @@ from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.made_tokens import made_tokenizer
 from playground.decoding.stream import PIECE
 from playground.engine.attention_mask import Segment
+from playground.engine.attention_parts import Projections
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan, attend_all
@@ -81,10 +82,28 @@ class SharedVocabulary:
 
 @dataclass(frozen=True)
 class GeneratedParts:
-    """The sizes that a compute policy reads, and feed-forward networks that add nothing."""
+    """The sizes that a policy reads, arbitrary attention weights, and feed-forward networks that add nothing."""
 
     depth: int
     width: int = WIDTH
+    heads: int = HEADS
+    head_dim: int = HEAD_DIM
+    norms_heads: bool = False
+
+    def attention_projections(self, layer: int) -> Projections:
+        """Arbitrary weights of the attention of a layer; there are as many query heads as KV heads."""
+        rows = torch.linspace(-1, 1, self.heads * self.head_dim * self.width).view(-1, self.width)
+        return Projections(rows, rows, rows, rows.T)
+
+    def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
+        """What the projections of a layer multiply, [n, width]."""
+        return hidden
+
+    def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """There are no positions in its states."""
+        return rows
+
+    rotate_back = rotate
 
     def channels(self, layer: int) -> int:
         """Width of the feed-forward network of a layer."""
@@ -98,7 +117,7 @@ class GeneratedParts:
         """The feed-forward network of a layer with only these channels [k]."""
         return AddsNothing()
 
-    def projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
+    def ffn_projections(self, layer: int) -> tuple[Tensor, Tensor, Tensor]:
         """Weights of a layer's feed-forward network, all zero."""
         return torch.zeros(WIDTH, WIDTH), torch.zeros(WIDTH, WIDTH), torch.zeros(WIDTH, WIDTH)
 

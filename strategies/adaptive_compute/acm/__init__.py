@@ -48,7 +48,6 @@ class AdaptiveModules(ComputePolicy):
     name, title, paper, sheet = "acm", "Adaptive computation modules (ACM)", "2312.10193", "adaptive-compute/acm"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     prefers_trained = True
-    each = 8
 
     mode: str = knob("gated", choices=("gated", "fixed", "by_layer"), help="who chooses how many learners run")
     budget: str = knob("0.4", choices=tuple(map(str, BUDGETS)), help="gated: share of the learners trained to run")
@@ -76,7 +75,7 @@ class AdaptiveModules(ComputePolicy):
 
     def _divided(self, parts, layer: int, weights) -> list:
         """The learners of a layer, each with an equal part of its channels."""
-        gate, up, down = parts.projections(layer)
+        gate, up, down = parts.ffn_projections(layer)
         order = channel_order(parts, layer, weights).to(gate.device)
         down = weights["down"][layer].to(down) if weights else down[:, order]
         pieces = zip(gate[order].chunk(LEARNERS), up[order].chunk(LEARNERS), down.chunk(LEARNERS, 1))

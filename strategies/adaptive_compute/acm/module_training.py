@@ -31,7 +31,7 @@ class Learners(nn.Module):
         super().__init__()
         self.count, self.order = count, order
         picked = [(gate[own], up[own], down[:, own]) for own, (gate, up, down) in
-                  zip(order, map(parts.projections, range(parts.depth)))]
+                  zip(order, map(parts.ffn_projections, range(parts.depth)))]
         gates, ups, downs = ([weight.detach().clone().float() for weight in each] for each in zip(*picked))
         self._first = list(zip(gates, ups))
         self.down = nn.Parameter(torch.stack(downs))

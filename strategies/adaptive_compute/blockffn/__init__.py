@@ -51,7 +51,6 @@ class BlockFfn(ComputePolicy):
     name, title, paper, sheet = "blockffn", "Blocks of experts (BlockFFN)", "2507.08771", "adaptive-compute/blockffn"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     prefers_trained = True
-    each = 8
 
     skip: bool = knob(True, help="leave out experts that are off; without it the same result, all computed")
     theta: float = knob(0.0, 0.0, 1.0, step=0.05, help="factors of experts below this count as off; 0 is exact")
@@ -64,7 +63,9 @@ class BlockFfn(ComputePolicy):
         self._weights = weights
         if weights:
             orders, experts = weights["order"].long(), weights["router"].shape[1]
-            self.layers = [BlockLayer(parts.projections(layer), order, experts) for layer, order in enumerate(orders)]
+            self.layers = [
+                BlockLayer(parts.ffn_projections(layer), order, experts) for layer, order in enumerate(orders)
+            ]
             self.router_weights = weights["router"][0].numel()
 
     def gates(self, layer: int, hidden: Tensor) -> Tensor | None:

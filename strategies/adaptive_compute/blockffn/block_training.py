@@ -27,7 +27,7 @@ class BlockRouters(nn.Module):
     def __init__(self, parts, orders: list[Tensor], experts: int):
         super().__init__()
         self.orders = torch.stack(orders)
-        frozen = [tuple(weight.detach().clone().float() for weight in parts.projections(layer))
+        frozen = [tuple(weight.detach().clone().float() for weight in parts.ffn_projections(layer))
                   for layer in range(parts.depth)]
         self._layers = [BlockLayer(weights, order, experts) for weights, order in zip(frozen, orders)]
         means = [normalize(layer.gate.mean(1), dim=-1) for layer in self._layers]
@@ -92,7 +92,7 @@ def channel_orders(parts, seed: int) -> list[Tensor]:
     """Channels of every layer, group by group."""
     orders = []
     for layer in range(parts.depth):
-        rows = normalize(parts.projections(layer)[0].detach().clone().float(), dim=-1)
+        rows = normalize(parts.ffn_projections(layer)[0].detach().clone().float(), dim=-1)
         orders.append(torch.cat(clustered(rows, experts_of(parts), torch.Generator().manual_seed(seed))))
     return orders
 

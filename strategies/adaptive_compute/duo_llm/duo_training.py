@@ -41,7 +41,7 @@ class SmallNetworks(nn.Module):
 
 
 def _widest(parts, layer: int, share: int) -> tuple[Tensor, Tensor, Tensor]:
-    gate, up, down = (weight.detach().clone().float() for weight in parts.projections(layer))
+    gate, up, down = (weight.detach().clone().float() for weight in parts.ffn_projections(layer))
     kept = down.norm(dim=0).topk(max(1, len(gate) // share)).indices
     return gate[kept], up[kept], down[:, kept]
 

@@ -78,7 +78,6 @@ class FirstRouter(ComputePolicy):
     sheet = "adaptive-compute/first-router"
     guarantee, reconstruction, sure = ("collapses",), True, "low"
     skips_attention, prefers_trained = True, True
-    each = 8
 
     threshold: float = knob(0.5, 0.0, 1.01, step=0.01, help="a layer is kept if its vote reaches this; 0 keeps all")
     vote: str = knob("mean", choices=("mean", "majority"), help="what of the tokens' probabilities is compared")
@@ -152,6 +151,6 @@ class FirstRouter(ComputePolicy):
 
 def adapted(parts, layer: int, weights):
     """The feed-forward network of a layer with its low-rank adapters added."""
-    names = zip(("gate", "up", "down"), parts.projections(layer))
+    names = zip(("gate", "up", "down"), parts.ffn_projections(layer))
     changes = [(own, weights[f"{name}.b"][layer].float() @ weights[f"{name}.a"][layer].float()) for name, own in names]
     return parts.feed_forward(*(own + change.to(own) for own, change in changes))

@@ -53,7 +53,7 @@ class Adapters(nn.Module):
 
     def __init__(self, parts):
         super().__init__()
-        weights = [parts.projections(layer) for layer in range(parts.depth)]
+        weights = [parts.ffn_projections(layer) for layer in range(parts.depth)]
         self._own = [tuple(weight.detach().clone().float() for weight in each) for each in weights]
         sizes = zip(("gate", "up", "down"), self._own[0])
         self.low, self.high = nn.ParameterDict(), nn.ParameterDict()

@@ -61,7 +61,6 @@ class TokenPruning(ComputePolicy):
     name, title, paper, sheet = "ftp", "Token pruning by block (FTP)", "2412.11494", "adaptive-compute/fwtw-ftp-cfsp"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     skips_attention, prefers_trained = True, True  # row by row after the prompt, which is the same for all decoders
-    each = 8
 
     r: float = knob(0.2, 0.0, 0.5, step=0.05, help="mean share of the prompt's tokens that a block skips; 0 skips none")
     router: str = knob("trained", choices=("trained", "static"), help="how tokens are ranked; static needs no training")

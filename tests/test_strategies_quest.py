@@ -1,0 +1,109 @@
+"""Quest: pages are chosen by the largest product that a key within their ranges could have."""
+from __future__ import annotations
+
+import pytest
+import torch
+
+from playground.contract import find, make
+from playground.contract.lane_config import Assembly
+from playground.engine.attention_mask import RowsAndSlots
+from support.budget_policies import roomy
+from support.eviction import PROMPT, alone, course, models
+from support.wrong_variants import variants_of
+
+Quest = find("quest")
+COLLAPSES = {"quest": roomy("quest", size=2048)}
+HEADS, GROUP, SLOTS, D, PAGE = 2, 3, 22, 4, 4
+
+
+def states(*shape: int, seed: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_hand(query: list, keys: list, visible: list[int], position: int, pages: int) -> set[int]:
+    """What one row of one head reads, of visible tokens: query [group][d], keys [m][d]."""
+    bounds = {}
+    for page in {p // PAGE for p in visible}:
+        inside = [keys[p] for p in visible if p // PAGE == page]
+        low, high = ([edge(column) for column in zip(*inside)] for edge in (min, max))
+        bounds[page] = sum(max(q * a, q * b) for one in query for q, a, b in zip(one, low, high))
+    own = position // PAGE
+    others = sorted((page for page in bounds if page != own), key=lambda page: -bounds[page])[:pages - 1]
+    return {p for p in visible if p // PAGE in {own, *others}}
+
+
+def check(cls: type) -> None:
+    """Two rows of a tree: siblings at position 20 and 21 of a text whose last tokens are drafts."""
+    for seed in range(10):
+        policy, keys, query = cls(size=12, page=PAGE, full_layers=1), states(HEADS, SLOTS, D, seed=seed), None
+        query = states(HEADS, GROUP, 2, D, seed=seed + 50)
+        positions, rows = torch.tensor([[*range(20), 20, 20]]), torch.tensor([19, 20])
+        visible = torch.zeros(1, 2, SLOTS, dtype=torch.bool)
+        visible[0, 0, :20], visible[0, 1, [*range(20), 21]] = True, True
+        chosen = policy.select_by_states(1, query, keys, RowsAndSlots(rows, positions, visible)) & visible
+        for head in range(HEADS):
+            for row, slots in enumerate(([*range(20)], [*range(20), 21])):
+                named = {p: slot for p, slot in zip(positions[0, slots].tolist(), slots)}
+                held = [keys[head, named.get(p, 0)].tolist() for p in range(21)]
+                expected = by_hand(query[head, :, row].tolist(), held, sorted(named), int(rows[row]), 3)
+                found = {p for p, slot in named.items() if chosen[head, row, slot]}
+                assert found == expected
+        assert policy.select_by_states(0, query, keys, RowsAndSlots(rows, positions, visible)).all()
+
+
+class MeanKeys(Quest):
+    """Ranks pages by the product with the middle of the range."""
+
+    def _row(self, query, keys, visible, pages, own):
+        middle = keys.clone()
+        for page in range(own + 1):
+            inside = (pages == page) & visible
+            for head in range(len(keys)):
+                middle[head, inside[head]] = keys[head, inside[head]].mean(0)
+        return super()._row(query, middle, visible, pages, own)
+
+
+class CountsSiblings(Quest):
+    def _row(self, query, keys, visible, pages, own):
+        return super()._row(query, keys, torch.ones_like(visible), pages, own)
+
+
+class ForgetsItsOwnPage(Quest):
+    def _row(self, query, keys, visible, pages, own):
+        return super()._row(query, keys, visible, pages, own) & (pages != own)
+
+
+class OneQueryHead(Quest):
+    def _row(self, query, keys, visible, pages, own):
+        return super()._row(query[:, :1], keys, visible, pages, own)
+
+
+@pytest.mark.oracle("quest")
+def test_the_pages_with_the_largest_bounds_are_read():
+    check(Quest)
+
+
+@pytest.mark.refuses("quest")
+@pytest.mark.parametrize("wrong", [MeanKeys, ForgetsItsOwnPage, OneQueryHead], ids=lambda cls: cls.__name__)
+def test_a_wrong_bound_is_refused(wrong):
+    assert wrong in variants_of(Quest, __name__)
+    with pytest.raises(AssertionError):
+        check(wrong)
+
+
+def test_a_bound_is_never_below_a_product_with_a_key_of_the_page():
+    from strategies.kv_cache.quest import page_bounds, page_ranges
+    keys, query = states(HEADS, SLOTS, D, seed=1), states(HEADS, GROUP, D, seed=2)
+    pages = (torch.arange(SLOTS) // PAGE).expand(HEADS, -1)
+    low, high = page_ranges(keys, pages, torch.ones(HEADS, SLOTS, dtype=torch.bool), 6)
+    bounds, products = page_bounds(query, low, high), query @ keys.transpose(1, 2)
+    assert (bounds.gather(2, pages[:, None].expand(-1, GROUP, -1)) >= products - 1e-12).all()
+
+
+def test_nothing_is_evicted_and_the_text_changes():
+    knobs = {"size": 4, "page": 2, "full_layers": 0}
+    ours, held = course(alone(make("quest", **knobs)), models())
+    plain, _ = course(Assembly(make("greedy")), models())
+    assert ours[0] == plain[0] and ours != plain
+    for number, layers in enumerate(held):
+        assert all(head == set(range(len(PROMPT) + number)) for layer in layers for head in layer)
