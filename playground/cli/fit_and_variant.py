@@ -45,6 +45,8 @@ def fit(options: Namespace) -> bool:
     cls = find(find(options.name).weights_of or options.name)
     if hasattr(cls, "calibrate"):
         return _calibrate(cls, options)
+    if hasattr(cls, "train_on_grades"):
+        return _train_on_grades(cls, options)
     if cls.fitted_to_target:
         return _train_head(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
@@ -56,6 +58,20 @@ def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target
     weights = calibrate(cls, model, texts, options.seed, _ignore if options.json else _show)
+    return _store(cls, model, weights, options)
+
+
+def _train_on_grades(cls: type[Strategy], options: Namespace) -> bool:
+    """Train reward models on graded answers of one model, and store them where the searches find them."""
+    if options.texts:
+        raise Refusal(
+            f"{cls.name} is trained on questions whose answers are known, those of the small world: leave out --texts.",
+            "texts",
+        )
+    from playground.training.reward_fitting import fit_rewards
+    model = load(options, draft=False).target
+    weights = fit_rewards(cls, model, options.seed, _ignore if options.json else _show, show_progress)
+    show_progress(1.0, "")
     return _store(cls, model, weights, options)
 
 
