@@ -47,6 +47,8 @@ def fit(options: Namespace) -> bool:
         return _calibrate(cls, options)
     if hasattr(cls, "learn"):
         return _train_on_canvas(cls, options)
+    if hasattr(cls, "train_on_grades"):
+        return _train_on_grades(cls, options)
     if cls.fitted_to_target:
         return _train_head(cls, options)
     return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
@@ -59,6 +61,20 @@ def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     model = load(options, draft=False).target
     show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
     weights = calibrate(cls, model, texts, options.seed, show, checkpoint, show_progress)
+    show_progress(1.0, "")
+    return _store(cls, model, weights, options)
+
+
+def _train_on_grades(cls: type[Strategy], options: Namespace) -> bool:
+    """Train reward models on graded answers of one model, and store them where the searches find them."""
+    if options.texts:
+        raise Refusal(
+            f"{cls.name} is trained on questions whose answers are known, those of the small world: leave out --texts.",
+            "texts",
+        )
+    from playground.training.reward_fitting import fit_rewards
+    model = load(options, draft=False).target
+    weights = fit_rewards(cls, model, options.seed, _ignore if options.json else _show, show_progress)
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 

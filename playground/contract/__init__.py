@@ -21,6 +21,7 @@ from playground.contract.drafter import Drafter
 from playground.contract.early_exit import EarlyExit
 from playground.contract.knobs import Knob, knob, slot
 from playground.contract.registry import KINDS, discover, find, make
+from playground.contract.reward import Reward, RewardedText
 from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
 from playground.contract.variant import Variant
@@ -46,6 +47,8 @@ __all__ = [
     "LayerSteps",
     "Merge",
     "Preset",
+    "Reward",
+    "RewardedText",
     "Sampler",
     "SharedFeedForward",
     "Strategy",

@@ -42,6 +42,7 @@ from playground.decoding.stream import Exit, Stream, reading
 from playground.decoding.visitor_memory import Memory
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.model import Model
+from playground.engine.sequence_classifier import load_classifier
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, Verdict
@@ -80,6 +81,7 @@ class Lane:
         self.prompts = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
         self._set_sizes()
         self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
+        self.question = ""  # the prompt as plain text, without template, context and earlier turns
         self.passage = ""  # the context of the prompt as plain text
         self.prefixes = SharedPrefixes()  # prompts shared with other lanes
         self.events: list[Event] = []  # not yet delivered
@@ -370,6 +372,10 @@ class Lane:
     def background(self, work: Callable[[], Any]) -> Request:
         """Run Python work in a thread while other lanes continue; answers with what it returns."""
         return Background(work)
+
+    def classifier(self, name: str) -> Request:
+        """Load a sequence-classification model by folder or hub id; answers with a `SequenceClassifier`."""
+        return Background(lambda: load_classifier(name.strip(), str(self.target_model.device)))
 
     def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
         """Commit a chosen token, the accepted path of a verdict and the token after it, or the text of a sequence.

@@ -573,7 +573,7 @@ def _new_lane(
     if "draft" in by_stream and models.differences:
         others["draft"] = prompt.encode(models.draft)
     lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
-    lane.passage = prompt.context.strip()
+    lane.question, lane.passage = prompt.text, prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
     return lane
 

@@ -178,7 +178,7 @@ def load(
     check_against_weights(name, config, cost.parameters, _is_quantized(source, loading), cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
-    tokenizer = _read_tokenizer(name, folder)
+    tokenizer = read_tokenizer(name, folder)
     network = _read_network(name, folder, config, loading)
     progress(1.0, f"{name} is ready")
     facts = Facts(
@@ -308,7 +308,8 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     )
 
 
-def _read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
+def read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's folder; raises Refusal if it cannot be read or is not a fast one."""
     try:
         tokenizer = _tokenizer_class(folder).from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except FAILURES as reason:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from playground.contract import RewardedText
 from playground.events import Event
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ class SampledText:
     @property
     def label(self) -> str:
         return f"#{self.leaf.number}"
+
+    @property
+    def rewarded(self) -> RewardedText:
+        """The text as a reward reads it."""
+        return RewardedText(self.leaf.tokens, self.logp)
 
 
 Watch = Callable[[list[SampledText], bool], Iterable[Event]]
