@@ -33,6 +33,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    tiers.RUN.tier = "default" if config.getoption("strategy") else config.getoption("tier")
+    tiers.RUN.part = config.getoption("part")
     if name := config.getoption("strategy"):
         try:
             find(name)

@@ -19,6 +19,7 @@ from playground.errors import Refusal
 from playground.events import Done
 from playground.trace import check
 from support.contract_lanes import ALL, LANES, each_of, events, ids, in_groups, start, timeless
+from support.tiers import RUN
 
 # --- toggles, and lanes that require one ---
 
@@ -145,20 +146,17 @@ def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
 
 
 def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
-    """Every pair of toggles with a third of the decoders, each pair with other ones, their slots filled in one of their
-    ways.
-    """
+    """Pairs of toggles, each with a third of the decoders, whose slots are filled in one of their ways."""
     fillings: dict[str, list[LaneConfig]] = {}
     for recipe in lanes():
         fillings.setdefault(recipe.strategy, []).append(recipe)
     decoders = list(fillings.values())
     return [
         (pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3 :: 3]])
-        for turn, pair_ in enumerate(combinations(toggles(), 2))
+        for turn, pair_ in enumerate(RUN.taken_pairs(list(combinations(toggles(), 2))))
     ]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
 )

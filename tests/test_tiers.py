@@ -77,14 +77,23 @@ def test_in_every_part_each_strategy_meets_another(part):
 def test_in_every_part_each_toggle_meets_every_kind_of_toggle(part):
     """Shown on all pairs of toggles there are, as `test_contract_toggles.py` makes them."""
     names = [cls.name for cls in registered(*TOGGLES)]
-    pairs = [
-        Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [pytest.mark.matrix.mark])
-        for a, b in combinations(names, 2)
-    ]
-    kept = by_tier(pairs, "default", part)
-    met = {(a, find(b).kind) for item in kept for a, b in permutations(item.params["both"])}
+    pairs = list(combinations(names, 2))
+    kept = tiers.Run("default", part).taken_pairs(pairs)
+    met = {(a, find(b).kind) for both in kept for a, b in permutations(both)}
     assert met == {(a, find(b).kind) for a, b in permutations(names, 2)}
     assert len(kept) < len(pairs) / 6
+
+
+def test_pairs_of_strategies_are_made_in_one_part_each_and_single_ones_in_every_part():
+    pairs = list(combinations(SAMPLERS, 2))
+    runs = [tiers.Run("default", part) for part in range(PARTS)]
+    assert Counter(pair for run in runs for pair in pairs if run.takes(pair)) == Counter(pairs)
+    assert all(run.takes([name]) for run in runs for name in SAMPLERS)
+
+
+def test_the_full_run_makes_every_pair():
+    pairs = list(combinations(SAMPLERS, 2))
+    assert tiers.Run("full").taken_pairs(pairs) == pairs
 
 
 def test_what_is_outside_the_matrix_is_in_every_default_run():

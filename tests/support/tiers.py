@@ -5,7 +5,8 @@ tests/README.md says what each tier is for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 from zlib import crc32
@@ -25,6 +26,37 @@ FOR_ALL = ("test_contract.py", "test_contract_toggles.py", "test_guarantees.py",
 PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
 SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test, by its mark or need
 MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on another network
+
+
+@dataclass
+class Run:
+    """What this process runs, set before test files are imported: making all cases only to drop most takes a minute."""
+
+    tier: str = "full"
+    part: int = 0
+
+    def takes(self, names: Sequence[str]) -> bool:
+        """Whether cases are made that cross these strategies: in the full tier all, in the others those with one
+        strategy alone, and a fixed part.
+        """
+        return self.tier == "full" or len(names) < 2 or crc32("+".join(names).encode()) % PARTS == self.part
+
+    def taken_pairs(self, pairs: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """In the full tier all pairs of toggles; in the others a fixed part, and so many more that every toggle meets
+        every kind of toggle.
+        """
+        met: set[tuple[str, str]] = set()
+        found = {pair for pair in pairs if self.takes(pair)}
+        for pair in sorted(pairs, key=lambda pair: crc32("+".join(pair).encode())) if self.tier != "full" else ():
+            brought = {(name, find(other).kind) for name, other in permutations(pair)}
+            if brought - met:
+                found.add(pair)
+            if pair in found:
+                met |= brought
+        return [pair for pair in pairs if pair in found]
+
+
+RUN = Run()
 
 
 def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
@@ -59,21 +91,15 @@ def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
 
 
 def representatives(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Cases that together meet every strategy, and every pair of toggles' strategy with every kind of the other one;
-    also every test that meets none. They are the first in `turn` order that bring something new.
+    """Cases that together meet every strategy; also every test that meets none. They are the first in `turn` order that
+    bring something new.
     """
-    met: set[str | tuple[str, str]] = set()
+    met: set[str] = set()
     for item in sorted(items, key=turn):
-        brought = about(item) | with_kinds(item)
+        brought = about(item)
         if not brought or brought - met:
             met |= brought
             yield item
-
-
-def with_kinds(item: pytest.Item) -> set[tuple[str, str]]:
-    """For a case with a pair of toggles, named `both`: each of them with the kind of the other."""
-    both = item.callspec.params.get("both", ()) if hasattr(item, "callspec") else ()
-    return {(name, find(other).kind) for name, other in permutations(both, 2)}
 
 
 # --- quick: no matrix, no benches, no browser ---
