@@ -224,7 +224,7 @@ class Falcon(DraftHead):
     """
 
     name, title, paper, sheet = "falcon", "Falcon", "2412.12639", "draft-heads/falcon"
-    guarantee = ("collapses",)
+    guarantee, sure = ("collapses",), "medium"
 
     nodes: int = knob(48, 0, 128, step=1, help="draft tokens in the tree; 0 is plain decoding")
     passes: int = knob(4, 0, 6, step=1, help="passes of the head, a block of levels each; 0 is plain decoding")
