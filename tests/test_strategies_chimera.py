@@ -14,6 +14,7 @@ from support.draft_heads import (
     is_greedy,
     log_probabilities,
     most_probable_tree,
+    proposed,
     random_weights,
     states,
     written,
@@ -97,6 +98,12 @@ def test_wrong_caches_positions_and_windows_are_detected(wrong):
 def test_the_state_of_another_layer_is_detected():
     drafter = head(NAME, random_weights(NAME), **KNOBS)
     assert any(differing(drafter, lambda proposal: expected(proposal, -2)))
+
+
+@pytest.mark.oracle("chimera")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, random_weights(NAME), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

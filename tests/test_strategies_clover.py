@@ -15,6 +15,7 @@ from support.draft_heads import (
     is_greedy,
     library,
     log_probabilities,
+    proposed,
     random_weights,
     states,
     written,
@@ -113,6 +114,12 @@ def test_wrong_states_positions_tokens_and_weights_are_detected(wrong):
 def test_the_state_of_another_layer_is_detected():
     drafter = head(NAME, random_weights(NAME), **KNOBS)
     assert any(differing(drafter, lambda proposal: expected(proposal, -2)))
+
+
+@pytest.mark.oracle("clover")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, random_weights(NAME), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

@@ -14,6 +14,7 @@ from support.draft_heads import (
     library,
     log_probabilities,
     norm,
+    proposed,
     random_weights,
     states,
     written,
@@ -120,6 +121,12 @@ def test_wrong_caches_positions_tokens_and_states_are_detected(wrong):
 def test_the_state_of_another_layer_is_detected():
     drafter = head(NAME, random_weights(NAME), **KNOBS)
     assert any(differing(drafter, lambda proposal: expected(proposal, -2)))
+
+
+@pytest.mark.oracle("clover_2")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, random_weights(NAME), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

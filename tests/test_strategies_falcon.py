@@ -17,6 +17,7 @@ from support.draft_heads import (
     is_greedy,
     log_probabilities,
     norm,
+    proposed,
     random_weights,
     states,
     written,
@@ -60,31 +61,31 @@ def grouped(known: int, drafted: int) -> list[int]:
     return old + [known + row // 2 for row in range(2 + drafted)]
 
 
-def logits(weights, proposal, path: tuple[int, ...], known_layer=-1):
-    """Log-probabilities at every level of the block that follows a path of whole blocks."""
-    tokens = [*proposal.tokens, *path]
+def block(weights, proposal, drafted: list[int], known_layer=-1):
+    """Log-probabilities of the tokens that follow the unread ones and whole blocks, at the places of the next block."""
     features = known = states(proposal.tokens[:-proposal.unread])[known_layer]
-    embeddings = embed(tokens)
+    embeddings = embed([*proposal.tokens[:len(known) + 1], *drafted])
     while True:
-        drafted = len(features) - len(known)
-        found = outputs(weights, embeddings[1:len(features) + 1], features, grouped(len(known), drafted))[-2:]
-        if len(features) + 2 >= len(tokens):
+        count = len(features) - len(known)
+        found = outputs(weights, embeddings[1:len(features) + 1], features, grouped(len(known), count))[-2:]
+        if count == len(drafted):
             return [log_probabilities(row) for row in found]
         features = torch.cat([features, found])
 
 
 def expected(proposal, known_layer=-1):
-    """Ranks of a static list; a token's rank is that at its place in the block after the path before its block."""
-    weights, found, rows = random_weights(NAME), {(): ()}, {}
-    assert proposal.unread == 1
-    accuracy = weights["accuracy"][:, :3].tolist()
-    for path in best_paths([accuracy[level % 2] for level in range(4)], 14):
-        place, before = (len(path) - 1) % 2, path[:(len(path) - 1) // 2 * 2]
-        if before not in rows:
-            rows[before] = logits(weights, proposal, found[before], known_layer)
-        token = int(rows[before][place].sort(descending=True).indices[path[-1]])
-        found[path] = (*found[path[:-1]], token)
-    return set(found.values()) - {()}
+    """Ranks of a static list; a token's rank is that at its place in the block, after all tokens before its block.
+    Committed tokens that the target has not read take the first places but are no draft tokens.
+    """
+    weights, found, rows = random_weights(NAME), {(): proposal.tokens[len(proposal.tokens) - proposal.unread + 1:]}, {}
+    accuracy, skipped = weights["accuracy"][:, :3].tolist(), proposal.unread - 1
+    for path in best_paths([accuracy[level % 2] for level in range(skipped, 4)], 14):
+        level = skipped + len(path) - 1
+        before = tuple(found[path[:-1]][:level // 2 * 2])
+        rows[before] = rows.get(before) or block(weights, proposal, list(before), known_layer)
+        token = int(rows[before][level % 2].sort(descending=True).indices[path[-1]])
+        found[path] = [*found[path[:-1]], token]
+    return {tuple(tokens[skipped:]) for path, tokens in found.items() if path}
 
 
 @pytest.mark.oracle("falcon")
@@ -147,6 +148,12 @@ def test_wrong_masks_caches_positions_and_memories_are_detected(wrong):
 def test_the_state_of_another_layer_is_detected():
     drafter = head(NAME, random_weights(NAME), **KNOBS)
     assert any(differing(drafter, lambda proposal: expected(proposal, -2)))
+
+
+@pytest.mark.oracle("falcon")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, random_weights(NAME), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

@@ -16,6 +16,7 @@ from support.draft_heads import (
     most_probable_tree,
     norm,
     proposals,
+    proposed,
     random_weights,
     states,
     written,
@@ -121,6 +122,12 @@ def test_the_token_selects_a_part_of_the_state():
     e, f = torch.randn(2, 2, 32, dtype=torch.float64)
     both = selects(e[0], f[0]) - selects(e[1], f[0]) - selects(e[0], f[1]) + selects(e[1], f[1])
     assert both.abs().max() > 0.1
+
+
+@pytest.mark.oracle("fspad")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, weights_of_a_head(), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

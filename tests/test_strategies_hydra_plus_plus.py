@@ -18,6 +18,7 @@ from support.draft_heads import (
     is_greedy,
     log_probabilities,
     norm,
+    proposed,
     random_weights,
     states,
     written,
@@ -114,6 +115,12 @@ WRONG = [ForgetsEarlierRounds, RestartsPositions, StateOfAnotherLayer, AppliesTh
 @pytest.mark.parametrize("wrong", WRONG)
 def test_wrong_states_positions_and_blocks_are_detected(wrong):
     assert any(differing(head(NAME, random_weights(NAME), wrong, **KNOBS), expected))
+
+
+@pytest.mark.oracle("hydra_plus_plus")
+def test_committed_tokens_that_the_target_has_not_read_come_first():
+    found = proposed(head(NAME, random_weights(NAME), **KNOBS), unread=2)
+    assert found.prefixes and found.prefixes == expected(found)
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():

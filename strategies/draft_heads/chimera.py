@@ -148,7 +148,7 @@ class Chimera(DraftHead):
                 for number, (rows, labels) in enumerate(guesses(network, texts, batch))
             ]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=1e-3))
         yield measured(texts, HEADS, lambda batch: guesses(network, texts, batch)).note()
         return network.state_dict()
 
@@ -186,7 +186,7 @@ def guesses(network: FusingNetwork, texts: HeadTexts, batch: HeadBatch) -> Itera
     """
     states, count = batch.states[texts.depth], batch.ids.shape[1]
     place = UnrolledTexts(None, count)
-    network.layer(states, place)  # the key and value states of the text
+    network.layer.self_attn(network.layer.input_layernorm(states), place)  # for its key and value states
     tokens = [batch.ids.roll(1, 1), batch.ids, batch.ids.roll(-1, 1)]
     for number in range(len(network.heads)):
         place = UnrolledTexts(place, count)

@@ -224,7 +224,7 @@ class Falcon(DraftHead):
     """
 
     name, title, paper, sheet = "falcon", "Falcon", "2412.12639", "draft-heads/falcon"
-    guarantee = ("collapses",)
+    guarantee, sure = ("collapses",), "medium"
 
     nodes: int = knob(48, 0, 128, step=1, help="draft tokens in the tree; 0 is plain decoding")
     passes: int = knob(4, 0, 6, step=1, help="passes of the head, a block of levels each; 0 is plain decoding")
@@ -259,7 +259,7 @@ class Falcon(DraftHead):
             inputs = [torch.where(glances[..., None], part.roll(-BLOCK, 1), part) for part in inputs]
             return [block_loss(texts, batch, outputs(network, *inputs), ~glances)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=1e-3, noise=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3, noise=0.1))
         counts = measured(texts, BLOCK, lambda batch: by_place(outputs(network, *pairs(texts, batch)), batch), RANKS)
         yield counts.note()
         return {**network.state_dict(), "block": torch.tensor(BLOCK), MEASURED: counts.shares}

@@ -4,9 +4,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 
 import torch
-from pairs import greedy_text, network, pair
+from pairs import VOCABULARY, greedy_text, network, pair
 from tables import write
 from torch import Tensor
 from transformers import LlamaConfig, PreTrainedModel
@@ -89,6 +90,35 @@ def written(drafter: Drafter, sampled: bool = False, length: int = LENGTH) -> li
     samplers = [make(AT_ONE[0], **AT_ONE[1])] if sampled else []
     models = {"target": pair().target}
     return write(Assembly(decoder, samplers), models, PROMPT, Limits(3, length), Draws(3)).tokens[len(PROMPT):]
+
+
+class ReadText:
+    """The library's states of the tokens that the target has read."""
+
+    start = 0
+
+    def __init__(self, tokens: list[int]):
+        self.length, self._states = len(tokens), states(tokens)
+
+    def of(self, layer: int, start: int = 0) -> Tensor:
+        return self._states[layer][start:]
+
+
+def proposed(drafter: Drafter, unread: int) -> Proposal:
+    """What a drafter proposes after a text whose last `unread` tokens the target has not read."""
+    tokens = [*PROMPT, 108, 245, 146]
+    lm = SimpleNamespace(
+        tokens=tokens, generated=3, depth=DEPTH, vocabulary=VOCABULARY, lm_head_weight=library().lm_head.weight,
+        target=SimpleNamespace(states=ReadText(tokens[:-unread]), behind=lambda: unread), target_model=pair().target,
+        embed=embed, read_out=library().lm_head, ends=lambda token: False, piece=str,
+    )  # fmt: skip
+    steps = drafter.drafted(lm, DEEPEST)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        tree = end.value
+    return Proposal(tokens, unread, DEEPEST, {tuple(tree.prefix(node)) for node in range(len(tree))})
 
 
 def is_greedy(text: list[int]) -> bool:

@@ -4,7 +4,7 @@ The heads run one after the other, each on all nodes of its level at once. Ankne
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -144,7 +144,9 @@ def guesses(network: PathHeads, texts: HeadTexts, batch: HeadBatch, rows: Tensor
         yield network(number, rows[places]), labels[places]
 
 
-def trained_paths(network: PathHeads, texts: HeadTexts, losses: Losses, training: HeadTraining, read) -> Iterator:
+def trained_paths(
+    network: PathHeads, texts: HeadTexts, losses: Losses, training: HeadTraining, read: Callable[[HeadBatch], Tensor]
+) -> Iterator:
     """Train the heads, and measure how often each rank is right; returns the accuracies [heads, RANKS].
 
     `read(batch)` gives the states that the heads read.
