@@ -97,6 +97,26 @@ def test_random_prompt_tokens_leave_greedy_text_unchanged():
     assert lane.tokens[len(PROMPT):] == greedy_text("llama", PROMPT, 16)
 
 
+class RecordsStates(find("ppd")):
+    """Records the guesses of every round, and the prompt tokens of the node accepted before it."""
+
+    def drafted(self, lm, budget):
+        self.seen = [*getattr(self, "seen", []), (len(self._current(lm)), getattr(self, "carried", 0))]
+        return (yield from super().drafted(lm, budget))
+
+    def observe(self, tree, rows, verdict):
+        super().observe(tree, rows, verdict)
+        self.carried = len(tree.probes.get(verdict.kept[-1] if verdict.kept else -1, ()))
+
+
+@pytest.mark.strategy("ppd")
+def test_a_round_begins_with_the_guesses_of_the_node_that_was_accepted_last():
+    drafter = head(NAME, random_weights(NAME), RecordsStates, inputs=7)
+    proposals(drafter, sampled=True)
+    assert len(drafter.seen) > 10 and all(guesses == carried for guesses, carried in drafter.seen)
+    assert len({carried for _, carried in drafter.seen}) > 1
+
+
 def test_nothing_is_drafted_deeper_than_the_text_may_grow():
     found = proposals(head(NAME, random_weights(NAME), inputs=40))
     assert all(max(map(len, proposal.prefixes)) <= proposal.budget for proposal in found)

@@ -106,8 +106,8 @@ def target_forwards(record: LaneRecord) -> int:
 
 
 def draft_forwards(record: LaneRecord) -> int:
-    """Forwards that only draft: of the draft model, catching up included, of an early exit, or resumed at a later
-    layer; prefill excluded.
+    """Forwards that only draft, prefill excluded: of the draft model, catching up included, of an early exit, or of
+    rows that enter at a later layer.
     """
     return sum(len(record.forwards(stream)) for stream in ("draft", "exit", "resumed"))
 

@@ -24,7 +24,7 @@ class Mtp(Drafter):
     0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
     """
 
-    fitted_to_target, prefers_trained = True, True
+    fitted_to_target, prefers_trained, needs = True, True, ("trained",)
     name, title, paper, sheet = "mtp", "Multi-token prediction", "2412.19437", "draft-heads/public-formats"
     guarantee = ("collapses",)
 
