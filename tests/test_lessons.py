@@ -42,6 +42,7 @@ SUBJECTS = {
     "several-texts",
     "watermark",
     "less-work",
+    "a-head",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
