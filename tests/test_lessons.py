@@ -43,6 +43,7 @@ SUBJECTS = {
     "watermark",
     "less-work",
     "all-at-once",
+    "a-head",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")

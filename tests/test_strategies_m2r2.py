@@ -12,6 +12,7 @@ from playground.events import Draft
 from strategies.adaptive_compute.m2r2 import AcceleratedResidual, gate_of
 from support.draft_heads import WIDTH, differing, head, log_probabilities, norm, part, random_weights, states
 from support.laws import AT_ONE, EXACT, off, tables
+from support.small_head_texts import SmallTexts, trained
 from support.speculation import collapses, speculative_lane
 
 NAME, LENGTH, TAU = "m2r2", 4, 0.03
@@ -117,3 +118,19 @@ def test_the_residual_itself_is_never_changed():
     reference, _ = recorded(speculative_lane("prompt_lookup", "greedy_match"), models=pair())
     assert session._runners[0].lane.tokens == reference._runners[0].lane.tokens
     assert [event for event in events if isinstance(event, Draft)]
+
+
+def test_training_moves_the_residual_towards_its_end_and_reports_the_probe_beside_it():
+    texts = SmallTexts(length=6, epoch=12)
+    weights, events = trained(NAME, texts)
+    network, gate = AcceleratedResidual.of(weights), gate_of(texts.depth)
+    wanted = texts.lm_head[texts.follows[texts.batch.ids]] @ texts.lm_head.T
+    with torch.no_grad():
+        slow = [texts.batch.states[layer] for layer in range(gate + 1)]
+        right, untouched = (
+            ((states @ texts.lm_head.T).argmax(-1) == wanted.argmax(-1)).float().mean()
+            for states in (network(slow), network.norm(slow[-1]))
+        )
+    assert right > untouched + 0.2
+    assert "with the accelerated residual" in events[-1].text and "probe of the same size" in events[-1].text
+    assert torch.equal(weights["norm.weight"], texts.first_layers(0).norm), "the final norm stays the target's"

@@ -1,6 +1,8 @@
 """Online speculative decoding: a draft that learns from its rejected tokens, and a text that is the target's anyway."""
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from drafting_runs import constant, recorded
@@ -14,6 +16,7 @@ from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.visitor_memory import Memory
+from playground.errors import Refusal
 from strategies.speculative.online_speculative import CorrectedPosition, DraftCorrection, loss_of
 from support.laws import AT_ONE, EXACT, WRONG, off, tables
 from support.online_drafting import speculation
@@ -268,6 +271,12 @@ def test_the_memory_of_a_visitor_does_not_grow():
         sizes.append((len(memory), sum(weights.numel() for weights in thing.parameters())))
     assert sizes == [(1, 2 * RANK * pair().draft.width)] * 3
     assert thing.updates > 1
+
+
+def test_a_draft_with_a_quantised_lm_head_is_refused():
+    model = SimpleNamespace(name="packed", lm_head_weights=None)
+    with pytest.raises(Refusal, match="The lm_head of packed is quantised"):
+        make(NAME)._begin(SimpleNamespace(vocabulary=3), model)
 
 
 def test_each_lane_learns_in_a_copy_of_its_own():

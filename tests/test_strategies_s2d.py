@@ -5,11 +5,14 @@ from functools import cache
 
 import pytest
 import torch
+from pairs import pair
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from playground.contract import find
+from playground.errors import Refusal
+from playground.training.head_fitting import OwnTexts
 from strategies.speculative.s2d import NestedNetwork, exits_of, predictions
 from support.draft_heads import DEPTH, WIDTH, differing, head, library, random_weights
 from support.laws import AT_ONE, EXACT, WRONG, off, tables
@@ -189,3 +192,16 @@ def test_training_improves_every_exit_and_keeps_their_order():
     before, after = losses(copied, texts), losses(trained(NAME, texts)[0], texts)
     assert all(late < early - 0.1 for early, late in zip(before, after))
     assert after[0] >= after[1] >= after[2]
+
+
+def test_the_first_layers_of_the_target_are_copied_and_another_family_is_refused(tmp_path):
+    texts = OwnTexts(NAME, pair().target, (3,), [], 0, tmp_path / "none")
+    first = texts.first_layers(2)
+    network = NestedNetwork.copied(first, [1, 2]).double()
+    with torch.no_grad():
+        found = list(network.whole(library().get_input_embeddings()(torch.tensor([[5, 6, 7]]))))
+        expected_states = library()(input_ids=torch.tensor([[5, 6, 7]]), output_hidden_states=True).hidden_states[1:3]
+        normed = [library().model.norm(states) for states in expected_states]
+    assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(found, normed))
+    with pytest.raises(Refusal, match="not of the Llama family"):
+        OwnTexts(NAME, pair("gpt_neox").target, (3,), [], 0, tmp_path / "none").first_layers(1)

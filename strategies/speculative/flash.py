@@ -212,21 +212,28 @@ class Flash(DraftHead):
             return tree
         if self._text is None:
             self._text = CompressedText(self.network, lm.depth, lm.target.states, self._span(lm))
-        output, blocks = self._text.catch_up(lm), 0
-        while len(tree) < depth and leaf is not None:
-            blocks += 1
-            states = output.unflatten(-1, (-1, self.network.width))[0][:min(self.block, depth - len(tree))]
-            first = len(tree)
-            for logits in lm.read_out(states).split(1):
-                added = independent(lm, tree, lm.own_rows(logits, tree, leaf), leaf, 1)
-                leaf = added[0] if added and not lm.ends(tree.tokens[added[0]]) else None
-                if leaf is None:
-                    break
+        states, blocks = self._states(self._text.catch_up(lm)), 0
+        while leaf is not None and len(tree) < depth:
+            first, states, blocks = len(tree), states[:min(self.block, depth - len(tree))], blocks + 1
+            leaf = self._add_block(lm, tree, leaf, states)
             if leaf is not None and len(tree) < depth:
-                start = len(lm.tokens) - 1 + first
-                output = self._text.feed(lm, tree.tokens[first:], states, start)[-1:]
+                position = len(lm.tokens) - 1 + first
+                states = self._states(self._text.feed(lm, tree.tokens[first:], states, position))
         yield from self._figures(lm, blocks)
         return tree
+
+    def _states(self, output: Tensor) -> Tensor:
+        """The predicted states after the last row of an output, [offsets, width]."""
+        return output[-1].unflatten(-1, (-1, self.network.width))
+
+    def _add_block(self, lm, tree, leaf: int, states: Tensor) -> int | None:
+        """Add the token of each state to the chain; returns the last node, None if no token can follow it."""
+        for logits in lm.read_out(states).split(1):
+            added = independent(lm, tree, lm.own_rows(logits, tree, leaf), leaf, 1)
+            if not added or lm.ends(tree.tokens[added[0]]):
+                return None
+            (leaf,) = added
+        return leaf
 
     def observe(self, tree, rows, verdict) -> None:
         """Count how often each offset of a block was tested and accepted."""

@@ -115,8 +115,9 @@ class S2D(DraftHead):
     the threshold; the first exit above it gives the draft distribution, the last always does. Hidden states of tokens
     that left early wait, and are read by the deeper layers together with the next token that goes deeper, so each layer
     has the KV cache of the whole text as far as it has read. threshold = 1 always drafts with all layers, 0 with the
-    fewest; depth = 0 is plain decoding. The paper has a threshold for each exit and trains embeddings and lm_head too,
-    and drafts by argmax; here tokens are sampled from the exit's distribution, as an exact verification needs.
+    fewest; depth = 0 is plain decoding. The paper has a threshold for each exit, and its draft has embeddings and an
+    lm_head of its own and drafts by argmax; here tokens are sampled from the exit's distribution, as an exact
+    verification needs.
     Kavehzadeh et al. 2024, arXiv 2407.01955; Valipour et al. 2023, arXiv 2309.00255.
     """
 
