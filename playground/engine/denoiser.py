@@ -47,7 +47,7 @@ class CanvasStates:
 
 
 @dataclass(frozen=True)
-class Place:
+class CanvasPositions:
     """Where the computed positions of a forward are, and what they see.
 
     at: the positions [n]; rotation: cosines and sines of their rotary embedding; allowed: bool [n, present], None for
@@ -157,7 +157,7 @@ class MaskedDenoiser:
         hidden = base.embed_tokens(torch.tensor(ids, device=self.device))
         rotation = base.rotary_emb(hidden[None], at[None])
         states.present[at] = True
-        place = Place(at, rotation, self._allowed(canvas, at, states))
+        place = CanvasPositions(at, rotation, self._allowed(canvas, at, states))
         for index, layer in enumerate(base.layers):
             mixed = self._attention(layer, index, layer.input_layernorm(hidden), place, states)
             hidden = hidden + mixed
@@ -173,7 +173,7 @@ class MaskedDenoiser:
         return None if bool(allowed.all()) else allowed
 
     def _attention(
-        self, layer: nn.Module, index: int, hidden: Tensor, place: Place, states: CanvasStates
+        self, layer: nn.Module, index: int, hidden: Tensor, place: CanvasPositions, states: CanvasStates
     ) -> Tensor:
         part = layer.self_attn
         queries, keys, values = (
