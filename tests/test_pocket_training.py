@@ -7,6 +7,7 @@ from pocket_windows import folder, tokenizer  # noqa: F401
 from transformers import LlamaForCausalLM
 
 from playground.pocket import architecture as models
+from playground.pocket import precision
 from playground.pocket import tokenizer as tokens
 from playground.pocket import train as training
 from playground.pocket.data import STAGES
@@ -209,3 +210,10 @@ def test_resuming_keeps_the_plan_unless_another_budget_is_given(folder, tmp_path
     same.resume()
     other.resume(minutes=7)
     assert (same.plan.steps, same.plan.decay, same.plan.minutes) == (6, 0.2, 0) and other.plan.minutes == 7
+
+
+@pytest.mark.parametrize("fast, kind", [(True, torch.bfloat16), (False, torch.float32)])
+def test_products_are_in_bfloat16_only_where_the_processor_is_fast_at_it(fast, kind, monkeypatch):
+    monkeypatch.setattr(precision, "product_type", lambda _: torch.bfloat16 if fast else torch.float32)
+    with precision.mixed_precision(torch.device("cpu")):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == kind

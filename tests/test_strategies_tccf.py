@@ -39,7 +39,7 @@ def continued(ids: list[int], count: int, shifted: bool) -> list[int]:
     return ids
 
 
-@pytest.mark.oracle
+@pytest.mark.oracle("tccf")
 @pytest.mark.parametrize("shifted", [False, True])
 def test_blocks_of_one_position_in_both_stages_are_one_autoregressive_run_with_the_request_inserted(shifted):
     first = (LENGTH - len(request_ids())) // 2
@@ -49,7 +49,7 @@ def test_blocks_of_one_position_in_both_stages_are_one_autoregressive_run_with_t
     assert written(events) == ids[len(PROMPT):]
 
 
-@pytest.mark.refuses
+@pytest.mark.refuses("tccf")
 def test_states_of_the_first_stage_would_be_wrong_for_the_second(monkeypatch):
     from playground.algorithms.diffusion.finished_blocks import FinishedBlocks
     from strategies.diffusion import tccf

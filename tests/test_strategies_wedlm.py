@@ -56,14 +56,14 @@ def by_hand(window: int, threshold: float, penalty: float, length: int = LENGTH)
 CASES = [(6, 0.4, 0.02), (4, 1.2, 0.1), (16, 2.0, 0.3), (1, 0.4, 0.02)]
 
 
-@pytest.mark.oracle
+@pytest.mark.oracle("wedlm")
 @pytest.mark.parametrize("window, threshold, penalty", CASES)
 def test_a_lane_fills_what_the_librarys_causal_network_fills_without_a_cache(window, threshold, penalty):
     events = run(model(), "wedlm", window=window, threshold=threshold, penalty=penalty, **GREEDY)
     assert [(at, token) for at, token, _ in course(events)] == by_hand(window, threshold, penalty)
 
 
-@pytest.mark.refuses
+@pytest.mark.refuses("wedlm")
 def test_states_that_were_cached_behind_a_gap_fill_something_else(monkeypatch):
     class Kept(module.WeDLM):
         """Caches every filled position of the window at once, as if it had no gap."""

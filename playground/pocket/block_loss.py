@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from playground.pocket.masked_loss import MASK
+from playground.pocket.precision import mixed_precision
 from playground.pocket.train import CrossEntropy
 
 BLOCKS = (1, 4, 8, 8, 16)       # block lengths, one drawn for each step
@@ -55,7 +56,7 @@ def block_loss(model, batch, trainer):
         torch.from_numpy(array).to(batch.ids.device) for array in (streams.at, streams.hidden, streams.allowed)
     )
     rows, entries, predicted = (torch.tensor(part, device=batch.ids.device) for part in zip(*streams.counted))
-    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+    with mixed_precision(batch.ids.device):
         states = model.model(
             batch.ids.gather(1, at).masked_fill(hidden, MASK), attention_mask=allowed, position_ids=at
         ).last_hidden_state

@@ -8,6 +8,7 @@ distributions, not by its own loss. Source: Hinton et al., arXiv 1503.02531; for
 """
 import torch
 
+from playground.pocket.precision import mixed_precision, product_type
 from playground.pocket.train import weighted
 
 ON_DATA = 0.25                    # share of the budget before distillation starts
@@ -17,11 +18,12 @@ class DraftLoss:
     """Loss of a draft that is distilled from `target` (frozen, already switched to its training attention)."""
 
     def __init__(self, target, on_data=ON_DATA):
-        self.target, self.on_data = target.eval().requires_grad_(False).bfloat16(), on_data
+        self.target = target.eval().requires_grad_(False).to(product_type(target.device.type))
+        self.on_data = on_data
 
     def __call__(self, draft, batch, trainer):
         ids, weights = batch.predicted
-        with torch.autocast(ids.device.type, torch.bfloat16):
+        with mixed_precision(ids.device):
             logits = draft(**batch.read).logits
         if trainer.progress < self.on_data:
             return weighted(logits, ids, weights)

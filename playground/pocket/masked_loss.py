@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from playground.pocket import tokenizer as tokens
+from playground.pocket.precision import mixed_precision
 from playground.pocket.train import CrossEntropy
 
 MASK = tokens.SPECIALS.index(tokens.MASK)
@@ -41,7 +42,7 @@ def masked_loss(model, batch, trainer):
     drawn = draw(batch.documents.numpy(force=True), batch.weights.numpy(force=True) > 0, trainer.rng())
     hidden = torch.from_numpy(drawn.hidden).to(batch.ids.device)
     weights = torch.from_numpy(drawn.weights).to(batch.ids.device)
-    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+    with mixed_precision(batch.ids.device):
         states = model.model(
             batch.ids.masked_fill(hidden, MASK), attention_mask=within_texts(batch.documents)
         ).last_hidden_state

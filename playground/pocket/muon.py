@@ -7,6 +7,8 @@ Source: Keller Jordan et al., "Muon: an optimizer for hidden layers in neural ne
 """
 import torch
 
+from playground.pocket.precision import product_type
+
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)    # chosen by the authors for fast convergence towards singular values near 1
 
 
@@ -37,7 +39,7 @@ def orthogonal(stack, steps=5):
     """Approximate orthogonal factor of every matrix. stack: (n, rows, columns); returns the same shape in float32."""
     tall = stack.shape[1] > stack.shape[2]
     x = stack.transpose(1, 2) if tall else stack
-    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16().contiguous()
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).to(product_type(x.device.type)).contiguous()
     a, b, c = COEFFICIENTS
     for _ in range(steps):
         gram = torch.bmm(x, x.transpose(1, 2))

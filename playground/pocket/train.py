@@ -2,8 +2,8 @@
 
 A run has a budget, in minutes or in steps. Its schedules follow `progress`, the used share of the budget: the learning
 rate warms up, stays constant, and decays over the last part; the context grows in stages. Muon trains the matrices,
-AdamW the embeddings and norms; matmuls are in bfloat16, weights in float32. A checkpoint holds everything needed to
-resume exactly, including the plan; Ctrl-C ends a run between two steps, with a checkpoint.
+AdamW the embeddings and norms; matmuls are in bfloat16 where that is fast, weights in float32. A checkpoint holds
+everything needed to resume exactly, including the plan; Ctrl-C ends a run between two steps, with a checkpoint.
 
 The target's loss includes a small share of the loss at an early layer through the final norm and lm_head, so that early
 exits are meaningful (logit lens, self-speculation).
@@ -24,6 +24,7 @@ from playground.errors import Refusal
 from playground.pocket.atomic_files import read_checkpoint, write_checkpoint
 from playground.pocket.data import STAGES, Windows
 from playground.pocket.muon import Muon
+from playground.pocket.precision import mixed_precision
 
 EXIT_WEIGHT, EXIT_EVERY = 0.15, 4           # weight of the early-exit loss, computed on every fourth token
 CHECKPOINT = "checkpoint.pt"
@@ -252,7 +253,7 @@ def set_rates(optimisers, plan, factor):
 def target_loss(model, batch, trainer):
     """Next-token loss, plus a small share of the same loss at one random layer of the upper half."""
     early = early_layer(model.config.num_hidden_layers, trainer.rng())
-    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+    with mixed_precision(batch.ids.device):
         states = model.model(**batch.read, output_hidden_states=True).hidden_states     # the last is already normed
         logits = model.lm_head(states[-1])
         exit_logits = model.lm_head(model.model.norm(states[early][:, ::EXIT_EVERY]))
@@ -267,7 +268,7 @@ def early_layer(layers, rng):
 
 def data_loss(model, batch, trainer):
     """Plain next-token loss."""
-    with torch.autocast(batch.ids.device.type, torch.bfloat16):
+    with mixed_precision(batch.ids.device):
         logits = model(**batch.read).logits
     return weighted(logits, *batch.predicted)
 

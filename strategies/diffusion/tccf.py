@@ -14,7 +14,7 @@ GLUE = "\n\nNow check the steps above for mistakes and give the final answer.\n"
 
 
 @dataclass
-class Draft:
+class DraftedBlock:
     """A block that is filled but not yet written: its end may be cut off.
 
     passes: what was filled in each forward; raw: the logits [G, V] of the filled positions, NaN elsewhere.
@@ -114,8 +114,8 @@ class TCCF(CanvasDecoder):
             yield from end_block(lm, block)
 
     def _draft(self, lm, reader, block: range) -> Iterator:
-        """Run forwards until every position of the block has a token; returns the `Draft`."""
-        draft = Draft()
+        """Run forwards until every position of the block has a token; returns the `DraftedBlock`."""
+        draft = DraftedBlock()
         while masked := [position for position in block if position not in draft.tokens]:
             rows = yield reader.read(block, masked, len(draft.passes), draft.tokens)
             proposals = propose(lm, rows, masked)
@@ -128,7 +128,7 @@ class TCCF(CanvasDecoder):
         return self.high if self.rule == "threshold" else bounded_mean(filled, proposals, self.low, self.high)
 
 
-def _write(lm, draft: Draft, positions: list[int]) -> Iterator:
+def _write(lm, draft: DraftedBlock, positions: list[int]) -> Iterator:
     """Fill some positions of a draft, in the order in which it was made."""
     lm.based_on(lm.rows_of(draft.raw))
     for one in draft.passes:
