@@ -21,7 +21,8 @@ MOST_BYTES = 60e6  # of all together
 TASKS = ("records", "programs")
 STORED = {path.name.partition("-")[0] for path in fitted.BUNDLED_FITTED.glob("*.safetensors")}
 HEADS = [
-    cls.name for cls in discover().values() if cls.fitted_to_target and (cls.weights_of or cls.name) in STORED
+    cls.name for cls in discover().values()
+    if cls.kind == "drafter" and cls.fitted_to_target and (cls.weights_of or cls.name) in STORED
 ]
 
 
