@@ -6,7 +6,8 @@ import torch
 
 from playground.algorithms.diffusion import cached_reading
 from playground.contract import make
-from strategies.diffusion.dkv_cache import DelayedReader, neighbours
+from playground.events import Figure
+from strategies.diffusion.dkv_cache import DelayedReader, RandomOrderReader, neighbours
 from strategies.diffusion.window_diffusion import WindowDiffusion
 from support.canvases import LENGTH, PROMPT, computed, denoiser, difference, fills, run
 
@@ -119,6 +120,39 @@ def test_the_greedy_variant_computes_a_few_positions_in_a_random_order(shifted):
     assert all(count <= 4 + shifted for step, count in enumerate(computed(events)) if step % 4)
     refreshed = run(denoiser(shifted), "dkv_cache", variant="greedy", interval=1, block_length=LENGTH)
     assert set(computed(refreshed)) == {WHOLE}
+
+
+class NoStates(RandomOrderReader):
+    """The same order, without states."""
+
+    def read(self, block, masked, step):
+        super().read(block, masked, step)
+        return self.lm.read(self.next)
+
+
+@pytest.mark.oracle("dkv_cache")
+@pytest.mark.parametrize("interval, equal", [(1, True), (32, False)])
+def test_the_greedy_variant_refreshed_at_every_step_equals_no_cache(interval, equal, monkeypatch):
+    knobs = dict(variant="greedy", window=2, block_length=LENGTH)
+    found = run(denoiser(), "dkv_cache", interval=interval, **knobs)
+    monkeypatch.setattr("strategies.diffusion.dkv_cache.RandomOrderReader", NoStates)
+    assert (difference(found, run(denoiser(), "dkv_cache", interval=interval, **knobs)) < EXACT) == equal
+
+
+def figures(events, shape: str) -> list[dict]:
+    return [event.data for event in events if isinstance(event, Figure) and event.shape == shape]
+
+
+def test_the_picture_shows_what_was_computed_and_how_stale_the_rest_had_become():
+    events = run(denoiser(), "dkv_cache", interval=4, block_length=LENGTH)
+    picture = figures(events, "matrix")[-1]["values"]
+    counts = [WHOLE if row == [1.0] * LENGTH else sum(row) for row in picture]
+    assert counts == [min(count, WHOLE) for count in computed(events)][-len(counts):]
+    likeness = figures(events, "bars")
+    assert len(likeness) == 3  # refreshes in forwards 5, 9 and 13; the first layer reads nothing but the token
+    assert all(one["values"][0] == pytest.approx(1) and max(one["values"][1:]) < 1 for one in likeness)
+    fresh = run(EmbeddingsOnly.of(), "dkv_cache", interval=4, block_length=LENGTH)
+    assert all(value == pytest.approx(1) for one in figures(fresh, "bars") for value in one["values"])
 
 
 def test_neighbours_alternate_between_left_and_right():

@@ -107,7 +107,8 @@ Eleven list tasks after ParallelBench, answered over the exact table of their ri
 every error comes from filling positions together that depend on each other. A word is one token. Lists have four words,
 the square three rows of three. All decoders sample at temperature 1 except the one named otherwise."""
 COUNTED = """*Bits*: total correlation of all positions, by which words drawn independently fall short of the joint law.
-The other columns are the probability of a right answer if so many words are filled per forward, from left to right."""
+The other columns are the probability of a right answer if at most so many words are filled per forward, from left to
+right, as evenly as the decoders below do."""
 SCORES = """A shuffled list may be in its old order, as in the count above."""
 SPEEDS = """Words of the answer divided by forwards; the trials of Explore-Then-Exploit are forwards."""
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from playground.algorithms.diffusion.finished_blocks import FinishedBlocks
 from playground.algorithms.diffusion.proposals import Proposals, fill, propose
 from playground.contract import CanvasDecoder, Strategy, knob, make
-from playground.events import Note
+from playground.events import Event, Note
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
 
@@ -31,6 +31,10 @@ class FullReader:
     def predicted(self, masked: list[int]) -> list[int]:
         """The masked positions that the last forward predicted."""
         return masked
+
+    def shown(self) -> Iterator[Event]:
+        """What to show after a forward."""
+        yield from ()
 
 
 def exact_reader(lm):
@@ -71,6 +75,7 @@ class BlockDecoder(CanvasDecoder):
         step = 0
         while masked := [position for position in lm.masked if position in block]:
             rows = yield reader.read(block, masked, step)
+            yield from reader.shown()
             proposals = propose(lm, rows, reader.predicted(masked))
             yield fill(lm, proposals, self.choose(lm, proposals, block))
             step += 1

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import permutations, product
-from math import log2, prod
+from itertools import pairwise, permutations, product
+from math import ceil, log2, prod
 from random import Random
 
 NAMES = ("ann", "ben", "cleo", "dan", "eva", "fred", "gina", "hugo", "ida", "jack", "kim", "leo")
@@ -167,8 +167,13 @@ def _probability(answers: Sequence[Answer], answer: Answer, schedule: Sequence[S
 
 
 def steps_of(length: int, together: int) -> list[range]:
-    """Positions from left to right, so many in each step."""
-    return [range(start, min(start + together, length)) for start in range(0, length, together)]
+    """Positions from left to right, in as few steps as so many in each allow; they are shared evenly, as a decoder with
+    that number of steps does.
+    """
+    steps = ceil(length / together)
+    base, extra = divmod(length, steps)
+    starts = [step * base + min(step, extra) for step in range(steps + 1)]
+    return [range(start, end) for start, end in pairwise(starts)]
 
 
 def _word(answer: Answer, position: int) -> str:
