@@ -89,3 +89,14 @@ def test_only_compute_policies_can_be_named():
     with pytest.raises(Refusal, match="greedy is no compute policy"):
         entrants(["greedy"])
     assert main(["bench", "compute", "--only", "greedy"]) == 2
+
+
+def test_rows_that_were_measured_before_are_kept_unless_they_are_measured_again(rows):
+    from playground.cli.bench_compute import _joined
+    before = {"settings": {"seed": 1}, "rows": report.document({}, rows)["rows"]}
+    later = [made(PLAIN, "one", 1.0, 1.0), made("ffn_skip new", "one", 0.5, 0.6)]
+    joined = _joined(before, {"seed": 1}, later)
+    assert joined[:2] == rows[:2] and joined[-1] == later[1]
+    assert not [row for row in joined[:-1] if row.lane.startswith("ffn_skip")]
+    with pytest.raises(Refusal, match="measured with another seed"):
+        _joined(before, {"seed": 2}, later)

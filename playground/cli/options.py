@@ -207,6 +207,8 @@ def _compute(command: CommandParser) -> None:
     _count(command, "repeats", 1, 1, "measured rounds, after a warm-up that is dropped")
     _count(command, "seed", 0, 1)
     _count(command, "max-new-tokens", 2, 160)
+    command.add_argument("--add", metavar="F.json",
+                         help="results written by --out with the same settings; policies measured again replace theirs")
     _of_the_models(command)
     _threads(command)
     _results(command, COMPUTE, COMPUTE_PAGE, "write the tables as a page, and a chart next to it")

@@ -165,6 +165,11 @@ def _point(rows: list[ComputeRow]) -> tuple[float, float]:
     return fmean(row.flops for row in rows if row.flops), fmean(scores) if scores else 0.0
 
 
+def read_row(line: dict[str, Any]) -> ComputeRow:
+    """A row of the document."""
+    return ComputeRow(**line | {"score": line["score"] and Score(**line["score"])})
+
+
 def document(facts: dict[str, Any], rows: list[ComputeRow]) -> dict[str, Any]:
     """Plain data for JSON. facts: settings and machine."""
     lines = [asdict(row) | {"score": row.score and row.score._asdict()} for row in rows]
