@@ -9,7 +9,7 @@ from playground.algorithms.kv_cache.policy_training import Descent, descend
 from playground.contract import CachePolicy, knob
 from playground.events import Figure, Note
 
-DESCENT = Descent("distance and penalty", steps=200, rate=2e-2, every=20)
+DESCENT = Descent("distance and penalty", steps=80, rate=4e-2, every=10)
 PENALTY = 0.05  # of the gates
 SINKS, RECENT = 4, 16  # that streaming heads see in the training
 SHORTEST, JUDGED, TOGETHER = 64, 24, 2  # tokens of texts; last tokens of a text that count; texts of a step
@@ -97,12 +97,12 @@ class DuoAttention(CachePolicy):
 
 
 def distance_of(network: DifferentiableLlama, ids: list[int], gates: Tensor) -> Tensor:
-    """Squared distance of the last hidden states with gates from the model's own, per token at the end of a text."""
+    """Mean squared distance of the last hidden states with gates from the model's own, at the end of a text."""
     text, positions = torch.tensor(ids), torch.arange(len(ids))
     with torch.no_grad():
         own = network(network.embed(text), positions, network.attend_causally)
     gated = network(network.embed(text), positions, gated_attention(network, gates, len(ids)))
-    return (gated - own)[-JUDGED:].square().sum(-1).mean()
+    return (gated - own)[-JUDGED:].square().mean()
 
 
 def gated_attention(network: DifferentiableLlama, gates: Tensor, length: int):

@@ -19,7 +19,7 @@ DESCENT = Descent("loss after compressed chunks", steps=160, rate=1e-3, every=10
 BLEND = 0.5  # of the untrained convolution
 TRAINED_SIZES = (16, 24, 32, 48)
 TRAINED_CHUNK, SHORTEST = 32, 96  # tokens of a chunk; of the texts that are trained on
-TOGETHER = 2  # texts of a training step
+TOGETHER, HELD_OUT = 2, 8  # texts of a training step; texts that are not trained on
 
 
 class LoCoCo(CachePolicy):
@@ -124,6 +124,7 @@ class LoCoCo(CachePolicy):
         """Train on chunks of the longest texts: each compression serves the prediction of the chunk after it."""
         network = DifferentiableLlama(texts.parts)
         long = [ids for ids in texts.texts if len(ids) >= SHORTEST] or texts.texts
+        held_out, long = long[:HELD_OUT], long[HELD_OUT:] or long
         channels = 2 * network.layers[0].head_dim
         chance = torch.Generator().manual_seed(seed)
         kernel = torch.randn(network.depth, CHANNELS, channels, KERNEL, generator=chance) * (channels * KERNEL) ** -0.5
@@ -140,6 +141,14 @@ class LoCoCo(CachePolicy):
             return sum(stream_loss(network, long[number], weights, size) for number in numbers) / TOGETHER
 
         yield from descend(weights, loss, DESCENT, texts)
+        evicting = {**weights, "blend": torch.zeros_like(weights["blend"])}
+        with torch.no_grad():
+            mixed, evicted = (
+                sum(float(stream_loss(network, ids, each, TRAINED_SIZES[0])) for ids in held_out) / len(held_out)
+                for each in (weights, evicting)
+            )
+        yield Note(f"Loss after compressions on held-out texts: {mixed:.3f} nats with mixtures, {evicted:.3f} with "
+                   "eviction instead.")
         return {name: tensor.half() for name, tensor in weights.items()}
 
 

@@ -50,10 +50,10 @@ def descend(
         optimiser.step()
         recent.append(float(value.detach()))
         if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
-            yield Figure("scalar", plan.title, {"x": step + 1, "series": {"loss": sum(recent) / len(recent)}})
-            recent = []
             saved = {name: tensor.detach() for name, tensor in weights.items()}
             state.save({"weights": saved, "optimiser": optimiser.state_dict(), "step": step + 1})
+            yield Figure("scalar", plan.title, {"x": step + 1, "series": {"loss": sum(recent) / len(recent)}})
+            recent = []
     for tensor in weights.values():
         tensor.requires_grad_(False)
 

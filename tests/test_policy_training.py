@@ -1,0 +1,64 @@
+"""The training of cache policies: it repeats, and goes on after an interruption as if there had been none."""
+from __future__ import annotations
+
+import torch
+from pairs import network, pair
+
+from playground.algorithms.kv_cache.differentiable_llama import DifferentiableLlama
+from playground.algorithms.kv_cache.policy_training import Descent, descend
+from playground.training.checkpoints import Checkpoint
+
+PLAN = Descent("distance", steps=12, rate=0.1, every=3)
+
+
+class Texts:
+    """Where a training keeps its state."""
+
+    def __init__(self, file: Checkpoint):
+        self.resumed, self.save = file.load, file.save
+
+
+def start() -> dict[str, torch.Tensor]:
+    return {"a": torch.zeros(3), "b": torch.ones(2)}
+
+
+def trained(file: Checkpoint, most: int = 99) -> tuple[dict[str, torch.Tensor], list[float]]:
+    """The weights, and the losses, after at most so many measurements."""
+    weights = start()
+
+    def loss(step: int) -> torch.Tensor:
+        aim = torch.randn(3, generator=torch.Generator().manual_seed(step)) + 2
+        return (weights["a"] - aim).square().sum() + weights["b"].square().sum()
+
+    found = []
+    for number, figure in enumerate(descend(weights, loss, PLAN, Texts(file)), 1):
+        found.append(figure.data["series"]["loss"])
+        if number == most:
+            break
+    return weights, found
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(tmp_path):
+    whole, losses = trained(Checkpoint(tmp_path / "whole", 1))
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    trained(Checkpoint(tmp_path / "cut", 1), most=2)
+    resumed, rest = trained(Checkpoint(tmp_path / "cut", 1))
+    assert rest == losses[2:]
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_the_checkpoint_of_another_training_is_not_resumed(tmp_path):
+    trained(Checkpoint(tmp_path / "file", 1), most=2)
+    assert len(trained(Checkpoint(tmp_path / "file", 2))[1]) == 4
+    assert len(trained(Checkpoint(None, None))[1]) == 4
+
+
+def test_the_network_with_gradients_computes_the_librarys_logits():
+    for architecture in ("llama", "qwen3"):
+        ids = torch.tensor([5, 9, 2, 7, 7, 1, 30])
+        llama = DifferentiableLlama(pair(architecture).target.parts)
+        hidden = llama(llama.embed(ids), torch.arange(7), llama.attend_causally)
+        with torch.inference_mode():
+            expected = network(architecture)(input_ids=ids[None], use_cache=False).logits[0]
+        assert (llama.logits(hidden) - expected).abs().max() < 1e-5  # the library computes its norms in float32
+        assert not llama.embeddings.requires_grad
