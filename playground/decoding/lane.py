@@ -226,6 +226,12 @@ class Lane:
         """Whether a token ends the text."""
         return token in self.end_ids
 
+    @property
+    def padding(self) -> int:
+        """A token without content of its own: the tokenizer's padding token, else an end token, else the first one."""
+        own = self.target_model.tokens.padding
+        return own if own is not None else min(self.end_ids, default=0)
+
     def ask(self, text: str) -> list[int]:
         """Another question as token ids, formatted like the lane's own prompt."""
         return self.form(text)

@@ -91,6 +91,11 @@ class Tokens:
         """The tokenizer's own name of each token, by id."""
         return {id: name for name, id in self.tokenizer.get_vocab().items()}
 
+    @property
+    def padding(self) -> int | None:
+        """The padding token; None if the tokenizer has none."""
+        return self.tokenizer.pad_token_id
+
     def is_special(self, id: int) -> bool:
         """Whether decoding skips the token."""
         return id in self._special
