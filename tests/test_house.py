@@ -87,3 +87,19 @@ def imported_by(path: Path) -> set[str]:
 def test_no_test_file_imports_another():
     for path in [*TESTS, *(ROOT / "tests" / "support").glob("*.py")]:
         assert not [name for name in imported_by(path) if name.split(".")[-1].startswith("test_")], path.name
+
+
+# --- the files ---
+
+SOURCES = ("md", "py", "js", "css")
+MERGE_MARKERS = ("<<<<<<< ", ">>>>>>> ")
+
+
+def test_no_file_has_markers_of_an_unfinished_merge():
+    written = [*ROOT.glob("*.md"), *(file for kind in SOURCES for file in ROOT.glob(f"[a-z]*/**/*.{kind}"))]
+    marked = [path for path in written if any(line.startswith(MERGE_MARKERS) for line in _lines(path))]
+    assert len(written) > 500 and not marked
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines()
