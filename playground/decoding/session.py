@@ -341,8 +341,8 @@ def _run_alone(pending: PendingFeed) -> None:
 def _run(batch: list[PendingFeed]) -> None:
     feeds, events = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
     logits, captured, timer = _timed_forward(feeds)
-    rows = sum(feed.rows for feed in feeds)
-    shares = {layer: states.split([feed.rows for feed in feeds]) for layer, states in captured.items()}
+    counts = [feed.rows for feed in feeds]
+    shares = {layer: states.split(counts) for layer, states in captured.items()}
     chosen = list(feeds[0].plan.routing.chosen) if feeds[0].plan.routing else []
     lanes = len({id(runner) for _, runners in batch for runner in runners})
     if lanes > 1:
@@ -351,10 +351,10 @@ def _run(batch: list[PendingFeed]) -> None:
         feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
         feed.lanes = [runner.lane for runner in runners]
         if len(batch) > 1 and feed.plan.routing:
-            feed.plan.routing.chosen = [layer.split([each.rows for each in feeds])[i] for layer in chosen]
+            feed.plan.routing.chosen = [layer.split(counts)[i] for layer in chosen]
         feed.settle(event)
         event.lanes = lanes
-        _charge(runners, event, TimedShare(timer, feed.rows / rows / len(runners)))
+        _charge(runners, event, TimedShare(timer, counts[i] / sum(counts) / len(runners)))
 
 
 def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], ForwardTimer]:

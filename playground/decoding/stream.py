@@ -302,6 +302,8 @@ class Stream:
         """Read the text in chunks until at most one chunk is unread."""
         if not self.store.length and (cuts := self._cuts()):
             yield from self._prefill_in_segments(cuts)
+        if self.behind() < 2:  # a decode step
+            return
         chunk = self._chunk_size()
         while self.behind() > chunk:
             work = ForwardInput(self.store, self.unread()[:chunk], _chain(chunk), last_only=True)

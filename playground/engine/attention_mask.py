@@ -173,7 +173,7 @@ class Segment:
         uniform = (
             len(store.slots) == 1
             and store.slots[0].dense
-            and not (self._is_restricted(sliding_window) or self._needs_keys)
+            and not (self._is_restricted(sliding_window) or self.needs_keys)
         )
         buffers = (*store.keys, *store.values)
         return uniform and not self.watched and not any(buffer.quantised_rows for buffer in buffers)
@@ -198,7 +198,7 @@ class Segment:
         None if there is none, if some row does not see all of it, or if weights over prefix and suffix are needed.
         """
         keys = self.store.keys[0].prefix if self.store.keys else None
-        if keys is None or self.watched or self._needs_keys or self._is_restricted(sliding_window):
+        if keys is None or self.watched or self.needs_keys or self._is_restricted(sliding_window):
             return None
         return keys.data_ptr(), keys.shape[1]
 
@@ -294,8 +294,8 @@ class Segment:
         far = renumbering.far(self._slot_positions(layer))[..., None]
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
 
-    @property
-    def _needs_keys(self) -> bool:
+    @cached_property
+    def needs_keys(self) -> bool:
         """Whether a policy acts on the queries and keys of these rows, apart from masks by position."""
         return self.focused or self.renumbers or self.reports_queries or self.store.memory is not None
 

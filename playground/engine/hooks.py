@@ -262,20 +262,16 @@ def _attend_alone(
     """Attention of the new rows of one KV cache, [heads, rows, d]."""
     query, new_keys, new_values = new
     keys, values = segment.write(layer, new_keys, new_values)
-    if segment.reports_queries:
-        segment.store.on_queries(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
-    if segment.renumbers:
-        query, keys = segment.renumbered(layer, query, keys)
-    if segment.focused and segment.store.focus.by_states:
-        return _attend_by_states(layer, segment, (query, keys, values), scaling, sliding_window, scoring)
-    if segment.store.memory:
-        seen = _attend_slots(layer, segment, (query, keys, values), scaling, sliding_window)
-        return segment.store.memory(layer, new[0], segment.positions(), seen).to(values.dtype)
-    if segment.focused:
-        seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, scoring)
-        if segment.watched:
-            segment.watch(layer, weights[:, segment.watched])
-        return _attend_masked(query, keys, values, seen, scaling, scoring)
+    if segment.needs_keys:
+        if segment.reports_queries:
+            segment.store.on_queries(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
+        if segment.renumbers:
+            query, keys = segment.renumbered(layer, query, keys)
+        if segment.focused:
+            return _attend_selected(layer, segment, (query, keys, values), scaling, sliding_window, scoring)
+        if segment.store.memory:
+            seen = _attend_slots(layer, segment, (query, keys, values), scaling, sliding_window)
+            return segment.store.memory(layer, new[0], segment.positions(), seen).to(values.dtype)
     if len(segment.watched) == segment.rows:
         mask = segment.mask(layer, sliding_window)
         output, weights = _eager_attention(query, keys, values, mask, scaling, scoring)
@@ -291,6 +287,19 @@ def _attend_alone(
         mask = segment.mask(layer, sliding_window)
         segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
     return output
+
+
+def _attend_selected(
+    layer: int, segment: Segment, held: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None
+) -> Tensor:
+    """Attention to the slots that a cache policy selects for each row."""
+    if segment.store.focus.by_states:
+        return _attend_by_states(layer, segment, held, scaling, sliding_window, scoring)
+    query, keys, values = held
+    seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, scoring)
+    if segment.watched:
+        segment.watch(layer, weights[:, segment.watched])
+    return _attend_masked(query, keys, values, seen, scaling, scoring)
 
 
 def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_window: Reach, scaling: float,

@@ -263,7 +263,8 @@ class Model:
 
         Of a mixture of experts only those count that run for a row: `experts` in a layer, by default its own number.
         """
-        weights = 2.0 * (self.parameters - self.expert_weights.idle(experts)) * layers / self.depth
+        idle = self.expert_weights.idle(experts) if self.expert_weights.count else 0.0
+        weights = 2.0 * (self.parameters - idle) * layers / self.depth
         return rows * (weights + 4.0 * layers * self.width * (context + rows / 2))
 
     def flops_saved(self, rows: int, context: int, compute: ComputePass) -> float:
