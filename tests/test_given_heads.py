@@ -15,6 +15,7 @@ import playground
 from playground.cli import main
 from playground.contract import find
 from playground.decoding.session import Models
+from playground.engine.load import Shelf
 from playground.errors import Refusal
 from playground.events import Failed
 from support.speculation import speculative_lane
@@ -159,6 +160,13 @@ def test_pickles_cut_files_and_damaged_configs_are_refused(saved, tmp_path, kind
     says = {"pickle": "are a pickle, which can execute code", "cut": "is damaged", "config": "has no tokenizer"}
     with pytest.raises(Refusal, match=says[kind]):
         playground.load(saved.target, str(place))
+
+
+def test_no_folder_is_opened_where_none_may_be(saved, tmp_path):
+    _, config, weights = heads()["Medusa"]
+    shelf = Shelf(lambda *loaded: None, folders=False)
+    with pytest.raises(Refusal, match="Folders cannot be opened here"):
+        playground.load("pocket", folder(tmp_path / "head", config, weights), shelf=shelf)
 
 
 def test_other_models_are_drafts_as_before(saved):

@@ -299,6 +299,9 @@ def test_a_draft_may_have_its_own_device(monkeypatch):
     asked = []
 
     class Shelf:
+        def check_folder(self, name):
+            pass
+
         def get(self, name, how, progress):
             asked.append((name, how.resolve().device))
             return SimpleNamespace(name=name)
