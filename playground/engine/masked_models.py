@@ -113,6 +113,11 @@ def public_config(name: str, path: Path) -> PretrainedConfig | None:
     return FAMILIES[kind](name, fields) if kind in FAMILIES else None
 
 
+def is_noise_model(config: PretrainedConfig) -> bool:
+    """Whether a network of this config is DiffusionGemma, which the library carries: noise instead of masks."""
+    return config.model_type == "diffusion_gemma"
+
+
 def weight_names(config: PretrainedConfig) -> dict[str, str]:
     """Names of stored weights as regular expressions, and the library's names for them; empty if they are the same."""
     return LLADA_WEIGHTS if getattr(config, "stored_as", "") == "llada" else {}
