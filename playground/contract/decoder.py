@@ -43,7 +43,7 @@ class CanvasDecoder(Decoder):
 
     attention: of the models that it can run on. "full": all positions see each other; "block": a position sees its
     block and earlier ones, so the blocks of `lm.blocks` are filled in order; "known_first": causal attention, known
-    tokens before masked ones.
+    tokens before masked ones; "noise": random tokens instead of masks.
     """
 
     kind = "canvas_decoder"

@@ -72,9 +72,12 @@ def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) 
 # what each attention of a model means, and decoders that run with it
 SEEN = {
     "full": "sees the whole canvas", "block": "sees its block and earlier ones",
-    "known_first": "reads known tokens before masks",
+    "known_first": "reads known tokens before masks", "noise": "turns noise into text",
 }
-FITTING = {"full": "Masked diffusion", "block": "Masked diffusion or Fast-dLLM", "known_first": "WeDLM"}
+FITTING = {
+    "full": "Masked diffusion", "block": "Masked diffusion or Fast-dLLM", "known_first": "WeDLM",
+    "noise": "Entropy bound",
+}
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,11 @@ class CanvasStates:
             self.observer.attended(layer, at, queries)
 
 
-class MaskedDenoiser:
-    """A network that fills masked positions, in place of a Model for canvas decoders. Raises Refusal if the network
-    cannot be one.
-    """
+class CanvasNetwork:
+    """A network that fills a canvas, in place of a Model for canvas decoders: what all of them have in common."""
 
-    fills = True  # fills masked positions, does not continue text
-    attention = "full"  # every position sees every other one
+    fills = True  # fills a canvas, does not continue text
+    shifted = False  # the logits of a position predict its own token
 
     def __init__(
         self,
@@ -84,13 +82,9 @@ class MaskedDenoiser:
         revision: str = "",
         quantization: str = "none",
     ):
-        config = network.config
+        config = network.config.get_text_config()
         self.network, self.tokenizer, self.name = network, tokenizer, name
         self.revision, self.quantization = revision, quantization
-        masking = masking_of(config)
-        if masking is None:
-            raise Refusal(f"{name} continues text and cannot fill masked positions: choose another model.", "model")
-        self.mask_id, self.shifted = masking.mask_token_id, masking.shifted
         self.context, self.vocabulary = config.max_position_embeddings, config.vocab_size
         self.depth, self.width = config.num_hidden_layers, config.hidden_size
         self.device, self.dtype = network.get_input_embeddings().weight.device, network.dtype
@@ -111,9 +105,31 @@ class MaskedDenoiser:
                 "shorten it.",
                 "prompt",
             )
+        return min(most, self.context - len(prompt))
+
+    def flops(self, rows: int, context: int, layers: int) -> float:
+        """Estimated FLOPs: two per weight and row, plus attention to all positions; `context` are those not computed.
+        """
+        weights = 2.0 * self.parameters * layers / self.depth
+        return rows * (weights + 4.0 * layers * self.width * (context + rows))
+
+
+class MaskedDenoiser(CanvasNetwork):
+    """A network that fills masked positions. Raises Refusal if the network cannot be one."""
+
+    attention = "full"  # every position sees every other one
+
+    def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, *loading: str):
+        super().__init__(network, tokenizer, name, *loading)
+        masking = masking_of(network.config)
+        if masking is None:
+            raise Refusal(f"{name} continues text and cannot fill masked positions: choose another model.", "model")
+        self.mask_id, self.shifted = masking.mask_token_id, masking.shifted
+
+    def answer_length(self, prompt: list[int], most: int) -> int:
         if self.shifted and not prompt:
             raise Refusal(f"{self.name} predicts a token from the one before it: write a prompt.", "prompt")
-        return min(most, self.context - len(prompt))
+        return super().answer_length(prompt, most)
 
     def new_states(self, length: int) -> CanvasStates:
         """Empty states of a canvas of `length` positions, prompt included."""
@@ -199,12 +215,6 @@ class MaskedDenoiser:
         states = zip(*(x.split(sizes, 1) for x in (rotated(queries, *rotation), rotated(keys, *rotation), values)))
         mixed = torch.cat([run.attend(index, *own, part.scaling) for run, own in zip(runs, states)], 1)
         return part.o_proj(mixed.transpose(0, 1).flatten(1))
-
-    def flops(self, rows: int, context: int, layers: int) -> float:
-        """Estimated FLOPs: two per weight and row, plus attention to all positions; `context` are those not computed.
-        """
-        weights = 2.0 * self.parameters * layers / self.depth
-        return rows * (weights + 4.0 * layers * self.width * (context + rows))
 
 
 def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

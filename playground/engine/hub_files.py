@@ -35,7 +35,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from playground.engine.catalogue import TABLES, is_local, local_folder, suggestion
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
-from playground.engine.masked_models import public_config
+from playground.engine.masked_models import is_noise_model, public_config
 from playground.errors import Refusal
 
 Progress = Callable[[float, str], None]
@@ -248,6 +248,8 @@ def _damaged(source: ModelFiles) -> Refusal:
 
 def _causal(config: PretrainedConfig) -> bool:
     classes = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
+    if is_noise_model(config):
+        return True
     known = config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     return known and (not config.architectures or any(name in classes for name in config.architectures))
 

@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    DiffusionGemmaForBlockDiffusion,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -48,7 +49,7 @@ from playground.engine.hub_files import (
     tensors,
     unseen,
 )
-from playground.engine.masked_models import masking_of, weight_names
+from playground.engine.masked_models import is_noise_model, masking_of, weight_names
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -334,7 +335,7 @@ def _tokenizer_class(folder: Path) -> type:
 
 def _read_network(name: str, folder: Path, config: PretrainedConfig, loading: Loading) -> PreTrainedModel:
     try:
-        network, report = AutoModelForCausalLM.from_pretrained(
+        network, report = _class_of(config).from_pretrained(
             folder,
             **_renaming(config),
             dtype=getattr(torch, loading.dtype),
@@ -355,6 +356,10 @@ def _read_network(name: str, folder: Path, config: PretrainedConfig, loading: Lo
             f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model"
         )
     return network.eval()
+
+
+def _class_of(config: PretrainedConfig) -> type:
+    return DiffusionGemmaForBlockDiffusion if is_noise_model(config) else AutoModelForCausalLM
 
 
 def _renaming(config: PretrainedConfig) -> dict[str, Any]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.block_denoiser import BlockDenoiser, KnownFirstDenoiser
-from playground.engine.denoiser import MaskedDenoiser
-from playground.engine.masked_models import Masking, masking_of
+from playground.engine.denoiser import CanvasNetwork, MaskedDenoiser
+from playground.engine.masked_models import Masking, is_noise_model, masking_of
 from playground.engine.model import Model
+from playground.engine.noise_denoiser import NoiseDenoiser
 
 
 def loaded_model(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str, quantization: str
-) -> Model | MaskedDenoiser:
+) -> Model | CanvasNetwork:
     """Raises Refusal if the network cannot be run."""
+    if is_noise_model(network.config):
+        return NoiseDenoiser(network, tokenizer, name, revision, quantization)
     return _kind(masking_of(network.config))(network, tokenizer, name, revision, quantization)
 
 

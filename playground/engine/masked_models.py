@@ -6,7 +6,7 @@ repositories bring code of their own, it is derived. That code is never run:
 
 - LLaDA is the Llama network with full attention, under other names of its weights.
 - Dream is the Qwen2 network with full attention, whose logits at a position predict the next one.
-- SDAR, and TraDo and TDAR, which are trained from it, are the Qwen3 network, causal between blocks of 4 positions.
+- SDAR, and TraDo, which is trained from it, is the Qwen3 network, causal between blocks of 4 positions.
 - Fast-dLLM v2 is the Qwen2 network, causal between blocks of 32, whose logits at a position predict the next one.
 - WeDLM is the Qwen2 or Qwen3 network with causal attention, known tokens before masked ones.
 
@@ -111,6 +111,11 @@ def public_config(name: str, path: Path) -> PretrainedConfig | None:
             f"{name} is a mixture of experts that fills masks, which is not supported: choose a dense SDAR.", "model"
         )
     return FAMILIES[kind](name, fields) if kind in FAMILIES else None
+
+
+def is_noise_model(config: PretrainedConfig) -> bool:
+    """Whether a network of this config is DiffusionGemma, which the library carries: noise instead of masks."""
+    return config.model_type == "diffusion_gemma"
 
 
 def weight_names(config: PretrainedConfig) -> dict[str, str]:

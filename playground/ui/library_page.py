@@ -84,6 +84,13 @@ def page(classes: list[Class]) -> str:
 NOTHING = "<div class='none' hidden><p></p><button type='button' class='clear'>Show all</button></div>"
 
 
+# by the first attention that a canvas decoder runs on
+CANVAS_MODELS = {
+    "full": "a model that fills masked positions", "block": "a block-diffusion model", "known_first": "a WeDLM model",
+    "noise": "a DiffusionGemma model",
+}
+
+
 def drafts_with(cls: Class) -> str:
     """What a drafter needs, one of DRAFTS_WITH; empty for other kinds."""
     if cls.kind != "drafter":
@@ -100,7 +107,7 @@ def family_name(family: str) -> str:
 def needs(cls: Class) -> list[str]:
     """Requirements of a strategy."""
     declared = [ANY_DRAFT if need == "draft" and cls.translates else NEEDS[need] for need in cls.needs]
-    fills = ["a model that fills masked positions"] if cls.kind == "canvas_decoder" else []
+    fills = [CANVAS_MODELS[cls.attention[0]]] if cls.kind == "canvas_decoder" else []
     attention = [NEEDS["attention_scores"]] if getattr(cls, "uses_attention", False) else []
     return [*declared, *fills, *attention]
 

@@ -1,5 +1,5 @@
 """BACD: the threshold of a block follows the confidences of what was filled in it."""
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from playground.algorithms.diffusion.block_loop import BlockDecoder
 from playground.algorithms.diffusion.proposals import above, bounded_mean, fill, propose
@@ -27,9 +27,12 @@ class BACD(BlockDecoder):
         while masked := [position for position in lm.masked if position in block]:
             rows = yield reader.read(block, masked, step)
             proposals = propose(lm, rows, masked)
-            threshold = bounded_mean(filled, proposals, self.low, self.high)
+            threshold = self._threshold(filled, proposals.confidence.values())
             chosen = above(proposals, threshold)
             filled += [proposals.confidence[position] for position in chosen]
             yield Figure("scalar", "threshold", {"x": masked[0], "series": {"threshold": threshold}})
             yield fill(lm, proposals, chosen)
             step += 1
+
+    def _threshold(self, filled: list[float], confidences: Iterable[float]) -> float:
+        return bounded_mean(filled, confidences, self.low, self.high)

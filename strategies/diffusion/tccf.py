@@ -125,7 +125,9 @@ class TCCF(CanvasDecoder):
         return draft
 
     def _threshold(self, filled: list[float], proposals: Proposals) -> float:
-        return self.high if self.rule == "threshold" else bounded_mean(filled, proposals, self.low, self.high)
+        if self.rule == "threshold":
+            return self.high
+        return bounded_mean(filled, proposals.confidence.values(), self.low, self.high)
 
 
 def _write(lm, draft: DraftedBlock, positions: list[int]) -> Iterator:

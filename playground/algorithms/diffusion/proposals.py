@@ -53,11 +53,11 @@ def above(proposals: Proposals, threshold: float) -> list[int]:
     return [i for i, c in proposals.confidence.items() if c >= threshold] or proposals.ranked[:1]
 
 
-def bounded_mean(filled: list[float], proposals: Proposals, low: float, high: float) -> float:
-    """The mean confidence of what was filled in a block, kept between two bounds; the largest confidence of the
-    proposals if nothing was (BACD, arXiv 2602.09555).
+def bounded_mean(filled: list[float], confidences: Iterable[float], low: float, high: float) -> float:
+    """The mean confidence of what was filled in a block, kept between two bounds; the largest of the proposals'
+    `confidences` if nothing was (BACD, arXiv 2602.09555).
     """
-    target = sum(filled) / len(filled) if filled else max(proposals.confidence.values())
+    target = sum(filled) / len(filled) if filled else max(confidences)
     return max(low, min(high, target))
 
 
