@@ -31,6 +31,7 @@ LANES: dict[str, LaneConfig] = {
     "bounded adaptive confidence": LaneConfig("bacd", BLOCK),
     "Explore-Then-Exploit": LaneConfig("explore_then_exploit", BLOCK),
     "Window-Diffusion, threshold 0.9": LaneConfig("window_diffusion", {"threshold": 0.9}),
+    "Elastic-Cache, threshold 0.9": LaneConfig("elastic_cache"),
     "Dream's sampler, half the steps": LaneConfig("dream", {"steps": 32}),
 }
 

@@ -189,7 +189,8 @@ def _shapes(events: list[Stamped]) -> Iterator[str]:
                 if any(not -1 <= parent < node for node, parent in enumerate(it.parents)):
                     yield _at(stamped, "the parent of a node does not precede it")
             case Fill() as it:
-                yield from _uneven(stamped, it.positions, it.ids, it.pieces, it.confidences, it.entropies or it.ids)
+                known = [it.entropies] if it.entropies else []
+                yield from _uneven(stamped, it.positions, it.ids, it.pieces, it.confidences, *known)
             case Mask() as it if not 0 <= it.allowed <= it.vocabulary:
                 yield _at(stamped, f"{it.allowed} tokens are allowed in a vocabulary of {it.vocabulary}")
 

@@ -128,7 +128,8 @@ def refuses(cls: Class) -> list[str]:
         else []
     )
     alone = ["decoders that generate several texts"] if cls.kind == "cache_policy" and not cls.row_wise else []
-    return [*declared, *inexact, *chance, *several, *alone]
+    ordered = ["constraints, unless it fills one position after the other"] if cls.kind == "canvas_decoder" else []
+    return [*declared, *ordered, *inexact, *chance, *several, *alone]
 
 
 # --- the parts of the page ---
