@@ -2,7 +2,8 @@
 
 `target` is the main model. `draft` drafts for it with the same tokenizer. `other-draft` drafts with its own tokenizer,
 like a draft of another model family, for speculation across vocabularies. `diffusion` fills masked positions instead of
-continuing text; it starts from the weights of the target and shares its tokenizer.
+continuing text; it starts from the weights of the target and shares its tokenizer. `experts` is a mixture of experts
+made of the target's feed-forward networks, with its tokenizer.
 """
 from dataclasses import dataclass
 
@@ -68,4 +69,11 @@ DENOISER = Role(
     "to fill masked positions of a canvas, with full attention",
     dict(nano="nano", small="target", large="large"),
 )
-EVERY = ROLES | {DENOISER.name: DENOISER}       # those that can be trained
+EXPERTS = Role(
+    "experts",
+    "pocket-moe",
+    "A mixture of experts, made of the target's feed-forward networks",
+    "on the target's full distributions",
+    dict(nano="nano", small="target", large="large"),
+)
+EVERY = ROLES | {role.name: role for role in (DENOISER, EXPERTS)}       # those that can be trained

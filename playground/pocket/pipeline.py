@@ -9,21 +9,31 @@ from itertools import islice
 
 import torch
 from tqdm import tqdm
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from playground.engine.load import pick_device
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import canvas_scores, canvas_windows, card, corpus, data, denoiser_card
+from playground.pocket import (
+    canvas_scores,
+    canvas_windows,
+    card,
+    corpus,
+    data,
+    denoiser_card,
+    experts_card,
+    experts_windows,
+)
 from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
 from playground.pocket.masked_loss import MASK, masked_loss
-from playground.pocket.model_roles import DENOISER, EVERY, ROLES
+from playground.pocket.model_roles import DENOISER, EVERY, EXPERTS, ROLES
 from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
-from playground.pocket.warm_start import inherit
+from playground.pocket.upcycling import upcycled
+from playground.pocket.warm_start import inherit, trained_before
 
 TARGET = ROLES["target"]
 TEXTS = ("samples", "texts.jsonl")          # folder and file of the texts sampled from the target
@@ -45,8 +55,8 @@ def make_tokenizer(options):
 def make_data(options):
     """Write the training and validation windows of a role. Those of a draft also contain texts of the target."""
     role = EVERY[options.role]
-    if role is DENOISER:
-        return _make_canvases(options)
+    if role in (DENOISER, EXPERTS):
+        return _make_windows(options, role, canvas_windows if role is DENOISER else experts_windows)
     corpus.require(options.corpus)
     tokenizer = _tokenizer(options, role)
     written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
@@ -56,10 +66,11 @@ def make_data(options):
             samples.mix_in(folder, written, tokenizer, options.seed)
 
 
-def _make_canvases(options):
-    tokenizer = _tokenizer(options, DENOISER)
-    with new_folder(DENOISER.data(options.out)) as folder:
-        canvas_windows.build(folder, tokenizer, int(options.tokens), options.seed)
+def _make_windows(options, role, kind):
+    """Windows of a role that needs no corpus."""
+    tokenizer = _tokenizer(options, role)
+    with new_folder(role.data(options.out)) as folder:
+        kind.build(folder, tokenizer, int(options.tokens), options.seed)
 
 
 def train(options):
@@ -96,6 +107,8 @@ def evaluate(options):
     """Evaluate the trained models, print the table, and save the result next to the models."""
     if EVERY[options.role] is DENOISER:
         return _evaluate_denoiser(options)
+    if EVERY[options.role] is EXPERTS:
+        return _evaluate_experts(options)
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
@@ -112,10 +125,21 @@ def _evaluate_denoiser(options):
     print(canvas_scores.table(rows))
 
 
+def _evaluate_experts(options):
+    """Greedy scores on held-out items."""
+    family = measuring.Family(_pair(options, EXPERTS))
+    rows = {row: measuring.grade(family, items) for row, items in measuring.exam(options.items, 4242).items()}
+    result = dict(items=options.items, rows=rows)
+    write_text(EXPERTS.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(experts_card.table(rows))
+
+
 def publish(options):
     """Write the finished models, with card, loss curve and metrics, to --assets."""
     if EVERY[options.role] is DENOISER:
-        return _publish_denoiser(options)
+        return _publish_alone(options, DENOISER, denoiser_card)
+    if EVERY[options.role] is EXPERTS:
+        return _publish_alone(options, EXPERTS, experts_card)
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -126,15 +150,16 @@ def publish(options):
                 _publish(options, role, (pair, result), folder)
 
 
-def _publish_denoiser(options):
-    measured = DENOISER.model(options.out) / MEASURES
-    _require(measured, f"evaluate --role {DENOISER.name}")
+def _publish_alone(options, role, cards):
+    """Write a model that belongs to no pair, with the card of its own module."""
+    measured = role.model(options.out) / MEASURES
+    _require(measured, f"evaluate --role {role.name}")
     result = json.loads(measured.read_text(encoding="utf-8"))
-    model, (state, plan) = _trained(options, DENOISER), read_state(DENOISER.model(options.out))
-    with new_folder(options.assets / DENOISER.published, options.replace) as folder:
+    model, (state, plan) = _trained(options, role), read_state(role.model(options.out))
+    with new_folder(options.assets / role.published, options.replace) as folder:
         models.save(model, folder)
-        _tokenizer(options, DENOISER).save_pretrained(folder)
-        (folder / "README.md").write_text(denoiser_card.card(DENOISER, model, (state, plan), result), encoding="utf-8")
+        _tokenizer(options, role).save_pretrained(folder)
+        (folder / "README.md").write_text(cards.card(role, model, (state, plan), result), encoding="utf-8")
         (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
         measures = result | dict(
             tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses,
@@ -171,8 +196,7 @@ def _trainer(options, role):
     device = pick_device(options.device)
     size = options.size or ("small" if device == "cpu" else "large")
     _require(role.data(options.out), f"data --role {role.name}")
-    vocabulary = len(_tokenizer(options, role))
-    model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
+    model = models.for_training(_untrained(options, role, size).to(device))
     if role is DENOISER:
         model.config.masked_diffusion = dict(mask_token_id=MASK, shifted=True)      # as playground.engine reads it
     if options.compile:
@@ -182,20 +206,46 @@ def _trainer(options, role):
     return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
 
 
+def _untrained(options, role, size):
+    """The model before its training; a mixture of experts is made of the published model of --begin."""
+    if role is not EXPERTS:
+        return models.make(role.shapes[size], len(_tokenizer(options, role)), options.seed)
+    return upcycled(_dense(options), options.seed)
+
+
+def _dense(options):
+    """The published model of --begin, in float32."""
+    if not options.begin or not (options.begin / "config.json").exists():
+        raise Refusal(
+            "A mixture of experts is made of a finished model, also with --resume: give its folder, such as --begin "
+            "assets/models/pocket.",
+            "begin",
+        )
+    return AutoModelForCausalLM.from_pretrained(options.begin, dtype=torch.float32)
+
+
 def _schedule(role):
-    """Fields of the plan that depend on the role: a denoiser does not start from random weights."""
-    return dict(stages=canvas_windows.STAGES, warm_up=20, matrix_lr=0.015, decay=0.55) if role is DENOISER else {}
+    """Fields of the plan that depend on the role: some do not start from random weights."""
+    changed = {
+        DENOISER.name: dict(stages=canvas_windows.STAGES, warm_up=20, matrix_lr=0.015, decay=0.55),
+        EXPERTS.name: dict(stages=experts_windows.STAGES, warm_up=20, matrix_lr=0.006, other_lr=0.0015, decay=0.6),
+    }
+    return changed.get(role.name, {})
 
 
 def _inherit(options, role, trainer):
     """Load the published weights of --begin into the model, if given."""
-    if options.begin:
+    if role is EXPERTS:
+        trainer.state.earlier = asdict(trained_before(options.begin))
+    elif options.begin:
         earlier = inherit(trainer.model, _tokenizer(options, role), options.begin)
         trainer.state.earlier = asdict(earlier)
 
 
 def _loss(options, role, device):
-    """Loss function of a role: distillation for the draft, next-token loss for the other draft."""
+    """Loss function of a role: distillation for the draft and the mixture, next-token loss for the other draft."""
+    if role is EXPERTS:
+        return distilling.ExpertsLoss(models.for_training(_dense(options).to(device)))
     if role.name == "draft":
         return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
     return {"target": target_loss, "diffusion": masked_loss}.get(role.name, data_loss)
@@ -211,7 +261,7 @@ def _trained(options, role, device="cpu"):
     """The trained model in float32."""
     folder = role.model(options.out) / "weights"
     _require(folder, f"train --role {role.name}")
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
 
 def _pair(options, role):
