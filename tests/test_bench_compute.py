@@ -100,3 +100,10 @@ def test_rows_that_were_measured_before_are_kept_unless_they_are_measured_again(
     assert not [row for row in joined[:-1] if row.lane.startswith("ffn_skip")]
     with pytest.raises(Refusal, match="measured with another seed"):
         _joined(before, {"seed": 2}, later)
+
+
+def test_a_lane_that_was_measured_on_fewer_tasks_says_so_and_is_not_in_the_chart():
+    found = [made(PLAIN, "a", 0.9, 1.0), made(PLAIN, "b", 0.5, 1.0), made("cfsp", "a", 0.9, 0.6),
+             made("acm", "a", 0.8, 0.6), made("acm", "b", 0.4, 0.6)]
+    assert report.overview(found)[2][0] == "cfsp, on 1 of 2 tasks"
+    assert "cfsp" not in report.chart(found).svg() and "acm" in report.chart(found).svg()

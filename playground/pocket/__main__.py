@@ -9,6 +9,7 @@
     python -m playground.pocket {tokenizer,data,train} --role other-draft ...  the draft with its own tokenizer
     python -m playground.pocket {data,train,evaluate,publish} --role diffusion ...   a denoiser, from --begin
     python -m playground.pocket {data,train,evaluate,publish} --role block-diffusion ...   the same, block by block
+    python -m playground.pocket {data,train,evaluate,publish} --role experts ...     the mixture, from --begin
     python -m playground.pocket evaluate --out DIR [--items 12]
     python -m playground.pocket publish --corpus DIR --out DIR [--replace]
 
@@ -30,7 +31,7 @@ from playground.errors import Refusal
 ALLOCATOR = dict(
     MALLOC_ARENA_MAX="1", MALLOC_MMAP_MAX_="0", MALLOC_TRIM_THRESHOLD_="16000000000", MALLOC_TOP_PAD_="268435456",
 )
-ROLES = ["target", "draft", "other-draft", "diffusion", "block-diffusion"]
+ROLES = ("target", "draft", "other-draft", "diffusion", "block-diffusion", "experts")
 STEPS = dict(
     tokenizer="train a tokenizer", data="write the training windows", train="train a model, or resume its training",
     samples="sample texts from the target for its drafts", evaluate="evaluate the trained models",
@@ -95,7 +96,8 @@ def _step_options(parser, command):
         parser.add_argument("--role", choices=ROLES, default="target")
     if command in ("tokenizer", "data", "publish"):
         parser.add_argument(
-            "--corpus", type=Path, help="folder with tales.jsonl.gz and gsm8k_train.jsonl.gz; not for role diffusion"
+            "--corpus", type=Path,
+            help="folder with tales.jsonl.gz and gsm8k_train.jsonl.gz; not for diffusion and experts",
         )
     if command in ("train", "samples"):
         parser.add_argument("--device", default="cpu", help="device: cpu, cuda or auto")

@@ -108,7 +108,7 @@ def compile_layers(model):
 
 def save(model, folder):
     """Save as bfloat16 safetensors with its configuration, for `from_pretrained`. The model's weights are unchanged."""
-    copy = LlamaForCausalLM(model.config)
+    copy = type(model)(model.config)
     copy.load_state_dict(model.state_dict())
     copy.config.use_cache = True
     copy.generation_config = model.generation_config

@@ -2,7 +2,8 @@
 
 `target` is the main model. `draft` drafts for it with the same tokenizer. `other-draft` drafts with its own tokenizer,
 like a draft of another model family, for speculation across vocabularies. `diffusion` and `block-diffusion` fill masked
-positions instead of continuing text; they start from the weights of the target and share its tokenizer.
+positions instead of continuing text; they start from the weights of the target and share its tokenizer. `experts` is a
+mixture of experts made of the target's feed-forward networks, with its tokenizer.
 """
 from dataclasses import dataclass
 
@@ -77,5 +78,12 @@ BLOCK_DENOISER = Role(
     dict(nano="nano", small="target", large="large"),
     block_length=8,
 )
+EXPERTS = Role(
+    "experts",
+    "pocket-moe",
+    "A mixture of experts, made of the target's feed-forward networks",
+    "on the target's full distributions",
+    dict(nano="nano", small="target", large="large"),
+)
 DENOISERS = {role.name: role for role in (DENOISER, BLOCK_DENOISER)}
-EVERY = ROLES | DENOISERS       # those that can be trained
+EVERY = ROLES | DENOISERS | {EXPERTS.name: EXPERTS}       # those that can be trained

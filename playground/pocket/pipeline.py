@@ -5,16 +5,26 @@ names the missing step if its input does not exist.
 """
 import json
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 
 import torch
 from tqdm import tqdm
-from transformers import LlamaForCausalLM
+from transformers import AutoModelForCausalLM
 
 from playground.engine.load import pick_device
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import canvas_scores, canvas_windows, card, corpus, data, denoiser_card
+from playground.pocket import (
+    canvas_scores,
+    canvas_windows,
+    card,
+    corpus,
+    data,
+    denoiser_card,
+    experts_card,
+    experts_windows,
+)
 from playground.pocket import distill as distilling
 from playground.pocket import evaluate as measuring
 from playground.pocket import target_samples as samples
@@ -22,9 +32,10 @@ from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
 from playground.pocket.block_loss import block_loss
 from playground.pocket.masked_loss import MASK, masked_loss
-from playground.pocket.model_roles import DENOISERS, EVERY, ROLES
+from playground.pocket.model_roles import DENOISERS, EVERY, EXPERTS, ROLES
 from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
-from playground.pocket.warm_start import inherit
+from playground.pocket.upcycling import upcycled
+from playground.pocket.warm_start import inherit, trained_before
 
 TARGET = ROLES["target"]
 TEXTS = ("samples", "texts.jsonl")          # folder and file of the texts sampled from the target
@@ -50,6 +61,8 @@ def make_data(options):
     role = EVERY[options.role]
     if role.name in DENOISERS:
         return _make_canvases(options, role)
+    if role is EXPERTS:
+        return _make_windows(options, role, experts_windows.build)
     corpus.require(options.corpus)
     tokenizer = _tokenizer(options, role)
     written = [] if role is TARGET else samples.load(options.out.joinpath(*TEXTS))
@@ -61,9 +74,15 @@ def make_data(options):
 
 def _make_canvases(options, role):
     """Windows of a denoiser. Blocks after the end of an answer are never filled, so block-wise ones get none."""
-    tokenizer, tight = _tokenizer(options, role), 1.0 if role.block_length else canvas_windows.TIGHT
+    tight = 1.0 if role.block_length else canvas_windows.TIGHT
+    _make_windows(options, role, partial(canvas_windows.build, tight=tight))
+
+
+def _make_windows(options, role, build):
+    """Windows of a role that needs no corpus."""
+    tokenizer = _tokenizer(options, role)
     with new_folder(role.data(options.out)) as folder:
-        canvas_windows.build(folder, tokenizer, int(options.tokens), options.seed, tight)
+        build(folder, tokenizer, int(options.tokens), options.seed)
 
 
 def train(options):
@@ -100,6 +119,8 @@ def evaluate(options):
     """Evaluate the trained models, print the table, and save the result next to the models."""
     if options.role in DENOISERS:
         return _evaluate_denoiser(options, EVERY[options.role])
+    if EVERY[options.role] is EXPERTS:
+        return _evaluate_experts(options)
     family = measuring.Family(*(_pair(options, role) for role in ROLES.values()))
     result = measuring.evaluate(family, {role.name: role.data(options.out) for role in ROLES.values()}, options.items)
     write_text(options.out / MEASURES, json.dumps(result, indent=1) + "\n")
@@ -116,10 +137,21 @@ def _evaluate_denoiser(options, role):
     print(canvas_scores.table(rows))
 
 
+def _evaluate_experts(options):
+    """Greedy scores on held-out items."""
+    family = measuring.Family(_pair(options, EXPERTS))
+    rows = {row: measuring.grade(family, items) for row, items in measuring.exam(options.items, 4242).items()}
+    result = dict(items=options.items, rows=rows)
+    write_text(EXPERTS.model(options.out) / MEASURES, json.dumps(result, indent=1) + "\n")
+    print(experts_card.table(rows))
+
+
 def publish(options):
     """Write the finished models, with card, loss curve and metrics, to --assets."""
     if options.role in DENOISERS:
-        return _publish_denoiser(options, EVERY[options.role])
+        return _publish_alone(options, EVERY[options.role], denoiser_card)
+    if EVERY[options.role] is EXPERTS:
+        return _publish_alone(options, EXPERTS, experts_card)
     corpus.require(options.corpus)
     measured = options.out / MEASURES
     _require(measured, "evaluate")
@@ -130,7 +162,8 @@ def publish(options):
                 _publish(options, role, (pair, result), folder)
 
 
-def _publish_denoiser(options, role):
+def _publish_alone(options, role, cards):
+    """Write a model that belongs to no pair, with the card of its own module."""
     measured = role.model(options.out) / MEASURES
     _require(measured, f"evaluate --role {role.name}")
     result = json.loads(measured.read_text(encoding="utf-8"))
@@ -138,7 +171,7 @@ def _publish_denoiser(options, role):
     with new_folder(options.assets / role.published, options.replace) as folder:
         models.save(model, folder)
         _tokenizer(options, role).save_pretrained(folder)
-        (folder / "README.md").write_text(denoiser_card.card(role, model, (state, plan), result), encoding="utf-8")
+        (folder / "README.md").write_text(cards.card(role, model, (state, plan), result), encoding="utf-8")
         (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
         measures = result | dict(
             tokens_seen=state.tokens, minutes=state.seconds / 60, earlier=state.earlier, losses=state.losses,
@@ -175,8 +208,7 @@ def _trainer(options, role):
     device = pick_device(options.device)
     size = options.size or ("small" if device == "cpu" else "large")
     _require(role.data(options.out), f"data --role {role.name}")
-    vocabulary = len(_tokenizer(options, role))
-    model = models.for_training(models.make(role.shapes[size], vocabulary, options.seed).to(device))
+    model = models.for_training(_untrained(options, role, size).to(device))
     if role.name in DENOISERS:      # the entry as playground.engine reads it
         blocks = dict(block_length=role.block_length) if role.block_length else {}
         model.config.masked_diffusion = dict(mask_token_id=MASK, shifted=True) | blocks
@@ -187,20 +219,44 @@ def _trainer(options, role):
     return Trainer(model, _loss(options, role, device), plan, (role.data(options.out), role.model(options.out)))
 
 
+def _untrained(options, role, size):
+    """The model before its training; a mixture of experts is made of the published model of --begin."""
+    if role is not EXPERTS:
+        return models.make(role.shapes[size], len(_tokenizer(options, role)), options.seed)
+    return upcycled(_dense(options), options.seed)
+
+
+def _dense(options):
+    """The published model of --begin, in float32."""
+    if not options.begin or not (options.begin / "config.json").exists():
+        raise Refusal(
+            "A mixture of experts is made of a finished model, also with --resume: give its folder, such as --begin "
+            "assets/models/pocket.",
+            "begin",
+        )
+    return AutoModelForCausalLM.from_pretrained(options.begin, dtype=torch.float32)
+
+
 def _schedule(role):
-    """Fields of the plan that depend on the role: a denoiser does not start from random weights."""
-    return DENOISER_SCHEDULE if role.name in DENOISERS else {}
+    """Fields of the plan that depend on the role: some do not start from random weights."""
+    experts = dict(stages=experts_windows.STAGES, warm_up=20, matrix_lr=0.006, other_lr=0.0015, decay=0.6)
+    changed = dict.fromkeys(DENOISERS, DENOISER_SCHEDULE) | {EXPERTS.name: experts}
+    return changed.get(role.name, {})
 
 
 def _inherit(options, role, trainer):
     """Load the published weights of --begin into the model, if given."""
-    if options.begin:
+    if role is EXPERTS:
+        trainer.state.earlier = asdict(trained_before(options.begin))
+    elif options.begin:
         earlier = inherit(trainer.model, _tokenizer(options, role), options.begin)
         trainer.state.earlier = asdict(earlier)
 
 
 def _loss(options, role, device):
-    """Loss function of a role: distillation for the draft, next-token loss for the other draft."""
+    """Loss function of a role: distillation for the draft and the mixture, next-token loss for the other draft."""
+    if role is EXPERTS:
+        return distilling.ExpertsLoss(models.for_training(_dense(options).to(device)))
     if role.name == "draft":
         return distilling.DraftLoss(models.for_training(_trained(options, TARGET, device)))
     losses = {"target": target_loss, "diffusion": masked_loss, "block-diffusion": block_loss}
@@ -217,7 +273,7 @@ def _trained(options, role, device="cpu"):
     """The trained model in float32."""
     folder = role.model(options.out) / "weights"
     _require(folder, f"train --role {role.name}")
-    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
 
 
 def _pair(options, role):

@@ -38,7 +38,7 @@ def inherit(model, tokenizer, folder):
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         weights[name] = carried(weights[name], spelling, tokenizer).to(model.device)
     model.load_state_dict(weights)
-    return _earlier(folder)
+    return trained_before(folder)
 
 
 def carried(embeddings, old, new):
@@ -61,8 +61,9 @@ def _layers(model):
     return {name: size for name, size in shape(model).items() if name != "vocab_size"}
 
 
-def _earlier(folder):
-    path = folder / "evaluation.json"
+def trained_before(folder):
+    """The `Earlier` training of the model published in `folder`."""
+    path = Path(folder) / "evaluation.json"
     measured = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     before = Earlier(**measured.get("earlier", {}))
     return Earlier(before.tokens + measured.get("tokens_seen", 0), before.minutes + measured.get("minutes", 0))

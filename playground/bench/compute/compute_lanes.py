@@ -12,10 +12,10 @@ PLAIN = "greedy"
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # from the least that is left out to the most
     "ffn_skip": [{"threshold": 0.99}, {}, {"threshold": 0.95, "run": 0}, {"threshold": -1.0, "run": 0}],
     "cfsp": [{"ratio": ratio} for ratio in (0.1, 0.2, 0.35, 0.5)],
-    "acm": [{"budget": budget} for budget in ("0.75", "0.6", "0.4", "0.25")],
+    "acm": [{}, {"budget": "0.25"}, {"mode": "fixed", "k": 2}],
     "first_router": [{"threshold": 0.3}, {}, {"adapters": False}],
     "ftp": [{"r": 0.1}, {}, {"r": 0.3}, {"r": 0.3, "router": "static"}],
-    "duo_llm": [{"target": target} for target in ("0.75", "0.5", "0.25")] + [{"mode": "small"}],
+    "duo_llm": [{}, {"target": "0.25"}, {"mode": "small"}],
     "blockffn": [{}, {"theta": 0.3}],
     "evopress": [{"sparsity": sparsity} for sparsity in (0.125, 0.25, 0.375, 0.5)],
 }

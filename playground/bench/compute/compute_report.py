@@ -97,10 +97,13 @@ def reached(rows: list[ComputeRow], lane: str) -> list[str]:
 def overview(rows: list[ComputeRow]) -> Rows:
     """A line per lane: means over the tasks, and the tasks on which the aim is met."""
     lines: Rows = [["lane", "score", "FLOPs", "time", "tasks at the aim"]]
+    tasks = {row.task for row in rows}
     for lane in dict.fromkeys(row.lane for row in rows):
         own = [row for row in rows if row.lane == lane]
-        met = reached(rows, lane)
-        lines.append([lane, _mean(row.score and row.score.mean for row in own), _mean(row.flops for row in own),
+        met, shown = reached(rows, lane), lane
+        if len(own) < len(tasks):
+            shown = f"{lane}, on {len(own)} of {len(tasks)} tasks"
+        lines.append([shown, _mean(row.score and row.score.mean for row in own), _mean(row.flops for row in own),
                       _mean(row.seconds for row in own), f"{len(met)}: {', '.join(met)}" if met else "0"])
     return lines
 
@@ -122,7 +125,9 @@ def by_task(rows: list[ComputeRow], task: str) -> Rows:
 
 def findings(rows: list[ComputeRow]) -> str:
     """Which policies meet the aim, and whether fewer FLOPs took less time, in sentences."""
-    lanes = [lane for lane in dict.fromkeys(row.lane for row in rows) if lane != PLAIN]
+    tasks, every = {row.task for row in rows}, dict.fromkeys(row.lane for row in rows if row.lane != PLAIN)
+    lanes = [lane for lane in every if sum(row.lane == lane for row in rows) == len(tasks)]
+    partial = [lane for lane in every if lane not in lanes]
     most = {lane: len(reached(rows, lane)) for lane in lanes}
     met = [f"`{lane}` on {count} tasks" for lane, count in most.items() if count >= TASKS]
     missing = [name for name in dict.fromkeys(map(policy_of, lanes))
@@ -134,6 +139,7 @@ def findings(rows: list[ComputeRow]) -> str:
         f"Of {len(lanes)} lanes {len(slower)} took longer than plain decoding although they compute less: a small "
         "network spends most of its time between matrix products, where the policies decide and their figures are made."
         if slower else "",
+        f"On some tasks only: {', '.join(f'`{lane}`' for lane in partial)}." if partial else "",
     ]).strip()
 
 
@@ -144,8 +150,13 @@ def _mean_of(rows: list[ComputeRow], lane: str) -> float:
 
 
 def chart(rows: list[ComputeRow]) -> Chart:
-    """Mean score over the tasks against the mean share of FLOPs; every curve ends at plain decoding."""
-    points = {lane: _point([row for row in rows if row.lane == lane]) for lane in dict.fromkeys(r.lane for r in rows)}
+    """Mean score over the tasks against the mean share of FLOPs; every curve ends at plain decoding.
+
+    Lanes that were not measured on all tasks are left out.
+    """
+    lanes, tasks = dict.fromkeys(row.lane for row in rows), {row.task for row in rows}
+    each = {lane: [row for row in rows if row.lane == lane] for lane in lanes}
+    points = {lane: _point(own) for lane, own in each.items() if len(own) == len(tasks)}
     plain, curves = points.pop(PLAIN), {}
     for lane, point in points.items():
         curves.setdefault(policy_of(lane), []).append(point)

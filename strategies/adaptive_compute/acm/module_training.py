@@ -18,10 +18,10 @@ from playground.contract import LayerChoices, LayerSteps, SharedFeedForward
 from playground.events import Figure, Note
 from strategies.adaptive_compute.acm.gates import Gate
 
-BUDGETS = (0.25, 0.4, 0.6, 0.75)
+BUDGETS = (0.25, 0.4)
 RATIO = 1.2  # errors of k and k + 1 learners up to which k are enough
 TEMPERATURE = 0.8  # of the Gumbel-softmax
-NEAR_BUDGET, EVEN, DIVERSE = 2.0, 0.05, 0.05  # weights of the losses beside the divergence; the first is larger here
+NEAR_BUDGET, EVEN, DIVERSE = 4.0, 0.05, 0.05  # weights of the losses beside the divergence; the first is larger here
 
 
 class Learners(nn.Module):
@@ -168,7 +168,7 @@ def train_together(texts, learners: Learners, apart: nn.ModuleList, budget: floa
     gates = nn.ModuleList(Gate(texts.parts.width, learners.count) for _ in range(texts.parts.depth))
     gates.load_state_dict(apart.state_dict())
     names = ("divergence", "distance to the budget", "evenness", "diversity")
-    steps = HeadTraining(epochs=1, rate=2e-3, names=names)
+    steps = HeadTraining(epochs=2, rate=1e-2, names=names)
     losses = partial(joint_losses, texts, (learners, gates), budget)
     yield from trained(gates, texts.phase(f"budget{budget}"), losses, steps)
 

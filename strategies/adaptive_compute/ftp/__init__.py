@@ -55,7 +55,8 @@ class TokenPruning(ComputePolicy):
     `python -m playground fit ftp` searches the schedules by a genetic algorithm and trains the router; without it the
     static one is used, with equal shares except in the first and last two blocks. r = 0 is plain decoding. A prompt of
     several forwards is pruned in the first only. The attention weights are computed a second time to read them. The
-    sizes of the search and the scale of the attention are not given by the paper. Li et al. 2024, arXiv 2412.11494.
+    sizes of the search and the scale of the attention are not given by the paper. The bundled target has few blocks to
+    spare, so that it loses many answers. Li et al. 2024, arXiv 2412.11494.
     """
 
     name, title, paper, sheet = "ftp", "Token pruning by block (FTP)", "2412.11494", "adaptive-compute/fwtw-ftp-cfsp"

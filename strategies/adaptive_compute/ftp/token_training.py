@@ -16,7 +16,7 @@ from playground.events import Figure, Note
 from strategies.adaptive_compute.ftp.token_router import TokenRouter, features, kept_tokens, static_ranking
 
 RATES = (0.1, 0.2, 0.3)
-POPULATION, SURVIVORS, GENERATIONS = 12, 4, 8
+POPULATION, SURVIVORS, GENERATIONS = 10, 3, 5
 STEP = 0.1  # share that a mutation moves from one block to another
 RECENT = 4  # last tokens that are kept
 GUIDE, SPARSITY = 0.5, 1.0  # weights of the losses beside the divergence
