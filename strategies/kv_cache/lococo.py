@@ -68,8 +68,7 @@ class LoCoCo(CachePolicy):
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
-        buffer = min(cls.buffer, tokens // 8)
-        return {"size": tokens - buffer, "buffer": buffer}
+        return {"size": tokens, "buffer": 0}
 
     def budget(self, generated):
         return self.size + self.buffer
