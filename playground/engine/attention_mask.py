@@ -279,9 +279,14 @@ class Segment:
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
 
     @property
+    def reads_memory(self) -> bool:
+        """Whether a policy holds states beside the slots."""
+        return self.store.memory is not None
+
+    @property
     def _needs_keys(self) -> bool:
         """Whether a policy acts on the queries and keys of these rows, apart from masks by position."""
-        return self.focused or self.renumbers or self.reports_queries or self.store.memory is not None
+        return self.focused or self.renumbers or self.reports_queries or self.reads_memory
 
     def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""

@@ -179,7 +179,7 @@ class GraphSegment:
     """Replaces a `Segment` in a forward of static size: the hooks write and mask through it."""
 
     # a forward that needs any of these is not replayed
-    watched, renumbers, focused, reports_queries = (), False, False, False
+    watched, renumbers, focused, reports_queries, reads_memory = (), False, False, False, False
 
     def __init__(self, memory: GraphBuffers, inputs: GraphInputs):
         self.rows, self._memory, self._inputs, self._bias = inputs.size.rows, memory, inputs, None

@@ -237,7 +237,7 @@ def _attend_alone(
         query, keys = segment.renumbered(layer, query, keys)
     if segment.focused and segment.store.focus.by_states:
         return _attend_by_states(layer, segment, (query, keys, values), scaling, sliding_window, scoring)
-    if segment.store.memory:
+    if segment.reads_memory:
         seen = _attend_slots(layer, segment, (query, keys, values), scaling, sliding_window)
         return segment.store.memory(layer, new[0], segment.positions(), seen).to(values.dtype)
     if segment.focused:
