@@ -163,10 +163,9 @@ def test_training_lowers_the_error_of_every_number_of_dimensions(monkeypatch):
     assert len(live_course(alone(policy), models())[0]) == 10
 
 
-def test_a_budget_gives_the_share_that_holds_as_many_numbers():
-    knobs = CSKV.knobs_for_budget(64, 300)
-    policy, full = make("cskv", **knobs), Full(300, 0, 8, 2, 64, 32)
-    assert policy.expected_share(full) * 300 == pytest.approx(64, abs=5)
+def test_the_expected_share_is_that_of_the_codes_and_the_open_window():
+    policy, full = make("cskv", window=32, key_share=0.25, value_share=0.25), Full(300, 0, 8, 2, 64, 32)
+    assert policy.expected_share(full) == pytest.approx((288 * 0.25 + 12) / 300)
 
 
 def test_a_model_that_normalises_its_keys_is_refused():

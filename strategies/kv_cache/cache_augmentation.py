@@ -26,8 +26,10 @@ class CacheAugmentation(CachePolicy):
     and value states of these latent positions stay. The last of them gives the first token. The model's weights do not
     change. One more forward over a few positions improves the prediction of all later tokens; small models gain little.
     `python -m playground fit cache_augmentation` trains soft tokens and additions on the tokens that follow random
-    places of texts. The authors train a full copy, for longer. With `pause` the model reads the soft tokens themselves,
-    as a baseline; they were not trained for that. Later tokens are numbered as if the latent positions were not there,
+    places of texts. The authors train a full copy, for far longer; the
+    short fit did not help the bundled model, so none is bundled, and the fit says what it found.
+    With `pause` the model reads the soft tokens themselves, as a baseline; they were not trained for that. Later
+    tokens are numbered as if the latent positions were not there,
     and the keys of the prompt are rotated back by their number instead, which gives the same distances. Without a fit,
     and with 0 latents, nothing is added. A decoder that returns to the end of the prompt reads its last token without
     latents. Liu et al. 2024, arXiv 2412.17747.

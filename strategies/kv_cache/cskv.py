@@ -53,13 +53,6 @@ class CSKV(CachePolicy):
         self._errors: dict[str, dict[int, float]] = {"keys": {}, "values": {}}
         self._noted = False
 
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        window = max(4, min(cls.window, tokens // 8 * 4))
-        exact = prompt % window
-        share = min(1.0, max(0.05, (tokens - exact) / max(1, prompt - exact)))
-        return {"key_share": share, "value_share": share, "window": window}
-
     def begin_fitted(self, weights):
         self._weights = weights
 

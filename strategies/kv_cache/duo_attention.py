@@ -9,7 +9,7 @@ from playground.algorithms.kv_cache.policy_training import Descent, descend
 from playground.contract import CachePolicy, knob
 from playground.events import Figure, Note
 
-DESCENT = Descent("distance and penalty", steps=80, rate=4e-2, every=10)
+DESCENT = Descent("distance and penalty", steps=160, rate=4e-2, every=20)
 PENALTY = 0.05  # of the gates
 SINKS, RECENT = 4, 16  # that streaming heads see in the training
 SHORTEST, JUDGED, TOGETHER = 64, 24, 2  # tokens of texts; last tokens of a text that count; texts of a step

@@ -15,7 +15,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 
 KERNEL, CHANNELS = 21, 32  # width of the convolution, and mixed slots that it is trained for
-DESCENT = Descent("loss after compressed chunks", steps=160, rate=1e-3, every=10)
+DESCENT = Descent("loss after compressed chunks", steps=100, rate=2e-3, every=10)
 BLEND = 0.5  # of the untrained convolution
 TRAINED_SIZES = (16, 24, 32, 48)
 TRAINED_CHUNK, SHORTEST = 32, 96  # tokens of a chunk; of the texts that are trained on
@@ -68,8 +68,7 @@ class LoCoCo(CachePolicy):
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
-        buffer = min(cls.buffer, tokens // 8)
-        return {"size": tokens - buffer, "buffer": buffer}
+        return {"size": tokens, "buffer": 0}
 
     def budget(self, generated):
         return self.size + self.buffer

@@ -19,6 +19,8 @@ class TextBatch(NamedTuple):
 
     ids: Tensor  # [texts, n]
     real: Tensor  # bool [texts, n]: a token of the text, not padding
+    share: float = 0.0  # of the training that is done
+    chance: torch.Generator | None = None  # for random choices of a training; held-out texts have none
 
     @property
     def predicting(self) -> Tensor:

@@ -119,8 +119,13 @@ class RecallTrial:
         length = length_of(question, self.models)
         if isinstance(entrant, BudgetedEntrant):
             return min(1.0, entrant.tokens / length)
-        added = entrant.recipe.extras
-        return make(added[0][0], **added[0][1]).expected_share(full_cache(self.models.target, length)) if added else 1.0
+        from playground.decoding.fitted_weights import find_all  # late, since it imports torch
+        added, target = entrant.recipe.extras, self.models.target
+        if not added:
+            return 1.0
+        policy = make(added[0][0], **added[0][1])
+        find_all([policy], {"target": target})  # what was fitted may decide how much is held
+        return policy.expected_share(full_cache(target, length))
 
 
 def length_of(question: Question, models: Models) -> int:
