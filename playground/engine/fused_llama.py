@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
-from playground.engine.hooks import Call, attend_all
+from playground.engine.hooks import Call, attend_all, store_all
 from playground.engine.layer_choices import ComputePass, FeedForwardPart
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -149,13 +149,14 @@ class FusedLayer:
 
     def choose(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call, compute: ComputePass) -> Tensor:
         """The layer under a compute policy: attention and feed-forward networks only where they run."""
-        attends = compute.choices.attends(self.index, hidden)
-        attention = self.qkv.weight.numel() + self.out.weight.numel()
-        if attends:
+        attention = used = self.qkv.weight.numel() + self.out.weight.numel()
+        if compute.choices.attends(self.index, hidden):
             hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
         else:
+            stores = compute.choices.stores(self.index, hidden)
             compute.idle_attention += 1
-        spent, after = [float(attention * attends)] * len(hidden), hidden
+            used = self._store(self.input_norm(hidden), cos, sin, call) if stores else 0
+        spent, after = [float(used)] * len(hidden), hidden
         for rows, part in compute.choices.feed_forwards(self.index, hidden, self.ffn):
             after = self._add(after, hidden, rows, part)
             for row in range(len(hidden)) if rows is None else rows:
@@ -170,6 +171,18 @@ class FusedLayer:
             return sums + part(self.mlp_norm(hidden))
         index = torch.tensor(rows, device=hidden.device)
         return sums.index_add(0, index, part(self.mlp_norm(hidden[index])))
+
+    def _store(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> int:
+        """Write the key and value states of rows that do not attend; returns how many weights that takes."""
+        first = self.heads * self.head_dim
+        weight, bias = self.qkv.weight[first:], None if self.qkv.bias is None else self.qkv.bias[first:]
+        states = linear(hidden, weight, bias).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)
+        keys, values = states.split(self.kv_heads)
+        if self.head_norms:
+            keys = self.head_norms[1](keys)
+        keys = torch.addcmul(keys * cos, keys.roll(self.head_dim // 2, -1), sin)
+        store_all(self.index, keys, values, call)
+        return weight.numel()
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         qkv = self.qkv(hidden).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)  # [heads + 2 kv_heads, n, d]
@@ -269,6 +282,16 @@ class FusedLlama:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
         gate_up, down = torch.cat([gate, up]).to(self.embeddings), down.to(self.embeddings)
         return self._reordered(FeedForward(FusedLinear(gate_up, None), FusedLinear(down, None)))
+
+    def norm_before(self, layer: int) -> tuple[Tensor, float]:
+        """Weight [d] and epsilon of the norm before the feed-forward network of a layer, or before the lm_head."""
+        norm = self.norm if layer == self.depth else self.layers[layer].mlp_norm
+        return norm.weight, norm.epsilon
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Weights of the lm_head, [V, d]."""
+        return self.head.weight
 
     def _reordered(self, part: FeedForward) -> FeedForward:
         if self.weights <= REORDER_UP_TO:

@@ -205,6 +205,13 @@ def attend_all(layer: int, new: QKV, call: Call, scaling: float, sliding_window:
     return each[0] if len(each) == 1 else torch.cat(each, 1)
 
 
+def store_all(layer: int, keys: Tensor, values: Tensor, call: Call) -> None:
+    """Write the key and value states [kv_heads, rows, d] of rows that do not attend in a layer."""
+    counts = [segment.rows for segment in call.segments]
+    for segment, new_keys, new_values in zip(call.segments, keys.split(counts, 1), values.split(counts, 1)):
+        segment.write(layer, new_keys, new_values)
+
+
 def _split(new: QKV, segments: list[Segment]) -> list[QKV]:
     """The new rows of each segment."""
     if len(segments) == 1:

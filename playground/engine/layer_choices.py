@@ -43,6 +43,15 @@ class NetworkParts(Protocol):
     def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
 
+    def norm_before(self, layer: int) -> tuple[Tensor, float]:
+        """Weight [d] and epsilon of the RMS norm before the feed-forward network of a layer; the depth means before
+        the lm_head.
+        """
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Weights of the lm_head, [V, d]."""
+
 
 class SharedFeedForward(NamedTuple):
     """Rows of a forward and the feed-forward network they run; None means all rows."""
@@ -57,6 +66,10 @@ class LayerChoices:
     def attends(self, layer: int, hidden: Tensor) -> bool:
         """Whether the attention of a layer runs on its input [n, d]. If not, these rows leave it no keys and values."""
         return True
+
+    def stores(self, layer: int, hidden: Tensor) -> bool:
+        """Whether rows whose attention does not run still leave keys and values, computed from their states [n, d]."""
+        return False
 
     def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
         """The feed-forward networks to run on the hidden states [n, d] after attention.

@@ -15,7 +15,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 
 WINDOW = 256  # tokens of a calibration text
-EACH = 8  # questions per task of the small world
+EACH = 8  # questions per task of the small world, unless the policy has its own number
 
 
 class CalibrationTexts:
@@ -44,7 +44,7 @@ def calibrate(cls: type[ComputePolicy], model: Model, texts: list[str], seed: in
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = windows(model, texts) if texts else world_texts(model, seed)
+    ids = windows(model, texts) if texts else world_texts(model, seed, getattr(cls, "questions", EACH))
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
     events = cls.calibrate(CalibrationTexts(model, ids), seed)
