@@ -20,11 +20,8 @@ from support.speculation import speculative_lane
 MOST_BYTES = 60e6  # of all together
 TASKS = ("records", "programs")
 STORED = {path.name.partition("-")[0] for path in fitted.BUNDLED_FITTED.glob("*.safetensors")}
-HEADS = [
-    cls.name
-    for cls in discover().values()
-    if cls.kind == "drafter" and cls.fitted_to_target and (cls.weights_of or cls.name) in STORED
-]
+FITTED = [cls for cls in discover().values() if cls.fitted_to_target and (cls.weights_of or cls.name) in STORED]
+HEADS = [cls.name for cls in FITTED if cls.kind == "drafter"]
 
 
 @cache
@@ -45,7 +42,7 @@ def test_heads_are_bundled():
     assert HEADS
 
 
-@pytest.mark.parametrize("name", sorted({discover()[name].weights_of or name for name in HEADS}))
+@pytest.mark.parametrize("name", sorted({cls.weights_of or cls.name for cls in FITTED}))
 def test_a_bundled_head_belongs_to_the_bundled_target_and_is_stored_in_half_precision(name):
     target = {"target": models().target}
     with safe_open(fitted.BUNDLED_FITTED / fitted.file_name(name, target), "pt") as file:

@@ -38,6 +38,10 @@ class ComputePolicy(Strategy):
         """The choices for one forward, with rows at these true positions; `prompt` is the prompt length in tokens."""
         raise NotImplementedError
 
+    def stops(self, choices: LayerChoices, row: int) -> bool:
+        """Whether the text ends here instead of going on with a token chosen from a row. Asked after the forward."""
+        return False
+
     def explain(self, choices: LayerChoices, row: int, generated: int) -> Iterator[Event]:
         """Yield what to show about one row of a forward besides what ran, once its token is committed.
 

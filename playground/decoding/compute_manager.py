@@ -81,6 +81,11 @@ class ComputeManager:
         for position in [each for each in self._rows if each < len(tokens) - 1]:
             del self._rows[position]
 
+    def stops(self, tokens: list[int]) -> bool:
+        """Whether the policy ends the text after these tokens, prompt included, which the target has just read."""
+        found = self._row_before(tokens, len(tokens))
+        return found is not None and self.policy.stops(found.compute.choices, found.row)
+
     def _is_due(self, before: int, sequence: Sequence) -> bool:
         """Whether to draw the picture after tokens were committed: at the end, and every few tokens before."""
         every = max(1, len(self._columns[0][1]) // LAYERS_PER_TOKEN)

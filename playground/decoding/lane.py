@@ -415,11 +415,22 @@ class Lane:
     # --- random numbers ---
 
     def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
-        """Choose a token after `node`: sampled if a sampler draws, argmax otherwise."""
+        """Choose a token after `node`: sampled if a sampler draws, argmax otherwise; the end if a compute policy stops.
+        """
+        if self.assembly.compute_policy and self._stops(rows, node):
+            return TokenChoice(min(self.end_ids), rows, node, "forced")
         if not rows.chain.draws:
             return TokenChoice(rows.best(node), rows, node)
         token = self.draws.pick(rows.distribution(node), purpose, rows.position(node), rows.sequence.lineage)
         return TokenChoice(token, rows, node)
+
+    def _stops(self, rows: Rows, node: int) -> bool:
+        """Whether the compute policy ends the text after a node; never where the model or the grammar has no end."""
+        if not self.end_ids or rows.stream != "target":
+            return False
+        if rows.masks is not None and not bool(rows.masks[rows.row(node), min(self.end_ids)]):
+            return False
+        return self.target.computing.stops([*rows.committed, *rows.tree.prefix(node)])
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
         """A token that the strategy chose itself; `leaf` commits it instead of the sequence of the rows."""

@@ -17,7 +17,7 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from playground.engine.attention_parts import Projections
-from playground.engine.hooks import Call, attend_all, attend_some, received_attention
+from playground.engine.hooks import Call, attend_all, attend_some, received_attention, store_all
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
 from playground.errors import Refusal
 
@@ -154,6 +154,8 @@ class FusedLayer:
         attention, spent = self.qkv.weight.numel() + self.out.weight.numel(), [0.0] * len(hidden)
         attending = _rows(compute.choices.attends(self.index, hidden), len(hidden))
         hidden = self._attend_rows(hidden, attending, (cos, sin), call, compute.choices)
+        if not attending and compute.choices.stores(self.index, hidden):
+            spent = [float(self._store(self.input_norm(hidden), cos, sin, call))] * len(hidden)
         # weights that are read are computed a second time, which is half of what attention computes
         computed = len(attending) * (1.5 if compute.choices.reads_attention(self.index) else 1.0)
         compute.idle_attention += 1 - computed / len(hidden)
@@ -195,6 +197,18 @@ class FusedLayer:
             return sums + part(self.mlp_norm(hidden))
         index = torch.tensor(rows, device=hidden.device)
         return sums.index_add(0, index, part(self.mlp_norm(hidden[index])))
+
+    def _store(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> int:
+        """Write the key and value states of rows that do not attend; returns how many weights that takes."""
+        first = self.heads * self.head_dim
+        weight, bias = self.qkv.weight[first:], None if self.qkv.bias is None else self.qkv.bias[first:]
+        states = linear(hidden, weight, bias).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)
+        keys, values = states.split(self.kv_heads)
+        if self.head_norms:
+            keys = self.head_norms[1](keys)
+        keys = torch.addcmul(keys * cos, keys.roll(self.head_dim // 2, -1), sin)
+        store_all(self.index, keys, values, call)
+        return weight.numel()
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         out = attend_all(self.index, self._states(hidden, cos, sin), call, self.scaling, self.window)
@@ -338,6 +352,16 @@ class FusedLlama:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
         gate_up, down = torch.cat([gate, up]).to(self.embeddings), down.to(self.embeddings)
         return self._reordered(FeedForward(FusedLinear(gate_up, None), FusedLinear(down, None)))
+
+    def norm_before(self, layer: int) -> tuple[Tensor, float]:
+        """Weight [d] and epsilon of the norm before the feed-forward network of a layer, or before the lm_head."""
+        norm = self.norm if layer == self.depth else self.layers[layer].mlp_norm
+        return norm.weight, norm.epsilon
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Weights of the lm_head, [V, d]."""
+        return self.head.weight
 
     def _reordered(self, part: FeedForward) -> FeedForward:
         if self.weights <= REORDER_UP_TO:

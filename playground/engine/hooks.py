@@ -236,6 +236,13 @@ def received_attention(layer: int, rows: list[int], query: Tensor, call: Call, s
     return attention_weights(query, keys, mask, list(range(len(rows))), scaling, None).sum(0) / len(query)
 
 
+def store_all(layer: int, keys: Tensor, values: Tensor, call: Call) -> None:
+    """Write the key and value states [kv_heads, rows, d] of rows that do not attend in a layer."""
+    counts = [segment.rows for segment in call.segments]
+    for segment, new_keys, new_values in zip(call.segments, keys.split(counts, 1), values.split(counts, 1)):
+        segment.write(layer, new_keys, new_values)
+
+
 def _split(new: QKV, segments: list[Segment]) -> list[QKV]:
     """The new rows of each segment."""
     if len(segments) == 1:

@@ -49,6 +49,15 @@ class NetworkParts(Protocol):
     def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
 
+    def norm_before(self, layer: int) -> tuple[Tensor, float]:
+        """Weight [d] and epsilon of the RMS norm before the feed-forward network of a layer; the depth means before
+        the lm_head.
+        """
+
+    @property
+    def lm_head(self) -> Tensor:
+        """Weights of the lm_head, [V, d]."""
+
 
 class SharedFeedForward(NamedTuple):
     """Rows of a forward and the feed-forward network they run; None means all rows."""
@@ -66,6 +75,10 @@ class LayerChoices:
         The other rows leave the layer no keys and values, and no row sees them there.
         """
         return True
+
+    def stores(self, layer: int, hidden: Tensor) -> bool:
+        """Whether rows whose attention does not run still leave keys and values, computed from their states [n, d]."""
+        return False
 
     def reads_attention(self, layer: int) -> bool:
         """Whether `attended` is called after the attention of a layer."""

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from playground.contract import Strategy
     from playground.pocket.world import Item
 
-SOURCES = {"arithmetic": 280, "facts": 100, "context_qa": 100, "lists": 160}  # questions per task; answers are short
-SAMPLES = 3  # answers to each question
+SOURCES = {"arithmetic": 600, "facts": 200, "context_qa": 200, "lists": 300}  # questions per task; answers are short
+QUESTIONS = 264  # of these, in random order, are asked
+SAMPLES = 4  # answers to each question
 ROOM = 110  # maximum number of generated tokens
 TOGETHER = 48  # texts in one forward
 FEWEST = 40  # right answers, and wrong ones
@@ -76,7 +77,7 @@ def questions(seed: int) -> list[Item]:
     from playground.pocket.world.show import items
     asked = [item for task, count in SOURCES.items() for item in items(task, count, seed)]
     Random(seed).shuffle(asked)
-    return asked
+    return asked[:QUESTIONS]
 
 
 def _encoded(model: Model, item: Item) -> list[int]:

@@ -42,7 +42,7 @@ class TransferQStar(Rewarded):
     """
 
     name, title, paper, sheet = "transfer_q_star", "Transfer Q*", "2405.20495", "search/transfer-q-star"
-    guarantee, refuses, several = ("heuristic", "collapses"), ("sampler", "constraint", "cache_policy"), True
+    guarantee, refuses, several = ("heuristic", "collapses"), ("sampler", "constraint"), True
 
     weight: float = knob(1.0, 0.0, 50.0, step=0.5, help="1 / alpha: weight of Q beside the logit; 0 ignores it")
     k: int = knob(8, 1, 40, step=1, help="candidates: the most probable tokens; 1 is greedy decoding")

@@ -105,9 +105,9 @@ class Rewarded(Decoder):
         if self.reads_hidden:
             return FittedReward(RewardHead.of(lm.fitted[self.name]), self.judge)
         if self.reward_name != "classifier":
-            name, missing = lm.target_model.name, self.reward_name == "fitted"
             yield Note("The reward is a stand-in: the target's own probability per token.")
-            if missing:
+            if self.reward_name == "fitted":
+                name = lm.target_model.name
                 yield Note(f"No reward model is fitted to {name}: run `python -m playground fit {OWNER}` with it.")
             return LikelihoodReward()
         return ClassifierReward((yield lm.classifier(self.classifier)))

@@ -129,6 +129,15 @@ class GeneratedParts:
         """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
         return AddsNothing()
 
+    def norm_before(self, layer: int) -> tuple[Tensor, float]:
+        """Weight and epsilon of a norm."""
+        return torch.ones(self.width), 1e-5
+
+    @property
+    def lm_head(self) -> Tensor:
+        """A head over as many tokens as there are channels."""
+        return torch.eye(self.width)
+
 
 class AddsNothing:
     """Stands in for a feed-forward network, with the share of a layer's weights that attention has."""
