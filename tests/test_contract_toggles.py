@@ -71,7 +71,9 @@ def fits(recipe: LaneConfig, models: Models) -> bool:
 @in_groups(ALL | COMPANY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_every_strategy_runs_in_half_precision(dtype, recipes):
-    assert unfinished(recipes, pair_for(*recipes, dtype=dtype)) == []
+    mixtures = [recipe for recipe in recipes if "experts" in assemble(recipe).needs()]
+    for group in (mixtures, [recipe for recipe in recipes if recipe not in mixtures]):
+        assert not group or unfinished(group, pair_for(*group, dtype=dtype)) == []
 
 
 def unfinished(recipes: list[LaneConfig], models: Models) -> list:
