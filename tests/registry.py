@@ -4,7 +4,7 @@ from __future__ import annotations
 import ast
 import importlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -132,6 +132,12 @@ class Collapse:
     baseline: LaneConfig
     on: str = "target"  # model the baseline runs on
     twins: bool = False  # both models have the same weights
+
+
+def unchanged_by(name: str, **knobs: Any) -> list[Collapse]:
+    """Every lane that supports a toggle, with settings at which the toggle changes nothing."""
+    added = [(replace(plain, extras=[*plain.extras, (name, knobs)]), plain) for plain in lanes()]
+    return [Collapse(lane, plain) for lane, plain in added if can_be_had(lane)]
 
 
 def declared(name: str) -> dict[str, list]:

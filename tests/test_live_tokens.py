@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from dataclasses import asdict
 from itertools import pairwise
 
@@ -98,6 +99,7 @@ def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):
     show(page, feed, MIXED)
     page.select_option(".live .metric", metric)
     drawn(page)
+    expect(tokens(page).first).to_have_class(re.compile(rf"\b{expected[0]}\b"))
     classes = tokens(page).evaluate_all(
         "all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown|tinted)$/.test(c)))"
     )

@@ -4,12 +4,11 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from pairs import pair
-from registry import Collapse, can_be_had, lanes
+from registry import unchanged_by
 from tables import TableModel, write
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
@@ -38,16 +37,9 @@ from support.eviction import (
 )
 from support.wrong_variants import variants_of
 
-
-def roomy(name: str, **knobs: int) -> list[Collapse]:
-    """Every lane that supports the policy, with a budget for the whole text."""
-    added = [(replace(plain, extras=[*plain.extras, (name, knobs)]), plain) for plain in lanes()]
-    return [Collapse(lane, plain) for lane, plain in added if can_be_had(lane)]
-
-
 COLLAPSES = {
-    "h2o": roomy("h2o", heavy=0, recent=1024) + roomy("h2o", heavy=1024, recent=0),
-    "snapkv": roomy("snapkv", capacity=2048),
+    "h2o": unchanged_by("h2o", heavy=0, recent=1024) + unchanged_by("h2o", heavy=1024, recent=0),
+    "snapkv": unchanged_by("snapkv", capacity=2048),
 }
 BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 import torch
 from pairs import pair
-from registry import Collapse, lanes, title
+from registry import lanes, title, unchanged_by
 from tables import TableModel, watch
 
 from playground.contract import make
@@ -16,11 +16,7 @@ from playground.events import Cache, Commit
 from playground.trace.cache_contents import contents
 from strategies.kv_cache.sink_window import SinkWindow
 
-COLLAPSES = {
-    "sink_window": [
-        Collapse(lane, plain) for lane, plain in zip(lanes(added=(("sink_window", {"window": 1024}),)), lanes())
-    ]
-}
+COLLAPSES = {"sink_window": unchanged_by("sink_window", window=1024)}
 
 
 def seen(policy, query: int) -> list[int]:

@@ -1,12 +1,12 @@
 """Cache policies that quantise rows: their error, the memory they save, and when they quantise."""
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
 from pairs import pair
-from registry import Collapse, can_be_had, lanes
+from registry import unchanged_by
 from tables import watch, write
 from torch.nn.functional import pad
 
@@ -20,8 +20,7 @@ from playground.events import Cache
 from strategies.kv_cache.kivi import Kivi
 from support.packed_caches import LENGTH, PROMPT, models, rows
 
-ADDED = [(replace(plain, extras=[*plain.extras, ("kivi", {"residual": 1024})]), plain) for plain in lanes()]
-COLLAPSES = {"kivi": [Collapse(lane, plain) for lane, plain in ADDED if can_be_had(lane)]}
+COLLAPSES = {"kivi": unchanged_by("kivi", residual=1024)}
 
 
 # --- bit packing ---
