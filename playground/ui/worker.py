@@ -184,7 +184,7 @@ class Run:
             return self.fail(BROKE)
         fresh = [event.to_json() for event in stamped]
         self._served += time.monotonic() - begun
-        self._has_token = self._has_token or any(event["kind"] in ("commit", "fill") for event in fresh)
+        self._has_token = self._has_token or any(event.get("kind") in ("commit", "fill") for event in fresh)
         with self._changed:
             if self.over:
                 return
