@@ -118,12 +118,12 @@ def _part(name: str, knobs: dict[str, Any]) -> str:
 
 
 class AnswerEvent(NamedTuple):
-    """An answer with the interface of a run's event."""
+    """An answer with the interface of a run's stamped event."""
 
-    answer: Answer
+    event: Answer
 
     def to_json(self) -> Answer:
-        return self.answer
+        return self.event
 
 
 class SurveySession:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from playground.decoding.forked_session import stopped
+from playground.events import Commit, Fill
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.ui.machine_meters import MachineMeters
@@ -184,7 +185,7 @@ class Run:
             return self.fail(BROKE)
         fresh = [event.to_json() for event in stamped]
         self._served += time.monotonic() - begun
-        self._has_token = self._has_token or any(event.get("kind") in ("commit", "fill") for event in fresh)
+        self._has_token = self._has_token or any(isinstance(one.event, (Commit, Fill)) for one in stamped)
         with self._changed:
             if self.over:
                 return
