@@ -24,7 +24,7 @@ class KVzip(CachePolicy):
     outside of the chat template. Kim et al. 2025, arXiv 2505.23416.
     """
 
-    name, title, paper, sheet = "kvzip", "Reconstruction of the context (KVzip)", "2505.23416", "kv-cache/kvzip"
+    name, title, paper, sheet = "kvzip", "Context reproduction (KVzip)", "2505.23416", "kv-cache/kvzip"
     guarantee = ("collapses",)
     row_wise, uses_probe_heads = False, True
 
