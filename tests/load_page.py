@@ -92,12 +92,12 @@ class Outcome:
 
     end: str  # done, left, refused or broken
     habit: str
-    function: str = ""  # page_run, run or compare
-    seated: float | None = None
     first: float | None = None
     ideal: float | None = None
     seconds: float = 0.0
     said: str = ""
+    function: str = ""  # page_run, run or compare
+    seated: float | None = None
 
 
 @dataclass
@@ -152,7 +152,7 @@ class Reader:
 
     def __init__(self, habit: str, function: str, sent: float, ideal: float | None):
         said = "the stream ended without an answer"
-        self.outcome, self.sent = Outcome("broken", habit, function, ideal=ideal, said=said), sent
+        self.outcome, self.sent = Outcome("broken", habit, ideal=ideal, said=said, function=function), sent
         self.ended = False
 
     def read(self, message: Message) -> None:

@@ -59,8 +59,8 @@ def test_the_ideal_share_counts_concurrent_and_queued_visitors():
     assert load.ideal(requests[0]) == pytest.approx(0.1)
     load.running = 3
     assert load.ideal(requests[0]) == pytest.approx(0.4)
-    load.running = 17
-    assert load.ideal(requests[0]) == pytest.approx(1.6 + 2 * 2.0)
+    load.running = 21
+    assert load.ideal(requests[0]) == pytest.approx(2.0 + 2 * 2.0)
     assert load.ideal(Request([], "", "", 8)) is None
 
 

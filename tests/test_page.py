@@ -223,9 +223,9 @@ def test_a_study_is_there_for_runs_it_can_study_and_drawn_when_it_is_opened(page
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "speculative"}]))
     page.click("#run")
     expect(fold).to_be_visible()
-    assert page.locator(".remark").count() == 0
+    assert page.locator(".fold-note").count() == 0
     fold.click()
-    expect(page.locator(".remark").first).to_contain_text("Predictions")
+    expect(page.locator(".fold-note").first).to_contain_text("Predictions")
     expect(page.locator(".figures .js-plotly-plot:visible").first).to_contain_text("Speculation")
     choose_strategy(page, 0, "greedy")
     page.click("#run")

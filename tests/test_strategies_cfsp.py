@@ -102,7 +102,7 @@ class ForgetsTheDivisor(CFSP):
 
 def lane_text(policy, weights, monkeypatch, length: int = 14) -> list[int]:
     from playground.decoding import fitted_weights as fitted
-    monkeypatch.setattr(fitted, "find_all", lambda parts, models: {part.name: weights for part in parts})
+    monkeypatch.setattr(fitted, "find_all", lambda parts, models, given=None: {part.name: weights for part in parts})
     lane, _ = run(Assembly(make("greedy"), compute_policy=policy), {"target": deep()}, PROMPT, length)
     return lane.tokens
 

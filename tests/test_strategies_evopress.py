@@ -164,7 +164,7 @@ def test_the_sparsity_selects_the_result_of_the_search(monkeypatch):
     masks = {"1": torch.zeros(2, 6, dtype=torch.bool), "3": torch.zeros(2, 6, dtype=torch.bool)}
     masks["1"][0, 2] = masks["1"][1, 4] = True
     masks["3"][:, 1:4] = True
-    monkeypatch.setattr(fitted, "find_all", lambda parts, models: {part.name: masks for part in parts})
+    monkeypatch.setattr(fitted, "find_all", lambda parts, models, given=None: {part.name: masks for part in parts})
     for sparsity, state in ((0.1875, "2 attn, 4 mlp"), (0.375, "2 attn, 4 mlp"), (0.5, "1 attn+mlp, 2 attn+mlp, "
                                                                                      "3 attn+mlp")):
         by_search, _ = run(policy_lane("evopress", sparsity=sparsity), {"target": deep()}, PROMPT, 10)

@@ -41,7 +41,7 @@ def random_filter(seed: int = 1) -> dict[str, torch.Tensor]:
 @pytest.fixture(autouse=True)
 def weights(monkeypatch):
     found = random_filter()
-    monkeypatch.setattr(fitted, "find_all", lambda parts, models: {"learn2pd": found})
+    monkeypatch.setattr(fitted, "find_all", lambda parts, models, given=None: {"learn2pd": found})
     return found
 
 

@@ -36,8 +36,8 @@ class FrozenLinear(NamedTuple):
     bias: Tensor | None
 
     @classmethod
-    def of(cls, layer: Any) -> FrozenLinear:
-        return cls(_copied(layer.weight), None if layer.bias is None else _copied(layer.bias))
+    def of(cls, layer: Any, dtype: torch.dtype | None) -> FrozenLinear:
+        return cls(_copied(layer.weight, dtype), None if layer.bias is None else _copied(layer.bias, dtype))
 
     def __call__(self, x: Tensor, added: tuple[Tensor, Tensor] | None = None) -> Tensor:
         product = linear(x, self.weight, self.bias)
@@ -51,8 +51,8 @@ class FrozenNorm(NamedTuple):
     epsilon: float
 
     @classmethod
-    def of(cls, norm: Any) -> FrozenNorm:
-        return cls(_copied(norm.weight), norm.epsilon)
+    def of(cls, norm: Any, dtype: torch.dtype | None) -> FrozenNorm:
+        return cls(_copied(norm.weight, dtype), norm.epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.weight * x * (x.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
@@ -73,17 +73,17 @@ class FrozenLayer:
     head_norms: list[FrozenNorm]
 
     @classmethod
-    def of(cls, layer: Any) -> FrozenLayer:
+    def of(cls, layer: Any, dtype: torch.dtype | None) -> FrozenLayer:
         return cls(
             layer.heads,
             layer.kv_heads,
             layer.head_dim,
-            FrozenLinear.of(layer.qkv),
-            FrozenLinear.of(layer.out),
-            FrozenLinear.of(layer.ffn.gate_up),
-            FrozenLinear.of(layer.ffn.down),
-            (FrozenNorm.of(layer.input_norm), FrozenNorm.of(layer.mlp_norm)),
-            [FrozenNorm.of(norm) for norm in layer.head_norms],
+            FrozenLinear.of(layer.qkv, dtype),
+            FrozenLinear.of(layer.out, dtype),
+            FrozenLinear.of(layer.ffn.gate_up, dtype),
+            FrozenLinear.of(layer.ffn.down, dtype),
+            (FrozenNorm.of(layer.input_norm, dtype), FrozenNorm.of(layer.mlp_norm, dtype)),
+            [FrozenNorm.of(norm, dtype) for norm in layer.head_norms],
         )
 
     def states(self, hidden: Tensor, added: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,16 +101,16 @@ class FrozenLayer:
 
 
 class DifferentiableLlama:
-    """The network as products with copies of its weights, in float32 or wider.
+    """The network as products with copies of its weights, in `dtype`, by default float32 or wider.
 
     Inside of torch's inference mode it may be used without gradients.
     """
 
-    def __init__(self, network: LlamaWeights):
-        self.embeddings, self._head = _copied(network.embeddings), FrozenLinear.of(network.head)
-        self.layers = [FrozenLayer.of(layer) for layer in network.layers]
-        self.norm, self.scaling = FrozenNorm.of(network.norm), network.layers[0].scaling
-        self.cos, self.sin = _copied(network.cos), _copied(network.sin)  # [positions, head_dim], for `rotated`
+    def __init__(self, network: LlamaWeights, dtype: torch.dtype | None = None):
+        self.embeddings, self._head = _copied(network.embeddings, dtype), FrozenLinear.of(network.head, dtype)
+        self.layers = [FrozenLayer.of(layer, dtype) for layer in network.layers]
+        self.norm, self.scaling = FrozenNorm.of(network.norm, dtype), network.layers[0].scaling
+        self.cos, self.sin = (_copied(table, dtype) for table in (network.cos, network.sin))  # [positions, head_dim]
 
     @property
     def depth(self) -> int:
@@ -162,7 +162,7 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(states * cos, states.roll(states.shape[-1] // 2, -1), sin)
 
 
-def _copied(weight: Tensor) -> Tensor:
-    """An ordinary tensor, which gradients may pass through, in float32 or wider."""
+def _copied(weight: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """An ordinary tensor, which gradients may pass through, by default in float32 or wider."""
     with torch.inference_mode(False):
-        return weight.detach().clone().to(torch.promote_types(weight.dtype, torch.float32))
+        return weight.detach().clone().to(dtype or torch.promote_types(weight.dtype, torch.float32))

@@ -201,14 +201,14 @@ class FusedLayer:
     def _store(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> int:
         """Write the key and value states of rows that do not attend; returns how many weights that takes."""
         first = self.heads * self.head_dim
-        weight, bias = self.qkv.weight[first:], None if self.qkv.bias is None else self.qkv.bias[first:]
-        states = linear(hidden, weight, bias).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)
+        project = FusedLinear(self.qkv.weight[first:], None if self.qkv.bias is None else self.qkv.bias[first:])
+        states = project(hidden).view(hidden.shape[0], -1, self.head_dim).transpose(0, 1)
         keys, values = states.split(self.kv_heads)
         if self.head_norms:
             keys = self.head_norms[1](keys)
         keys = torch.addcmul(keys * cos, keys.roll(self.head_dim // 2, -1), sin)
         store_all(self.index, keys, values, call)
-        return weight.numel()
+        return project.weight.numel()
 
     def _attention(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         out = attend_all(self.index, self._states(hidden, cos, sin), call, self.scaling, self.window)

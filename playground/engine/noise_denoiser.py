@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from playground.engine.canvas_pass import CanvasPass
 from playground.engine.denoiser import CanvasNetwork
 from playground.errors import Refusal
 
@@ -74,6 +76,10 @@ class NoiseDenoiser(CanvasNetwork):
                 self_conditioning_logits=None if states.conditioning is None else states.conditioning[None],
             ).logits[0]
         return logits[[position - start for position in wanted]].to(torch.promote_types(logits.dtype, torch.float32))
+
+    def forward(self, passes: Sequence[CanvasPass], plan: Any = None) -> tuple[list[Tensor], dict[int, Tensor]]:
+        """Logits of several canvases, one after the other, as `denoise` gives them, and no captured states."""
+        return [self.denoise(one.canvas, one.wanted, one.computed, one.states) for one in passes], {}
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor([list(tokens)], device=self.device)

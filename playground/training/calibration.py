@@ -59,7 +59,7 @@ class CalibrationTexts:
     def forward(self, ids: Tensor, steps: LayerSteps) -> Tensor:
         """Logits [texts, n, V] of padded texts [texts, n], with gradients for what `steps` puts into the network."""
         if not self._networks:
-            self._networks.append(SteppedLlama(DifferentiableLlama(self.model.fused)))
+            self._networks.append(SteppedLlama(DifferentiableLlama(self.model.fused, torch.float32)))
         return self._networks[0](ids, steps)
 
     def batches(self, epoch: int) -> Iterator[TextBatch]:

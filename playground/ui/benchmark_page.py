@@ -217,7 +217,7 @@ class Benchmark:
     def _results(self) -> None:
         self.progress = gr.HTML(
             "",
-            html_template="<div class='remark' role='status'>${value}</div>",
+            html_template="<div class='fold-note' role='status'>${value}</div>",
             elem_id="progress",
             apply_default_css=False,
         )

@@ -331,7 +331,7 @@ class Handlers:
         """Draw figures of the visitor's run so far."""
         drawn = [figure for figure in run_figures.draw(visit.run.trace) if figure] if visit and visit.run else []
         if not drawn:
-            gr.HTML("<p>No lane has generated a token.</p>", elem_classes="remark", apply_default_css=False)
+            gr.HTML("<p>No lane has generated a token.</p>", elem_classes="fold-note", apply_default_css=False)
         for figure in drawn:
             gr.Plot(figure, show_label=False)
 
@@ -340,7 +340,7 @@ class Handlers:
         events = study_figures.outcomes(visit.run.trace).get(name, []) if visit and visit.run else []
         gr.HTML(
             "".join(f"<p>{escape(note)}</p>" for note in study_figures.notes(events)),
-            elem_classes="remark",
+            elem_classes="fold-note",
             apply_default_css=False,
         )
         for drawn in study_figures.draw(events):

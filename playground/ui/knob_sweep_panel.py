@@ -73,7 +73,7 @@ class KnobSweepPanel(SweepPanel):
                 f"<p>Values are a list, <code>0.2, 0.7</code>, or a range, <code>0.2..1.2 by 0.5</code>: at most "
                 f"{MOST_VALUES} for each knob, and {min(site.rules.repeats, MOST_VALUES ** 2)} cells. All cells share "
                 "one seed and run together, so their tokens/s compare with each other, not with a lane alone.</p>",
-                elem_classes="remark",
+                elem_classes="fold-note",
                 apply_default_css=False,
             )
             self.colour = gr.Radio(
@@ -82,7 +82,7 @@ class KnobSweepPanel(SweepPanel):
                 label="Colour the cells by",
                 elem_id="sweep-colour",
             )
-            self.output = KnobGrid(elem_classes="remark", elem_id="swept")
+            self.output = KnobGrid(elem_classes="fold-note", elem_id="swept")
 
     def inputs(self) -> list[gr.components.Component]:
         return [self.lane, self.row_knob, self.row_values, self.column_knob, self.column_values]

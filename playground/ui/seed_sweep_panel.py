@@ -39,7 +39,7 @@ class Repeats(SweepPanel):
                 self.halt = gr.Button(
                     "Stop", variant="stop", min_width=110, scale=0, visible=False, elem_id="repeat-stop"
                 )
-            self.output = gr.HTML("", elem_classes="remark", elem_id="repeated", apply_default_css=False)
+            self.output = gr.HTML("", elem_classes="fold-note", elem_id="repeated", apply_default_css=False)
 
     def inputs(self) -> list[gr.components.Component]:
         return [self.lane, self.times]

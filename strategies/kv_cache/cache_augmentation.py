@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.algorithms.kv_cache.policy_training import Descent, descend
+from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.algorithms.kv_cache.states_beside_slots import attend_also
 from playground.contract import CachePolicy, knob
 from playground.events import Figure, Note

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from playground.algorithms.kv_cache.policy_training import Descent, descend
+from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.algorithms.kv_cache.quantization import Quantised, quantise
 from playground.contract import CachePolicy, LayerChoices, knob
 from playground.events import Figure, Note

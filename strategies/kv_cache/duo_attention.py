@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.algorithms.kv_cache.policy_training import Descent, descend
+from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.contract import CachePolicy, knob
 from playground.events import Figure, Note
 

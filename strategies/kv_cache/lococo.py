@@ -9,7 +9,7 @@ from torch.nn.functional import conv1d, cross_entropy
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.algorithms.kv_cache.policy_training import Descent, descend
+from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.contract import CachePolicy, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note

@@ -112,37 +112,14 @@ class CompressedText(FollowedText):
     """The head's cache over a text whose first `span` tokens are compressed."""
 
     def __init__(self, network: FlashNetwork, layer: int, states, span: int):
-        super().__init__(network, (layer,))
+        super().__init__(network, (layer,), skip=span)
         self.span, self.compressed = span, None
         if span:
             rows = states.of(layer, 0)[:span]
             self.compressed = network.latents(rows, torch.ones(span, dtype=torch.bool, device=rows.device))
 
-    def catch_up(self, lm) -> Tensor:
-        return super().catch_up(lm) if not self.span else self._after_span(lm)
-
-    def _after_span(self, lm) -> Tensor:
-        """As `catch_up`, for a text that begins after the span."""
-        states, tokens = lm.target.states, lm.tokens
-        self._drop_stale(self.span, tokens)
-        start = min(self.span + len(self._read), states.length - 1)
-        self.cache.crop(start - self.span)
-        del self._read[start - self.span:]
-        follow = tokens[start + 1:states.length + 1]
-        features = self.feed(lm, follow, states.of(self.layers[0], start)[:len(follow)], start)[-1:]
-        self.cache.commit()
-        self._read += follow
-        for position, token in enumerate(tokens[states.length + 1:], states.length):
-            features = self.feed(lm, [token], features, position)
-        return features
-
-    def feed(self, lm, tokens: list[int], features: Tensor, start: int) -> Tensor:
-        """The output [n, offsets * width] for tokens [n] that follow these features [n, width], from row `start` on."""
-        positions = torch.arange(start, start + len(tokens), device=features.device)
-        place = RowsAfterLatents(self.cache, positions, latents=self.compressed)
-        return self.network(lm.embed(tokens), features, place)
-
-    _feed = feed
+    def place(self, positions: Tensor) -> RowsAfterLatents:
+        return RowsAfterLatents(self.cache, positions, latents=self.compressed)
 
 
 class Flash(DraftHead):

@@ -14,7 +14,7 @@ from support.compute_runs import PROMPT, deep
 def fitted_lane(policy: ComputePolicy, weights: dict, monkeypatch, length: int = 12, decoder: str = "greedy"):
     """The lane of a policy for which these weights were stored, and its events."""
     from playground.decoding import fitted_weights as fitted
-    monkeypatch.setattr(fitted, "find_all", lambda parts, models: {part.name: weights for part in parts})
+    monkeypatch.setattr(fitted, "find_all", lambda parts, models, given=None: {part.name: weights for part in parts})
     return run(Assembly(make(decoder), compute_policy=policy), {"target": deep()}, PROMPT, length)
 
 

@@ -1,8 +1,10 @@
 """The exact cache of block diffusion: states of finished blocks, which nothing that is filled later changes."""
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+
+from playground.events import Figure
 
 
 class FinishedBlocks:
@@ -24,6 +26,10 @@ class FinishedBlocks:
         computed = {*range(self.settled, own.stop), *self.lm.sources(masked)}
         self.settled = max(self.settled, own.start)
         return self.lm.read(masked, sorted(computed), self.states, supposed)
+
+    def shown(self) -> Iterator[Figure]:
+        """Nothing: what is reused is exact."""
+        yield from ()
 
     def predicted(self, masked: list[int]) -> list[int]:
         """The masked positions that the last forward predicted."""

@@ -22,22 +22,23 @@ class CommittedRows:
     """One row for each token that the target has read, in a cache for each layer.
 
     Row i depends on the target's states up to token i and on `ahead` tokens after it. Rows of tokens that are no longer
-    in the text, and those of draft tokens, are dropped before new ones are read.
+    in the text, and those of draft tokens, are dropped before new ones are read. The first `skip` tokens have no rows.
     """
 
-    def __init__(self, layers: int = 1, ahead: int = 0):
-        self.caches, self._ahead = [HeadCache() for _ in range(layers)], ahead
+    def __init__(self, layers: int = 1, ahead: int = 0, skip: int = 0):
+        self.caches, self._ahead, self._skip = [HeadCache() for _ in range(layers)], ahead, skip
         self._first, self._read = 0, []  # position of the first row, and the tokens on which the rows depend
 
     def catch_up(self, lm: Lane, read: Read) -> Tensor:
         """Read what the target has read since the last round; returns the output [1, width] for its newest token."""
         states, device = lm.target.states, lm.target_model.device
-        kept = self._kept(states.start, lm.tokens[states.start:states.length + self._ahead])
-        kept = min(kept, states.length - states.start - 1)  # the last row is read again if nothing is new
+        start = max(states.start, self._skip)
+        kept = self._kept(start, lm.tokens[start:states.length + self._ahead])
+        kept = min(kept, states.length - start - 1)  # the last row is read again if nothing is new
         for cache in self.caches:
             cache.crop(kept)
         output = torch.empty(0)
-        for first in range(states.start + kept, states.length, CHUNK):
+        for first in range(start + kept, states.length, CHUNK):
             span = range(first, min(first + CHUNK, states.length))
             positions = torch.arange(span.start, span.stop, device=device)
             output = read(span, [NewRows(cache, positions) for cache in self.caches])

@@ -54,7 +54,7 @@ class BlockAttention(SelfAttention):
         return self.merged(found[0])
 
 
-class BlockLayer(Module):
+class DFlashLayer(Module):
     """A decoder layer over a block."""
 
     def __init__(self, shape: HeadShape, theta: float, window: int):
@@ -79,7 +79,7 @@ class DFlashNetwork(Module):
     ):
         super().__init__()
         self.fc, self.hidden_norm = Linear(reads, shape.width, bias=False), RMSNorm(shape.width, EPS)
-        self.layers = ModuleList(BlockLayer(shape, theta, window) for window in windows)
+        self.layers = ModuleList(DFlashLayer(shape, theta, window) for window in windows)
         self.norm = RMSNorm(shape.width, EPS)
         self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 
 class FollowedText:
-    """The head's rows over the text: row i read the state of token i and the embedding of token i + 1."""
+    """The head's rows over the text: row i read the state of token i and the embedding of token i + 1. The first `skip`
+    tokens have none.
+    """
 
-    def __init__(self, network: FeatureNetwork, layers: tuple[int, ...]):
-        self.network, self.layers, self._rows = network, layers, CommittedRows(ahead=1)
+    def __init__(self, network: FeatureNetwork, layers: tuple[int, ...], skip: int = 0):
+        self.network, self.layers, self._rows = network, layers, CommittedRows(ahead=1, skip=skip)
 
     @property
     def cache(self) -> HeadCache:
@@ -38,14 +40,22 @@ class FollowedText:
         """
         features, first = self._rows.catch_up(lm, partial(self._read, lm)), lm.target.states.length
         for position, token in enumerate(lm.tokens[first + 1:], first):
-            place = NewRows(self.cache, torch.tensor([position], device=features.device))
-            features = self.network(lm.embed([token]), features, place)
+            features = self.feed(lm, [token], features, position)
         return features
+
+    def feed(self, lm: Lane, tokens: list[int], features: Tensor, start: int) -> Tensor:
+        """Outputs [n, width] for tokens [n] that follow these features [n, width], in rows from `start` on."""
+        positions = torch.arange(start, start + len(tokens), device=features.device)
+        return self.network(lm.embed(tokens), features, self.place(positions))
+
+    def place(self, positions: Tensor) -> NewRows:
+        """The place of new rows at positions [n]."""
+        return NewRows(self.cache, positions)
 
     def _read(self, lm: Lane, span: range, places: list[NewRows]) -> Tensor:
         rows = [lm.target.states.of(layer, span.start)[:len(span)] for layer in self.layers]
-        following = lm.embed(lm.tokens[span.start + 1:span.stop + 1])
-        return self.network(following, self.network.features(torch.cat(rows, -1)), places[0])
+        following = lm.tokens[span.start + 1:span.stop + 1]
+        return self.feed(lm, following, self.network.features(torch.cat(rows, -1)), span.start)
 
 
 class GrowingTree(ScoredTree):

@@ -4,9 +4,9 @@ from __future__ import annotations
 import torch
 from pairs import network, pair
 
-from playground.algorithms.kv_cache.differentiable_llama import DifferentiableLlama
-from playground.algorithms.kv_cache.policy_training import Descent, descend
-from playground.training.checkpoints import Checkpoint
+from playground.algorithms.differentiable_llama import DifferentiableLlama
+from playground.algorithms.kv_cache.cache_training import Descent, descend
+from playground.training.checkpoint import Checkpoint
 
 PLAN = Descent("distance", steps=12, rate=0.1, every=3)
 
@@ -15,7 +15,7 @@ class Texts:
     """Where a training keeps its state."""
 
     def __init__(self, file: Checkpoint):
-        self.resumed, self.save = file.load, file.save
+        self.resumed, self.save = file.read, file.write
 
 
 def start() -> dict[str, torch.Tensor]:
@@ -39,18 +39,17 @@ def trained(file: Checkpoint, most: int = 99) -> tuple[dict[str, torch.Tensor], 
 
 
 def test_an_interrupted_training_ends_with_the_same_weights(tmp_path):
-    whole, losses = trained(Checkpoint(tmp_path / "whole", 1))
+    whole, losses = trained(Checkpoint(tmp_path / "whole", (1,)))
     assert len(losses) == 4 and losses[-1] < losses[0]
-    trained(Checkpoint(tmp_path / "cut", 1), most=2)
-    resumed, rest = trained(Checkpoint(tmp_path / "cut", 1))
+    trained(Checkpoint(tmp_path / "cut", (1,)), most=2)
+    resumed, rest = trained(Checkpoint(tmp_path / "cut", (1,)))
     assert rest == losses[2:]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_the_checkpoint_of_another_training_is_not_resumed(tmp_path):
-    trained(Checkpoint(tmp_path / "file", 1), most=2)
-    assert len(trained(Checkpoint(tmp_path / "file", 2))[1]) == 4
-    assert len(trained(Checkpoint(None, None))[1]) == 4
+    trained(Checkpoint(tmp_path / "file", (1,)), most=2)
+    assert len(trained(Checkpoint(tmp_path / "file", (2,)))[1]) == 4
 
 
 def test_the_network_with_gradients_computes_the_librarys_logits():
