@@ -143,7 +143,7 @@ const STRIP = [
   { name: "tokens_per_second", label: "tokens/s", help: "Tokens per second, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
   { name: "target_forwards", label: "forwards", help: "Forwards of the target model, prefill excluded.", write: whole },
   { name: "tokens_per_target_forward", label: "tokens per forward", help: "Tokens per forward of the target, bonus tokens included; the prefill and its token are excluded. Plain decoding gives exactly 1.", write: (v) => fixed(v, 2), detail: sayTokensByForward },
-  { name: "draft_forwards", label: "draft forwards", help: "Forwards that only propose tokens: of the draft model, catching up included, or of the target's first layers; prefill excluded.", write: (v) => (v ? whole(v) : DASH) },
+  { name: "draft_forwards", label: "draft forwards", help: "Forwards that only propose tokens, prefill excluded: of the draft model, catching up included, of the target's first layers, or of rows that enter at a later layer.", write: (v) => (v ? whole(v) : DASH) },
   { name: "acceptance_rate", label: "accepted", help: "Accepted draft tokens, as a share of the tested ones.", write: percent },
   { name: "mean_accepted", label: "accepted per round", help: "Accepted draft tokens per round, without the token that follows them.", write: (v) => fixed(v, 2) },
   { name: "wasted_tokens", label: "wasted rows", help: "Target rows the text did not need: rejected draft tokens, dropped branches, rolled back tokens.", write: whole },

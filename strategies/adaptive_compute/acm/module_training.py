@@ -99,12 +99,13 @@ class CountedChannels:
 def train_modules(texts, count: int) -> Iterator:
     """All phases; yields figures and notes, and returns the weights by name."""
     learners = Learners(texts.parts, channel_orders(texts), count)
+    # before any training, so that a resumed one draws the same
+    apart = nn.ModuleList(Gate(texts.parts.width, count) for _ in range(texts.parts.depth))
     steps = HeadTraining(epochs=2, rate=1e-3, names=("error of the learners",))
     yield from trained(learners, texts.phase("learners"), partial(learner_losses, texts, learners), steps)
     learners.requires_grad_(False)
     errors = held_out_mean(texts, lambda batch: module_errors(texts, learners, batch))
     yield Note("Relative error of 0, 1, ... learners on held-out texts: " + " ".join(f"{e:.3f}" for e in errors))
-    apart = nn.ModuleList(Gate(texts.parts.width, count) for _ in range(texts.parts.depth))
     steps = HeadTraining(epochs=1, rate=1e-2, names=("loss of the gates",))
     yield from trained(apart, texts.phase("gates"), partial(label_losses, texts, learners, apart), steps)
     found = {"order": learners.order.to(torch.int16), "down": learners.down.detach().half()}
