@@ -85,7 +85,7 @@ class RestartsPositions(find("clover")):
 
 
 class ReadsInputEmbeddings(find("clover")):
-    """Wrong: draft tokens are told by their input embeddings instead of their rows of the lm_head."""
+    """Wrong: heads read the input embeddings of draft tokens instead of their rows of the lm_head."""
 
     def drafted(self, lm, budget):
         plain, table = type(self.network).token_vectors, library().get_input_embeddings().weight
@@ -127,7 +127,7 @@ def test_random_heads_leave_a_greedy_text_unchanged():
 
 
 def expected_losses(lessons: Lessons, late: int = 0) -> list[float]:
-    """Cross-entropy of head k with the token that follows those it was told; weights 0.8^k."""
+    """Cross-entropy of head k with the token after those that it reads; weights 0.8^k."""
     weights, ids = random_weights(NAME), lessons.batch.ids
     g = [decoder_layer(weights, "layers.0.")(rows) for rows in lessons.states]
     one_hot = torch.eye(len(lessons.lm_head), dtype=torch.float64)

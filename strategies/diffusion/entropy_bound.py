@@ -15,7 +15,7 @@ class EntropyBound(CanvasDecoder):
     """Turn a block of random tokens into text over several forwards, and start again with the next block.
 
     Each forward predicts every position of the block. The positions of lowest entropy are accepted and sampled, as many
-    as keep the sum of their entropies without the largest within a bound, which bounds what they would have told of
+    as keep the sum of their entropies without the largest within a bound, which bounds the information they have about
     each other; all others become random tokens again. The temperature falls from forward to forward, and the next
     forward also reads the tempered logits. A block ends early once its most probable tokens stay the same and their
     mean entropy is low; these tokens are its text. The last block is as long as the rest of the canvas. This is how the

@@ -51,7 +51,7 @@ class RegressiveHeads(CloverNetwork):
 
 
 class Clover(CloverDrafter):
-    """A chain of small heads, each of which is told the token that the one before it drafted.
+    """A chain of small heads, each of which reads the token that the one before it drafted.
 
     An augmenting block, one decoder layer after the target's last, turns the last states into ones for drafting. From
     head to head an attention decoder adds the drafted token's row of the lm_head to the state, weighted per attention

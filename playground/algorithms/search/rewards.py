@@ -1,4 +1,4 @@
-"""The rewards that a search can be told to use, and the base class of decoders that use one.
+"""The rewards that a search can use, and the base class of decoders that use one.
 
 `fitted` reads the target's own hidden states with a small network (`reward_head`), `classifier` any
 sequence-classification model of the transformers library, and `likelihood` the target's own probabilities: it needs
