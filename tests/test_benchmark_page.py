@@ -369,7 +369,7 @@ def test_seconds_exclude_the_turns_of_others(monkeypatch):
     while not session.finished:
         answers += session.advance()
         others.append("a turn of a thousand seconds")
-    assert 12 <= answers[0].answer.seconds < 1000
+    assert 12 <= answers[0].event.seconds < 1000
 
 
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
