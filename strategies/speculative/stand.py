@@ -1,7 +1,9 @@
 """STAND: remembered next-token distributions of n-grams as drafter."""
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
+from itertools import accumulate
 
 import torch
 
@@ -53,6 +55,30 @@ class NGramDistributions:
 
     def digest(self) -> str:
         return blake2b(repr(sorted(self.known.items())).encode(), digest_size=8).hexdigest()
+
+
+class ListedTokens:
+    """A few tokens with their probabilities, sampled without replacement. On the host, which for ten tokens takes a
+    fraction of the time of tensors.
+    """
+
+    def __init__(self, likely: dict[int, float]):
+        self.p = dict(likely)  # of the remaining tokens, not renormalised
+
+    def take(self, draw: Callable[[torch.Tensor], int]) -> int:
+        """Sample a token with draw(distribution [n]) and remove it."""
+        p = torch.tensor(list(self.p.values()), dtype=torch.float64)
+        return self._remove(draw(p / p.sum()))
+
+    def take_at(self, u: float) -> int:
+        """Sample with a uniform number in [0, 1), by inverting the cumulative sum, and remove the token."""
+        sums = list(accumulate(self.p.values()))
+        return self._remove(min(bisect_right(sums, u * sums[-1]), len(sums) - 1))
+
+    def _remove(self, index: int) -> int:
+        token = list(self.p)[index]
+        del self.p[token]
+        return token
 
 
 class Stand(Drafter):
@@ -142,18 +168,11 @@ class Stand(Drafter):
     def _children(self, lm, tree, parent, likely, width, like) -> list[int]:
         if not self._draws(lm):
             return [tree.add(token, parent, confidence=likely[token]) for token in list(likely)[:width]]
-        q, position, children, rest = (
-            self._spread(likely, like),
-            len(lm.tokens) + len(tree.path(parent)),
-            [],
-            dict(likely),
-        )
-        while rest and len(children) < width:
-            token = list(rest)[
-                lm.draw(torch.tensor(list(rest.values()), dtype=q.dtype), position, purpose(parent, len(children)))
-            ]
+        q, position, children = self._spread(likely, like), len(lm.tokens) + len(tree.path(parent)), []
+        remaining = ListedTokens(likely)
+        while remaining.p and len(children) < width:
+            token = lm.draw_remaining(remaining, position, purpose(parent, len(children)))
             children.append(tree.add(token, parent, q))
-            del rest[token]
         return children
 
     def _spread(self, likely, like) -> torch.Tensor:
