@@ -44,7 +44,7 @@ import psutil
 from random_requests import CONTEXT, PROMPTS, random_lane
 from visitor import Message, Server, TurnedAway, Visitor, request, start_page
 
-SEATS = 20  # runs the page serves at once (QueueLimits.whole)
+SEATS = 40  # runs the page serves at once (QueueLimits.whole)
 MOST_OF_IDEAL = 2.0  # times the ideal share, at the 95th percentile
 GROWTH = 0.05  # of memory after the warm-up
 WARM_UP = 0.2  # share of the time

@@ -205,8 +205,18 @@ def empty_page() -> str:
     return to_html(Trace([Header()]))
 
 
+def numbered(field: str, value: float) -> dict[str, Any]:
+    """A sound trace in which one number of an event is another."""
+    document = sound()
+    event = next(event for event in document["events"] if event.get(field))
+    event[field] = [value] * len(event[field]) if isinstance(event[field], list) else value
+    return document
+
+
 @fuzz
 @given(changed(sound()))
+@example(numbered("logprobs", 1000.0))
+@example(numbered("entropy", 1e308))
 @example({**sound(), "events": None})
 @example({**sound(), "events": 5})
 @example([])
@@ -425,6 +435,12 @@ def test_any_values_of_knobs_make_a_strategy_or_a_refusal(data: st.DataObject):
         except Refusal as refusal:
             assert str(refusal)
         assert time.monotonic() - start < QUICK, f"{name} took {time.monotonic() - start:.1f} s"
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), float("nan")])
+def test_a_number_that_no_knob_can_hold_is_refused(value):
+    with pytest.raises(Refusal):
+        make("top_k", k=value)
 
 
 @fuzz

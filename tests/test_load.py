@@ -8,8 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from load_page import Load, Outcome, Request, percentile, summary
+from load_page import SEATS, Load, Outcome, Request, percentile, summary
 from soak import Report
+
+from playground.ui.admission_queue import QueueLimits
 
 ROOT = Path(__file__).parents[1]
 HELD = {"threads": 6, "handles": 9, "children": 0}
@@ -59,9 +61,13 @@ def test_the_ideal_share_counts_concurrent_and_queued_visitors():
     assert load.ideal(requests[0]) == pytest.approx(0.1)
     load.running = 3
     assert load.ideal(requests[0]) == pytest.approx(0.4)
-    load.running = 21
-    assert load.ideal(requests[0]) == pytest.approx(2.0 + 2 * 2.0)
+    load.running = SEATS + 1
+    assert load.ideal(requests[0]) == pytest.approx(0.1 * SEATS + 2 * 2.0)
     assert load.ideal(Request([], "", "", 8)) is None
+
+
+def test_the_load_knows_how_many_runs_the_page_serves_at_once():
+    assert QueueLimits().whole.seats == SEATS
 
 
 def test_a_percentile_is_an_observed_value():

@@ -1,6 +1,7 @@
 // A run as CSV, one line per token. The columns are documented in playground/trace/csv_export.py, which writes the same file.
 
 const FORMULA = /^[=+\-@\t\r]/; // a spreadsheet would evaluate this instead of showing it
+const ROUNDING = 1e-5; // of a softmax in float32: a log-probability above it is none
 const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;
 
 function toCsv(trace) {
@@ -27,7 +28,7 @@ function probabilitiesOf(token, step) {
     entropy: sixDecimals(step && step.entropy),
     final_entropy: sixDecimals(step && step.final_entropy),
     logprob: sixDecimals(token.logprob),
-    probability: isNumber(token.logprob) ? sixDecimals(Math.exp(token.logprob)) : "",
+    probability: isNumber(token.logprob) && token.logprob <= ROUNDING ? sixDecimals(Math.exp(token.logprob)) : "",
     final_probability: place < 0 ? "" : sixDecimals(step.top[place][3]),
     rank: place < 0 ? "" : place + 1,
   };

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import Field, dataclass, field
 from typing import Any
 
@@ -98,4 +97,5 @@ class Knob:
 
     def _within(self, value: float) -> bool:
         above = self.min is None or value >= self.min
-        return not math.isnan(value) and above and (self.max is None or value <= self.max)
+        number = value == value  # math.isnan refuses integers that are too large for a float
+        return number and above and (self.max is None or value <= self.max)

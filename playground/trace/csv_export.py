@@ -12,12 +12,13 @@ import io
 import math
 import re
 from collections.abc import Iterator
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import NamedTuple
 
 from playground.events import Candidate, Commit, Forward, Header, Stamped
 from playground.trace import Trace
 from playground.trace.transcript import Token, Written, sequences
+from playground.trace.validate import ROUNDING
 
 COLUMNS = (
     "lane", "strategy", "sequence",
@@ -37,6 +38,7 @@ COLUMN_TYPES = {name: float for name in COLUMNS if name.endswith(("entropy", "lo
 }
 """The types of columns with missing values in a data frame of pandas."""
 DIGITS = Decimal("0.000001")
+ANY_FLOAT = Context(prec=330)  # digits of the largest float with six decimals
 FORMULA = re.compile(r"[=+\-@\t\r]")
 SURROGATE = re.compile("[\ud800-\udfff]")
 Value = int | float | str | None
@@ -86,7 +88,8 @@ def _distribution(token: Token, position: int, written: Written) -> list[float |
     """Entropies, probabilities and rank of the token; None if no logits were computed for it."""
     step = written.steps.get(position)
     rank, candidate = _ranked(token.id, step.top if step else [])
-    probability = None if token.logprob is None else math.exp(token.logprob)
+    possible = token.logprob is not None and token.logprob <= ROUNDING  # a trace from a file may hold any number
+    probability = math.exp(token.logprob) if possible else None
     numbers = (
         step and step.entropy,
         step and step.final_entropy,
@@ -118,7 +121,7 @@ def _commits(events: list[Stamped]) -> dict[int, CommitPoint]:
 def _text(value: Value) -> str:
     """A value as the text of a cell: six decimals, halves rounded away from zero as in browsers; nothing for None."""
     if isinstance(value, float):
-        return str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP))
+        return str(Decimal(value + 0.0).quantize(DIGITS, ROUND_HALF_UP, ANY_FLOAT))
     return "" if value is None else str(value)
 
 

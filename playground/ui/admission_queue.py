@@ -62,16 +62,19 @@ class Share:
 class QueueLimits:
     """How a machine is shared. The other kinds of runs leave some seats to the playground page, and each address to
     other addresses.
+
+    Many seats make every run slower and let its first token come within a second or two: with 20 of them, half of the
+    visitors of `tests/load_page.py` waited longer than 20 s for a seat.
     """
 
-    whole: Share = Share(20, 48, 128)
-    address: Share = Share(20, 48, 128)
-    session: Share = Share(20, 48, 128)
+    whole: Share = Share(40, 48, 128)
+    address: Share = Share(40, 48, 128)
+    session: Share = Share(40, 48, 128)
     kinds: dict[str, Share] = field(
         default_factory=lambda: {
-            PAGE: Share(20, 32, 128),
-            API: Share(8, 16, 32),
-            GAME: Share(4, 16, 32),
+            PAGE: Share(40, 32, 128),
+            API: Share(16, 16, 32),
+            GAME: Share(6, 16, 32),
             REPEATS: Share(2, 8, 16),
             SURVEY: Share(1, 8, 9),
         }
@@ -80,7 +83,7 @@ class QueueLimits:
     @classmethod
     def for_visitors(cls) -> QueueLimits:
         """For a public page: one address, which may be a whole school, gets at most half of everything."""
-        return cls(address=Share(8, 24, 64), session=Share(4, 6, 16))
+        return cls(address=Share(16, 24, 64), session=Share(4, 6, 16))
 
 
 class AdmissionQueue:
