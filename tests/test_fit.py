@@ -231,6 +231,7 @@ def test_knobs_beyond_their_limits_are_refused(shell, fits_length, saved, tmp_pa
         ("fit nothing --texts TEXT", "no strategy"),
         ("fit greedy --texts TEXT", "no knobs that are fitted"),
         ("fit ead --texts EMPTY", "empty"),
+        ("fit ead --texts TEXT --epochs 3", "leave out --epochs"),
         ("fit ead --texts /nowhere", "cannot be read"),
         ("fit ead --texts TEXT --model /nowhere", "no folder"),
     ],

@@ -19,6 +19,7 @@ from playground.training.target_texts import TargetText
 from support.speculation import speculative_lane
 from support.speculative_runs import recorded
 
+EPOCHS = 3
 SLOW_LEARNERS = ("kangaroo", "ppd")  # need more texts than these to learn
 TRAINED = (
     "medusa", "hydra", "hydra_plus_plus", "eagle", "eagle_3", "fspad", "clover", "clover_2", "chimera", "falcon",
@@ -52,7 +53,8 @@ def fitted(name: str, tmp_path, seed: int = 0, stop_in_epoch: int = 0) -> dict:
         if text.startswith(f"Epoch {stop_in_epoch} "):
             raise Interrupted
 
-    return fit_head(find(name), pair().target, [], seed, tmp_path / "head.training", lambda event: None, progress)
+    place = tmp_path / "head.training"
+    return fit_head(find(name), pair().target, [], seed, place, lambda event: None, progress, EPOCHS)
 
 
 @pytest.mark.parametrize("name", TRAINED)
@@ -64,6 +66,14 @@ def test_an_interrupted_training_ends_with_the_same_weights(name, texts, tmp_pat
     resumed = fitted(name, tmp_path)
     assert not (tmp_path / "head.training").exists()
     assert all(torch.equal(whole[key], resumed[key]) for key in whole)
+
+
+@pytest.mark.parametrize("epochs, passes", [(2, 2), (0, 12)])
+def test_a_training_makes_as_many_passes_as_asked_for_or_as_the_head_needs(epochs, passes, texts, tmp_path):
+    said = []
+    place = tmp_path / "head.training"
+    fit_head(find("medusa"), pair().target, [], 0, place, lambda event: None, lambda *at: said.append(at[1]), epochs)
+    assert {text.split(",")[0] for text in said} == {f"Epoch {number + 1} of {passes}" for number in range(passes)}
 
 
 def test_a_checkpoint_of_another_seed_or_one_that_was_cut_off_is_not_resumed(texts, tmp_path):
@@ -84,7 +94,7 @@ def test_training_lowers_the_loss(name, texts, tmp_path):
     def watch(event):
         curves.extend([event] if isinstance(event, Figure) else [])
 
-    fit_head(find(name), pair().target, [], 0, tmp_path / "head.training", watch)
+    fit_head(find(name), pair().target, [], 0, tmp_path / "head.training", watch, epochs=EPOCHS)
     first, last = (sum(curves[place].data["series"].values()) for place in (0, -1))
     assert last < first
 

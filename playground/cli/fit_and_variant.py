@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,15 +44,17 @@ def fit(options: Namespace) -> bool:
     Raises Refusal.
     """
     cls = find(find(options.name).weights_of or options.name)
-    if hasattr(cls, "calibrate"):
-        return _calibrate(cls, options)
-    if hasattr(cls, "learn"):
-        return _train_on_canvas(cls, options)
-    if hasattr(cls, "train_on_grades"):
-        return _train_on_grades(cls, options)
-    if cls.fitted_to_target:
-        return _train_head(cls, options)
-    return _train(cls, options) if hasattr(cls, "train") else _fit(cls, options)
+    way = _way(cls)
+    if options.epochs and way is not _train_head:
+        raise Refusal(f"{cls.name} is not a draft head that is trained on texts: leave out --epochs.", "epochs")
+    return way(cls, options)
+
+
+def _way(cls: type[Strategy]) -> Callable[[type[Strategy], Namespace], bool]:
+    """How a strategy is fitted."""
+    ways = {"calibrate": _calibrate, "learn": _train_on_canvas, "train_on_grades": _train_on_grades}
+    declared = next((way for name, way in ways.items() if hasattr(cls, name)), None)
+    return declared or (_train_head if cls.fitted_to_target else _train if hasattr(cls, "train") else _fit)
 
 
 def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
@@ -88,7 +91,7 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
     if options.published:
         weights = _published(cls, Path(options.published), model)
     else:
-        weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress)
+        weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress, options.epochs)
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 

@@ -303,6 +303,7 @@ def _fit(command: CommandParser) -> None:
     _of_the_texts(command)
     _of_the_models(command)
     _count(command, "seed", 0, 0, "of the training data that is sampled for weights")
+    _count(command, "epochs", 0, 0, "passes over the texts that train a draft head; 0: as many as it needs")
     command.add_argument("--from", dest="published", metavar="FOLDER",
                          help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2")
     command.add_argument("--out", metavar="FILE",

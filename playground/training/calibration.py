@@ -43,6 +43,7 @@ class CalibrationTexts:
     checkpoint: Path | None = None  # of an interrupted training; None if nothing is saved
     progress: Progress = unseen
     about: tuple[str, ...] = ()  # the strategy and the phase of its training
+    epochs: int = 0  # each phase has its own number
     _networks: list[SteppedLlama] = field(default_factory=list)  # at most one, shared by the phases
 
     @property

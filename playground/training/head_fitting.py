@@ -30,10 +30,11 @@ KEPT_BYTES = 2**30  # of hidden states that are kept between epochs; the rest is
 
 
 def fit_head(cls: type[DraftHead], model: Model, texts: list[str], seed: int, checkpoint: Path,
-             watch: Callable[[Figure | Note], None], progress: Progress = unseen) -> dict[str, Tensor]:
+             watch: Callable[[Figure | Note], None], progress: Progress = unseen, epochs: int = 0) -> dict[str, Tensor]:
     """Train the weights of a draft head on texts of the target, and return them by name, in float16.
 
-    An interrupted training goes on from `checkpoint`, which is deleted at the end. Raises Refusal.
+    An interrupted training goes on from `checkpoint`, which is deleted at the end. `epochs` replaces the head's own
+    number of passes over the texts, unless it is 0. Raises Refusal.
     """
     if model.lm_head_weights is None:
         raise Refusal(
@@ -45,7 +46,7 @@ def fit_head(cls: type[DraftHead], model: Model, texts: list[str], seed: int, ch
     if len(written) < FEW:
         raise Refusal(f"{len(written)} texts are too few to train a draft head: name more with --texts.", "texts")
     layers = {*cls.state_layers(cls(), model.depth), model.depth}  # the last gives the target's own distributions
-    lessons = OwnTexts(cls.name, model, tuple(sorted(layers)), written, seed, checkpoint, progress)
+    lessons = OwnTexts(cls.name, model, tuple(sorted(layers)), written, seed, checkpoint, progress, epochs)
     own = sum(len(text.tokens) - text.start for text in written)
     watch(Note(f"{len(written)} texts of {model.name}, {own} tokens of them its own."))
     events = cls.train(lessons)
@@ -71,6 +72,7 @@ class OwnTexts:
     seed: int
     checkpoint: Path
     progress: Progress = unseen
+    epochs: int = 0
     _states: dict[int, dict[int, Tensor]] = field(default_factory=dict)  # by text and layer, in float16
     _kept: int = 0  # bytes of `_states`
 
@@ -157,7 +159,7 @@ class OwnTexts:
 
     @property
     def _checkpoint(self) -> Checkpoint:
-        about = (self.name, self.model.revision, self.model.quantization, self.seed, self.texts)
+        about = (self.name, self.model.revision, self.model.quantization, self.seed, self.texts, self.epochs)
         return Checkpoint(self.checkpoint, about)
 
 

@@ -123,7 +123,7 @@ class M2R2(DraftHead):
                 teacher = linear(batch.states[texts.depth][places], texts.lm_head).softmax(-1)
             return [soft_loss(linear(found, texts.lm_head), teacher) for found in predictions(both, batch, gate)]
 
-        yield from trained(both, texts, losses, HeadTraining(epochs=4, rate=2e-3))
+        yield from trained(both, texts, losses, HeadTraining(epochs=8, rate=2e-3))
         yield _measured(both, texts, gate)
         return {**both[0].state_dict(), "rms_norm_eps": torch.tensor(target.eps, dtype=torch.float64)}
 

@@ -148,7 +148,7 @@ class Chimera(DraftHead):
                 for number, (rows, labels) in enumerate(guesses(network, texts, batch))
             ]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=8, rate=1e-3))
         yield measured(texts, HEADS, lambda batch: guesses(network, texts, batch)).note()
         return network.state_dict()
 

@@ -92,7 +92,7 @@ class Clover(CloverDrafter):
             found = guesses(network, texts, batch)
             return [DECAY**k * token_loss(rows, texts.lm_head, labels) for k, (rows, labels) in enumerate(found)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=1e-3))
         yield measured(texts, HEADS, lambda batch: guesses(network, texts, batch)).note()
         return network.state_dict()
 

@@ -111,7 +111,7 @@ class Clover2(CloverDrafter):
         def losses(batch: HeadBatch) -> list[Tensor]:
             return [loss(texts, batch, number, rows) for number, (rows, _) in enumerate(guesses(network, texts, batch))]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=9, rate=1e-3))
         yield measured(texts, HEADS, lambda batch: guesses(network, texts, batch)).note()
         return {**network.state_dict(), "heads": torch.tensor(HEADS)}
 

@@ -70,7 +70,7 @@ class Eagle(FeatureDrafter):
             guess = found[places]
             return [smooth_l1_loss(guess, true) + TOKEN_LOSS * soft_loss(linear(guess, texts.lm_head), teacher)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=1e-3, noise=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=1e-3, noise=0.1))
         counts = RankCounts(1, 10)
         with torch.no_grad():
             for batch in texts.held_out():

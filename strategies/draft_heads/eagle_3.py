@@ -72,7 +72,7 @@ class Eagle3(FeatureDrafter):
                 for step, (guess, teacher, _) in enumerate(unrolled(network, texts, batch, layers))
             ]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=2e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=10, rate=2e-3))
         counts = RankCounts(STEPS, 10)
         with torch.no_grad():
             for batch in texts.held_out():

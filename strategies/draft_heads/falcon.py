@@ -259,7 +259,7 @@ class Falcon(DraftHead):
             inputs = [torch.where(glances[..., None], part.roll(-BLOCK, 1), part) for part in inputs]
             return [block_loss(texts, batch, outputs(network, *inputs), ~glances)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3, noise=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=9, rate=1e-3, noise=0.1))
         counts = measured(texts, BLOCK, lambda batch: by_place(outputs(network, *pairs(texts, batch)), batch), RANKS)
         yield counts.note()
         return {**network.state_dict(), "block": torch.tensor(BLOCK), MEASURED: counts.shares}

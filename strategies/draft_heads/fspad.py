@@ -123,7 +123,7 @@ class Fspad(FeatureDrafter):
             wrong = soft_loss(linear(inputs[places], texts.lm_head), teacher(texts, batch, 2))
             return [smooth_l1_loss(states[places], true) + TOKEN_LOSS * wrong]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=1e-3, noise=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=1e-3, noise=0.1))
         yield measured(texts, 1, guesses).note()
         return network.state_dict()
 

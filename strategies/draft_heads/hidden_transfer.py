@@ -107,7 +107,7 @@ class HiddenTransfer(DraftHead):
                 found.append(DECAY**step * soft_loss(linear(guess, texts.lm_head), teacher))
             return found
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=6, rate=1e-3))
         counts = RankCounts(STEPS, RANKS)
         with torch.no_grad():
             for batch in texts.held_out():

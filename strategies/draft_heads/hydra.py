@@ -50,6 +50,6 @@ class Hydra(PathDrafter):
             found = guesses(network, texts, batch, batch.states[texts.depth])
             return [token_loss(guess, texts.lm_head, labels) for guess, labels in found]
 
-        training = HeadTraining(epochs=5, rate=2e-3, decay=0.1)
+        training = HeadTraining(epochs=15, rate=2e-3, decay=0.1)
         shares = yield from trained_paths(network, texts, losses, training, lambda batch: batch.states[texts.depth])
         return {**network.state_dict(), MEASURED: shares}

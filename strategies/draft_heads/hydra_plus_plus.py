@@ -86,7 +86,7 @@ class HydraPlusPlus(PathDrafter):
                 for number, (guess, _) in enumerate(guesses(network, texts, batch, read(batch)))
             ]
 
-        training = HeadTraining(epochs=4, rate=2e-3, decay=0.1)
+        training = HeadTraining(epochs=12, rate=2e-3, decay=0.1)
         shares = yield from trained_paths(network, texts, losses, training, read)
         return {**network.state_dict(), MEASURED: shares}
 

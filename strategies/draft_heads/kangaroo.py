@@ -94,7 +94,7 @@ class Kangaroo(DraftHead):
             found = network(batch.states[layer], WholeTexts(batch.ids.shape[1]))[places]
             return [soft_loss(linear(found, texts.lm_head), teacher)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=2e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=2e-3))
         counts = RankCounts(1, 10)
         with torch.no_grad():
             for batch in texts.held_out():

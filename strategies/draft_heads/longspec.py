@@ -151,7 +151,7 @@ class LongSpec(DraftHead):
             (places, labels), found = ahead(batch, 1), read_texts(network, texts, batch)
             return [token_loss(found[places], texts.lm_head, labels[places])]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=2e-3, warmup=0.1, decay=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=6, rate=2e-3, warmup=0.1, decay=0.1))
         counts = RankCounts(1, 10)
         with torch.no_grad():
             for batch in texts.held_out():

@@ -83,7 +83,7 @@ class Medusa(DraftHead):
             found = guesses(network, batch, texts.depth)
             return [DECAY**k * token_loss(states, texts.lm_head, labels) for k, (states, labels) in enumerate(found)]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=3, rate=1e-3))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=1e-3))
         counts = RankCounts(HEADS, RANKS)
         with torch.no_grad():
             for batch in texts.held_out():

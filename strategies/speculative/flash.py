@@ -170,7 +170,7 @@ class Flash(DraftHead):
             found = offsets_of(network, texts, batch, compressed)
             return [_offset_loss(guess, true, texts.lm_head) / OFFSETS for guess, true, _ in found]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=1e-3, noise=0.1))
+        yield from trained(network, texts, losses, HeadTraining(epochs=12, rate=1e-3, noise=0.1))
         for compressed in (False, True):
             yield Note("With compressed prompts:" if compressed else "With whole prompts:")
             counts = RankCounts(OFFSETS, 1)

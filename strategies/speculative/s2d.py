@@ -157,7 +157,7 @@ class S2D(DraftHead):
             found = predictions(network, texts, batch)
             return [token_loss(states, texts.lm_head, labels) / len(exits) for states, labels in found]
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=4, rate=5e-4))
+        yield from trained(network, texts, losses, HeadTraining(epochs=8, rate=5e-4))
         counts = RankCounts(len(exits), 1)
         with torch.no_grad():
             for batch in texts.held_out():

@@ -19,7 +19,7 @@ NEAR = 1e-4  # relative, in float32
 class Lessons:
     """What a training reads. It starts from the random weights of a head."""
 
-    width, depth, seed, last_layer = WIDTH, DEPTH, 0, {}
+    width, depth, seed, epochs, last_layer = WIDTH, DEPTH, 0, 1, {}
 
     def __init__(self, name: str):
         self.name, chance = name, torch.Generator().manual_seed(7)

@@ -17,7 +17,7 @@ class SmallTexts:
     """
 
     def __init__(self, length: int = 8, prompt: int = 0, epoch: int = 30):
-        self.width, self.depth, self.seed, self.epoch = WIDTH, DEPTH, 0, epoch
+        self.width, self.depth, self.seed, self.epoch, self.epochs = WIDTH, DEPTH, 0, epoch, 4
         chance = torch.Generator().manual_seed(0)
         self.embeddings = torch.randn(TOKENS, WIDTH, generator=chance)
         self.lm_head = torch.randn(TOKENS, WIDTH, generator=chance)

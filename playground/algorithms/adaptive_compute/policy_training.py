@@ -32,6 +32,7 @@ class PolicyTexts(Protocol):
     """Texts of one target, as `training.calibration` makes them."""
 
     seed: int
+    epochs: int  # passes over the texts in place of a phase's own number; 0: its own number
 
     def forward(self, ids: Tensor, steps: LayerSteps) -> Tensor:
         """Logits [texts, n, V] with gradients for what `steps` puts into the network."""

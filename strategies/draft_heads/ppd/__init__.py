@@ -102,7 +102,7 @@ class Ppd(DraftHead):
                 found.append(DECAY**prompt * soft_loss(linear(guess, texts.lm_head), teacher))
             return found
 
-        yield from trained(network, texts, losses, HeadTraining(epochs=2, rate=1e-2, warmup=0.0))
+        yield from trained(network, texts, losses, HeadTraining(epochs=6, rate=1e-2, warmup=0.0))
         counts = RankCounts(PROMPTS, RANKS)
         with torch.no_grad():
             for batch in texts.held_out():
