@@ -118,7 +118,7 @@ class _Grammar:
 
     def _reached(self) -> int:
         """Terminals that may come next after some beginning of a text, completed or not, as bits."""
-        start = 1 << len(self.names)  # stands for the terminal before the text
+        start = 1 << len(self.names)  # represents the terminal before the text
         context, found, grown = defaultdict(int, {self.start: start}), 0, True
         while grown:
             grown = False

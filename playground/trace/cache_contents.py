@@ -1,7 +1,7 @@
 """The contents of KV caches over a run: from the differences in Cache events to live positions, and back.
 
 A Cache event lists what was evicted since the previous one (`dropped`), one string for each layer, or one for all of
-them. A string has the evicted positions of every KV head, separated by commas; one entry stands for all heads. An entry
+them. A string has the evicted positions of every KV head, separated by commas; one entry applies to all heads. An entry
 consists of items, separated by spaces: `gap`, `gap+more` or `gap>into`, all in base 36. `gap` is the number of
 positions since the previous item, or since 0; `more` is how many positions directly after this one are evicted, too;
 `into` is the position that the token was merged into. "a+2 1>3" evicts positions 10 to 12 and merges 14 into 3.
@@ -179,5 +179,5 @@ def _combined(live: Live, evicted: list[list[list[Eviction]]]) -> Live:
 
 
 def paired(first: list, second: list) -> Iterator[tuple]:
-    """Entries of two lists, each of which may have one entry that stands for all."""
+    """Entries of two lists, each of which may have one entry that applies to all."""
     return zip(first, cycle(second)) if len(first) > 1 else zip(cycle(first), second)

@@ -99,7 +99,7 @@ class Chimera(DraftHead):
     """A small head that still looks at every token: trigrams of the newest tokens, and one layer over the target's last
     states of the whole text.
 
-    The tokens after the text that the target has read have no states yet; an encoder of three embeddings stands in for
+    The tokens after the text that the target has read have no states yet; an encoder of three embeddings replaces
     each. The layer attends from them to the text and to the draft tokens before, and a head for each depth adds its
     output to the target's last state before the target's own lm_head. When tokens are accepted, their trigram states
     are replaced by the target's. The paper gives each head an lm_head of its own, and drafts every combination of three

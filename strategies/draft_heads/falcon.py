@@ -46,7 +46,7 @@ Memory = tuple[Tensor, Tensor]
 class BlockNetwork(Module):
     """An LSTM over pairs of a state and the next token, then one layer that attends within blocks in both directions.
 
-    The output of row i stands for the state `block` tokens later.
+    The output of row i predicts the state `block` tokens later.
     """
 
     def __init__(self, block: int, shape: HeadShape):

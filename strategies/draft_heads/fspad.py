@@ -77,7 +77,7 @@ class Fspad(FeatureDrafter):
     """EAGLE-2 whose head lets the chosen token select its part of the state before, and predicts states and tokens with
     two outputs.
 
-    A state stands for all tokens that could follow. The embedding of the one that was chosen gates the state in a wider
+    A state summarises all tokens that could follow. The embedding of the one that was chosen gates the state in a wider
     space (feature sampling; nothing is random), beside EAGLE's linear map. Of the two outputs, one is fed back and
     imitates the target's state, and one is read out by the lm_head and imitates only its distribution (partial
     alignment). With the gate's output at zero and both outputs equal it is EAGLE-2. The tree grows as in EAGLE-2. Both

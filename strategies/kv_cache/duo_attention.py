@@ -19,7 +19,7 @@ class DuoAttention(CachePolicy):
     """Hold the whole text in the heads that retrieve from it, and only its first and latest tokens in all others.
 
     `python -m playground fit duo_attention` learns a gate for every KV head, between full attention and attention to
-    the first and latest tokens: the last hidden states of the model with gates shall equal those of the model itself,
+    the first and latest tokens: the last hidden states of the model with gates should equal those of the model itself,
     while the gates are pulled to zero. The `share` of all heads with the largest gates are retrieval heads. Useful
     where few heads look far back, which is the case for most models. The authors learn from synthetic passkeys in long
     texts; here the end of each text counts. Without a fit every head is a retrieval head. The heads of a layer share a

@@ -20,7 +20,7 @@ class KVzip(CachePolicy):
     not depend on a question, so one compressed context answers many. A long context is repeated in parts, each of which
     counts with attention to its own tokens, the first `sinks`, and itself. With shared budgets the heads of all layers
     compete for the slots; the heads of a layer share a buffer, so only what its fullest head evicts is freed. Even
-    budgets free everything. It costs a second prefill. Generated tokens are not evicted, and the instruction stands
+    budgets free everything. It costs a second prefill. Generated tokens are not evicted, and the instruction is
     outside of the chat template. Kim et al. 2025, arXiv 2505.23416.
     """
 

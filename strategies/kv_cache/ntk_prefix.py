@@ -1,4 +1,4 @@
-"""NTK-Attention: a learnt summary stands in for a long prefix, or for what was evicted."""
+"""NTK-Attention: a learnt summary replaces a long prefix, or what was evicted."""
 from __future__ import annotations
 
 import torch

@@ -38,7 +38,7 @@ Latents = tuple[Tensor, Tensor]
 class FlashNetwork(FeatureNetwork):
     """One attention over the text, and one feed-forward network that gives all offsets at once.
 
-    Row t reads the state of token t and the embedding of token t + 1. Block i of its output stands for the state of
+    Row t reads the state of token t and the embedding of token t + 1. Block i of its output predicts the state of
     token t + 1 + i. The head's own output is read back by its first block alone.
     """
 
@@ -126,7 +126,7 @@ class Flash(DraftHead):
     """A head over the target's last hidden states drafts several tokens in one forward, and reads a long prompt as a
     few vectors.
 
-    Its output at the newest token stands for the next `block` hidden states, from which the target's lm_head reads as
+    Its output at the newest token predicts the next `block` hidden states, from which the target's lm_head reads as
     many draft tokens; none of them knows the others. For more tokens the block is read back with its predicted states,
     so `depth` tokens take depth / block forwards. With span = prompt all but the last `window` tokens of the prompt
     enter the head as eight averages with learned weights. block = 1 and span = none draft one state after the other, as

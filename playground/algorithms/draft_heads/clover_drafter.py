@@ -68,7 +68,7 @@ class CloverNetwork(Module):
     ahead = 0  # tokens after a row's own that its augmenting layers read
 
     def token_vectors(self, lm_head_rows: Tensor) -> Tensor:
-        """What stands for tokens, [..., width], from their rows of the target's lm_head."""
+        """Embeddings of tokens, [..., width], from their rows of the target's lm_head."""
         return lm_head_rows
 
     def augmented(self, states: Tensor, following: Tensor, places: list[Place]) -> Tensor:

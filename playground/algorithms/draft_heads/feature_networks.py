@@ -1,6 +1,6 @@
 """The networks of EAGLE: one decoder layer that continues the target's hidden states, fed with its own output.
 
-Row i reads the state of token i and the embedding of token i + 1, and its output stands for the state of token i + 1.
+Row i reads the state of token i and the embedding of token i + 1, and its output predicts the state of token i + 1.
 Parameter names are those of the published heads. Li et al. 2024, arXiv 2401.15077; Li et al. 2025, arXiv 2503.01840.
 """
 from __future__ import annotations
@@ -176,7 +176,7 @@ def shape_of_attention(weights: Weights, layer: str, width: int, head_dim: float
 class UnrolledTexts:
     """Whole texts whose head reads its own output for the `step`-th time, as it will while it drafts.
 
-    Row i then stands `step` tokens further on. It attends to the rows of the first time up to i, which read the
+    Row i is then `step` tokens further on. It attends to the rows of the first time up to i, which read the
     target's states, and to the rows i of later times. Positions are counted along that path.
     """
 

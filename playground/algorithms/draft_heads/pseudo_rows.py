@@ -1,6 +1,6 @@
 """Rows that stand for the tokens after a text before these are known: prompt tokens, or pseudo hidden states.
 
-Row i after a token at position t stands at position t + i, sees the text up to t and the rows before it, and guesses
+Row i after a token at position t has position t + i, sees the text up to t and the rows before it, and guesses
 the token at position t + i + 1. Here several such groups after one text are trained at once.
 """
 from __future__ import annotations

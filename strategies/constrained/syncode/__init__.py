@@ -50,7 +50,7 @@ class Terminals:
         self.ignored = frozenset(data["ignored"])
         if empty := next((name for name, automaton in self.automata.items() if automaton.finals[0]), None):
             raise Refusal(
-                f"The terminal {self.shown[empty]} may be empty, so there is no telling how often it stands: let it"
+                f"The terminal {self.shown[empty]} may be empty, so the lexer cannot tell how often it occurs: let it"
                 " have a letter.",
                 "source",
             )
