@@ -145,7 +145,7 @@ def cases() -> dict[str, tuple[dict, dict, str]]:
             {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 9]}, eagle, "reads layer 9, and llama has 3 layers"
         ),
         "kind": ({**CONFIG, "speculators_model_type": "peagle"}, eagle, "of the kind peagle, which is not supported"),
-        "flag": ({**CONFIG, "fc_norm": True}, eagle, "sets fc_norm, which is not supported"),
+        "two layers": (CONFIG, {**eagle, "layers.1.mlp.up_proj.weight": torch.zeros(96, 32)}, "has several layers"),
         "own lm_heads": ({}, own, "have lm_heads of their own"),
         "another model": ({"model_type": "llama"}, {"a.weight": torch.zeros(2, 2)}, "is no EAGLE or Medusa head"),
         "missing": (CONFIG, {"norm.weight": torch.zeros(32)}, "lacks the weights fc.weight"),

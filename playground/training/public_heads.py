@@ -24,7 +24,6 @@ Weights = dict[str, Tensor]
 EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecForge's configs
 LIBRARY_DFLASH = "muse_glimmer_assistant"  # the transformers library's model type with a DFlash drafter
 LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
-UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")  # variants of EAGLE-3's network
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
 PICKLES = ("*.bin", "*.pt", "*.pth")
 MTP_LAYER, MTP_STEPS = "mtp_layers.0.", 3
@@ -151,9 +150,8 @@ def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, 
 
 
 def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
-    unsupported = next((name for name in UNSUPPORTED if config.get(name)), None)
-    if unsupported:
-        raise Refusal(f"The head in {folder} sets {unsupported}, which is not supported: choose another head.", "from")
+    if any(name.startswith("layers.1.") for name in weights):
+        raise Refusal(f"The head in {folder} has several layers, and one is supported: choose another head.", "from")
     layer = config.get("transformer_layer_config") or config
     layers = config.get("eagle_aux_hidden_state_layer_ids") or [2, model.depth // 2, model.depth - 3]
     weights = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in weights.items()}
@@ -167,7 +165,7 @@ def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Mode
         )
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
     facts = _facts(layer, weights, "midlayer.")
-    facts["norm_before_residual"] = torch.tensor(int(bool(config.get("norm_before_residual"))))
+    facts |= {flag: torch.tensor(int(bool(config.get(flag)))) for flag in ("norm_before_residual", "norm_output")}
     return {**own, **facts, "layers": torch.tensor(layers)}
 
 

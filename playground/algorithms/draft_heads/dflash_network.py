@@ -17,8 +17,6 @@ from playground.algorithms.draft_heads.head_layers import (
     HeadCache,
     HeadShape,
     SelfAttention,
-    angles,
-    rotated,
 )
 
 Weights = dict[str, Tensor]
@@ -30,17 +28,8 @@ class BlockAttention(SelfAttention):
     """Attention with normed queries and keys, in which the rows of a block see the text and each other."""
 
     def __init__(self, shape: HeadShape, theta: float = THETA, window: int = 0):
-        super().__init__(shape, theta=theta)
+        super().__init__(shape, theta=theta, normed=True)
         self.window = window  # positions to either side that a row sees; 0 for all
-        self.q_norm, self.k_norm = RMSNorm(shape.head_dim, EPS), RMSNorm(shape.head_dim, EPS)
-
-    def states(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query, keys, values = (
-            part(rows).unflatten(-1, (-1, self.shape.head_dim)).transpose(-3, -2)
-            for part in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        cos, sin = angles(positions, self.shape.head_dim, query, self.theta)
-        return rotated(self.q_norm(query), cos, sin), rotated(self.k_norm(keys), cos, sin), values
 
     def over(self, rows: Tensor, positions: Tensor, cache: HeadCache, first: int) -> Tensor:
         """The output for a block of rows [n, width] after a text, whose first token in the cache is at `first`."""

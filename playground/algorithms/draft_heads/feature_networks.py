@@ -20,7 +20,7 @@ from playground.algorithms.draft_heads.head_layers import (
     SelfAttention,
 )
 
-FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual")  # numbers of a published head
+FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual", "norm_output")  # numbers of a published head
 Weights = dict[str, Tensor]
 ReadOut = Callable[[Tensor], Tensor]  # logits [n, V] of inputs of the lm_head
 
@@ -88,10 +88,12 @@ class EagleNetwork(FeatureNetwork):
 class Eagle3Layer(Module):
     """The decoder layer of EAGLE-3, whose attention reads the normed embedding beside the normed features."""
 
-    def __init__(self, shape: HeadShape, theta: float = THETA, norm_before_residual: bool = False):
+    def __init__(
+        self, shape: HeadShape, theta: float = THETA, normed: bool = False, norm_before_residual: bool = False
+    ):
         super().__init__()
         self.norm_before_residual = norm_before_residual
-        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta), GatedFeedForward(shape)
+        self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta, normed), GatedFeedForward(shape)
         self.input_layernorm = RMSNorm(shape.width, EPS)
         self.hidden_norm = RMSNorm(shape.width, EPS)
         self.post_attention_layernorm = RMSNorm(shape.width, EPS)
@@ -106,26 +108,39 @@ class Eagle3Layer(Module):
 class Eagle3Network(FeatureNetwork):
     """EAGLE-3: continues a mixture of three of the target's hidden states, and reads out over a draft vocabulary.
 
-    Without an lm_head of its own it reads out with the target's.
+    Without an lm_head of its own it reads out with the target's. `norms` counts the RMSNorms before the mixture: none,
+    one over all states, or one for each layer that is read. With `norm_output` (EAGLE-3.1) the normed output is fed
+    back.
     """
 
     layers_read = 3
 
-    def __init__(self, shape: HeadShape, reads: int, draft_vocabulary: int = 0, **layer: float):
+    def __init__(
+        self, shape: HeadShape, reads: int, draft_vocabulary: int = 0, norms: int = 0, norm_output: bool = False,
+        **layer: float,
+    ):
         super().__init__()
-        self.fc = Linear(reads, shape.width, bias=False)
+        self.fc, self.norm_output = Linear(reads, shape.width, bias=False), norm_output
         self.midlayer, self.norm = Eagle3Layer(shape, **layer), RMSNorm(shape.width, EPS)
         self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
+        self.input_norm = RMSNorm(reads, EPS) if norms == 1 else None
+        self.fc_norm = ModuleList(RMSNorm(reads // norms, EPS) for _ in range(norms)) if norms > 1 else None
 
     def features(self, states: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            states = self.input_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), -1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts)], -1)
         return self.fc(states)
 
     def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
-        return self.midlayer(embeddings, features, place)
+        output = self.midlayer(embeddings, features, place)
+        return self.norm(output) if self.norm_output else output
 
     def read_out(self, features: Tensor, lm_head: ReadOut) -> Tensor:
-        return (self.lm_head or lm_head)(self.norm(features))
+        return (self.lm_head or lm_head)(features if self.norm_output else self.norm(features))
 
     def target_ids(self, tokens: Tensor) -> Tensor:
         return tokens if self.d2t is None else tokens + self.d2t[tokens]
@@ -137,8 +152,12 @@ class Eagle3Network(FeatureNetwork):
         width, reads = weights["fc.weight"].shape
         own = weights["lm_head.weight"].shape[0] if "lm_head.weight" in weights else 0
         shape = shape_of(weights, "midlayer.", width, facts.get("head_dim"))
-        layer = {"theta": facts.get("rope_theta", THETA)}
-        network = cls(shape, reads, own, **layer, norm_before_residual=bool(facts.get("norm_before_residual", 0)))
+        network = cls(
+            shape, reads, own, sum("input_norm." in name or "fc_norm." in name for name in weights),
+            bool(facts.get("norm_output", 0)), theta=facts.get("rope_theta", THETA),
+            normed="midlayer.self_attn.q_norm.weight" in weights,
+            norm_before_residual=bool(facts.get("norm_before_residual", 0)),
+        )
         if own and "d2t" not in weights:
             weights["d2t"] = torch.zeros(own, dtype=torch.long)
         network.load_state_dict(weights)

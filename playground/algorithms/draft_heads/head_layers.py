@@ -37,7 +37,7 @@ class HeadShape(NamedTuple):
 
 
 class Place(Protocol):
-    """Where new rows stand, and what they attend to."""
+    """The positions of new rows, and what they attend to."""
 
     positions: Tensor  # [rows]
 
@@ -123,9 +123,11 @@ def rotated(states: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class SelfAttention(Module):
-    """Attention of a Llama layer, whose input may be wider than its output."""
+    """Attention of a Llama layer, whose input may be wider than its output; with `normed` query and key states that of
+    a Qwen3 layer.
+    """
 
-    def __init__(self, shape: HeadShape, reads: int | None = None, theta: float = THETA):
+    def __init__(self, shape: HeadShape, reads: int | None = None, theta: float = THETA, normed: bool = False):
         super().__init__()
         self.shape, self.theta = shape, theta
         reads = reads or shape.width
@@ -133,6 +135,7 @@ class SelfAttention(Module):
         self.k_proj = Linear(reads, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = Linear(reads, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = Linear(shape.heads * shape.head_dim, shape.width, bias=False)
+        self.q_norm, self.k_norm = (RMSNorm(shape.head_dim, EPS) if normed else None for _ in "qk")
 
     def states(self, rows: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value states [..., heads, rows, d] of rows [..., rows, reads]."""
@@ -140,6 +143,8 @@ class SelfAttention(Module):
             part(rows).unflatten(-1, (-1, self.shape.head_dim)).transpose(-3, -2)
             for part in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if self.q_norm is not None:
+            query, keys = self.q_norm(query), self.k_norm(keys)
         cos, sin = angles(positions, self.shape.head_dim, query, self.theta)
         return rotated(query, cos, sin), rotated(keys, cos, sin), values
 

@@ -1,0 +1,135 @@
+"""Heads in the format of vLLM's `speculators` compute what that library computes, whose logits are stored
+(tests/support/speculators_heads.py).
+"""
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from pairs import pair
+from safetensors.torch import save_file
+from torch import Tensor
+
+from playground.algorithms.draft_heads.head_layers import HeadCache, NewRows, WholeTexts
+from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
+from playground.contract import find
+from playground.training.public_heads import read_head
+from support.speculators_heads import LAYERS, OUT, STEPS, TOKENS, filled, hidden_states
+
+REFERENCE = json.loads(OUT.read_text(encoding="utf-8"))
+EAGLE_3 = [name for name in REFERENCE if name.startswith("eagle3")]
+NEAR = 2e-5  # logits are stored with six decimals; float32 on both sides
+
+
+class Head:
+    """A stored head, read from a folder as a user would name it; `changed` replaces entries of its config."""
+
+    def __init__(self, name: str, folder: Path, **changed):
+        stored = REFERENCE[name]
+        self.logits = [torch.tensor(step) for step in stored["logits"]]
+        self.all = filled(stored["shapes"])
+        (folder / "config.json").write_text(json.dumps(stored["config"] | changed))
+        save_file({name: tensor.contiguous() for name, tensor in self.all.items()}, folder / "model.safetensors")
+        found = read_head(folder, pair().target)
+        self.strategy, self.weights = found.strategy, found.weights
+
+    @property
+    def network(self):
+        return find(self.strategy).build(self.weights)
+
+    def embed(self, tokens: list[int]) -> Tensor:
+        return self.all["embed_tokens.weight"][tokens]
+
+    def read_out(self, rows: Tensor) -> Tensor:
+        return rows @ self.all["lm_head.weight"].T
+
+
+def eagle_3_steps(head: Head) -> list[Tensor]:
+    """Logits after the target's states, and after the head's own output, as it drafts a chain."""
+    network, following = head.network, head.embed(TOKENS[1:])
+    features = network.features(hidden_states(len(LAYERS)))
+    first = network(following, features, WholeTexts(len(following)))
+    second = [_after(network, following[: i + 2], features[: i + 1], first[i : i + 1]) for i in range(len(first) - 1)]
+    return [network.read_out(rows, None) for rows in (first, torch.cat(second))]
+
+
+def _after(network, embeddings: Tensor, features: Tensor, output: Tensor) -> Tensor:
+    """The output that follows `output`, after a text in the head's cache."""
+    cache, count = HeadCache(), len(features)
+    network(embeddings[:count], features, NewRows(cache, torch.arange(count)))
+    cache.commit()
+    return network(embeddings[count:], output, NewRows(cache, torch.tensor([count])))
+
+
+def distance(found: list[Tensor], stored: list[Tensor]) -> float:
+    """The largest difference of all steps."""
+    assert len(found) == len(stored)
+    return max(float((one - other).abs().max()) for one, other in zip(found, stored))
+
+
+@torch.no_grad()
+@pytest.mark.oracle("eagle_3")
+@pytest.mark.parametrize("name", EAGLE_3)
+def test_an_eagle_3_head_has_the_logits_of_its_own_library(name, tmp_path):
+    head = Head(name, tmp_path)
+    assert head.strategy == "eagle_3" and distance(eagle_3_steps(head), head.logits) < NEAR
+
+
+@torch.no_grad()
+@pytest.mark.refuses("eagle_3")
+@pytest.mark.parametrize("name, flag", [("normed residual", "norm_before_residual"), ("normed output", "norm_output")])
+def test_a_flag_that_is_not_read_would_be_noticed(name, flag, tmp_path):
+    head = Head(f"eagle3, {name}", tmp_path, **{flag: False})
+    assert distance(eagle_3_steps(head), head.logits) > 100 * NEAR
+
+
+def mtp_steps(head: Head, ahead: int = 1) -> list[Tensor]:
+    """Logits of each step over the text; `ahead`: the step from a state to the token that is read with it."""
+    block = MtpHead(MtpBlock.of(head.weights), STEPS, head.embed, head.read_out)
+    rows, cache, count = hidden_states(1), block.new_cache(), len(TOKENS) - STEPS - 1
+    found = []
+    for step in range(STEPS):
+        rows = block.states(step, rows[:count], TOKENS[step + ahead : step + ahead + count], 0, cache)
+        found.append(head.read_out(rows))
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.oracle("mtp")
+def test_an_mtp_layer_has_the_logits_of_its_own_library(tmp_path):
+    head = Head("mtp", tmp_path)
+    assert head.strategy == "mtp" and int(head.weights["steps"]) == STEPS
+    assert distance(mtp_steps(head), head.logits) < NEAR
+
+
+@torch.no_grad()
+@pytest.mark.refuses("mtp")
+def test_an_mtp_layer_that_reads_the_token_of_the_state_would_be_noticed(tmp_path):
+    head = Head("mtp", tmp_path)
+    assert distance(mtp_steps(head, ahead=0), head.logits) > 100 * NEAR
+
+
+def block_logits(head: Head, read: int = 3) -> list[Tensor]:
+    """Logits of the masks of a block whose first token has index 3, after the states of `read` tokens."""
+    network, anchor, size = head.network, 3, int(head.weights["block_size"])
+    caches = network.new_caches()
+    network.read(hidden_states(2)[:read], torch.arange(read), caches)
+    masks = [int(head.weights["mask_token_id"])] * (size - 1)
+    rows = network(head.embed([TOKENS[anchor], *masks]), torch.arange(anchor, anchor + size), caches, 0)
+    return [head.read_out(rows[1:])]
+
+
+@torch.no_grad()
+@pytest.mark.oracle("dflash")
+def test_a_dflash_drafter_has_the_logits_of_its_own_library(tmp_path):
+    head = Head("dflash", tmp_path)
+    assert head.strategy == "dflash" and distance(block_logits(head), head.logits) < NEAR
+
+
+@torch.no_grad()
+@pytest.mark.refuses("dflash")
+def test_a_dflash_drafter_that_lacks_a_state_would_be_noticed(tmp_path):
+    head = Head("dflash", tmp_path)
+    assert distance(block_logits(head, read=2), head.logits) > 100 * NEAR
