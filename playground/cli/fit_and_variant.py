@@ -45,8 +45,9 @@ def fit(options: Namespace) -> bool:
     """
     cls = find(find(options.name).weights_of or options.name)
     way = _way(cls)
-    if options.epochs and way is not _train_head:
-        raise Refusal(f"{cls.name} is not a draft head that is trained on texts: leave out --epochs.", "epochs")
+    for option, given in (("epochs", options.epochs), ("to", options.exported)):
+        if given and way is not _train_head:
+            raise Refusal(f"{cls.name} is not a draft head that is trained on texts: leave out --{option}.", option)
     return way(cls, options)
 
 
@@ -86,6 +87,9 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
     """Train a draft head for a target alone, and store it where the strategy finds it, or in the file of --out."""
     texts = read_texts(options.texts) if options.texts else []
     from playground.training.head_fitting import fit_head
+    from playground.training.speculators_export import check_folder, write_folder
+    if options.exported:
+        check_folder(cls.name, Path(options.exported))
     model = load(options, draft=False).target
     show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
     if options.published:
@@ -93,6 +97,8 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
     else:
         weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress, options.epochs)
     show_progress(1.0, "")
+    if options.exported:
+        write_folder(Path(options.exported), cls.name, weights, cls().state_layers(model.depth), model)
     return _store(cls, model, weights, options)
 
 

@@ -306,6 +306,8 @@ def _fit(command: CommandParser) -> None:
     _count(command, "epochs", 0, 0, "passes over the texts that train a draft head; 0: as many as it needs")
     command.add_argument("--from", dest="published", metavar="FOLDER",
                          help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2")
+    command.add_argument("--to", dest="exported", metavar="FOLDER",
+                         help="a new folder for the head in the format of vLLM's speculators as well")
     command.add_argument("--out", metavar="FILE",
                          help="where to store the weights; default: with the other files made on this machine")
     command.add_argument("--json", action="store_true", help="print the result as JSON")
