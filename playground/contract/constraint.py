@@ -29,7 +29,7 @@ class Constraint(Strategy):
     narrows_forced: ClassVar[bool] = False  # `permits` may forbid a token to which the grammar has no alternative
 
     def grammar(self) -> tuple[str, str]:
-        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered or template."""
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered, template or tags."""
         raise NotImplementedError
 
     def check_source(self) -> None:
