@@ -30,22 +30,30 @@ class Case:
     letters: str
     longest: int = 6
     must: bool = False
+    once: bool = False
+    most: int = 0
 
     @property
     def knobs(self) -> dict:
         structures = [{"begin": begin, kind: source, "end": end} for begin, kind, source, end in self.tags]
-        return {"source": json.dumps({"structures": structures, "triggers": self.triggers}), "must": self.must}
+        source = json.dumps({"structures": structures, "triggers": self.triggers})
+        return {"source": source, "must": self.must, "once": self.once, "most": self.most}
 
     def __str__(self) -> str:
         return " ".join(begin for begin, *_ in self.tags)
 
 
 TWO = (("<a>", "regex", "x+", ">"), ("<b>", "regex", "y", "<"))
+SHORT = (("ab", "regex", "x+", "."), ("ac", "regex", "y", "."))
 CASES = [
-    Case(TWO, ("<",), "<>abxy"),
-    Case(TWO, ("<a", "<b"), "<>abxy", 5),
-    Case(TWO, ("<",), "<>abxy", 5, must=True),
+    Case(TWO, ("<",), "<>abxy", 5),
+    Case(SHORT, ("ab", "ac"), "abcxy.", 5),
+    Case(SHORT, ("a",), "abcxy.", 5, must=True),
+    Case(SHORT, ("a",), "abcxy.", 5, once=True),
+    Case(SHORT, ("a",), "abcxy.", 5, most=2),
     Case((("<a", "regex", "b?", "b"), ("bc", "regex", "c", "c")), ("<", "b"), "<abc", 7),
+    Case(TWO, ("<",), "<>abxy", 5, once=True),
+    Case(TWO, ("<",), "<>abxy", 5, must=True, most=1),
     Case((("a", "regex", "[ab]", "b"), ("bb", "regex", "a?", "a")), ("a", "bb"), "abc", 7),
     Case((("a.", "choice", "x|xy", "y"), ("aa", "schema", {"enum": [1, 11]}, "y")), ("a",), "a.xy1", 6),
     Case((("ab", "lark", 'start: "x" start | "y"', "."), ("b", "regex", "x", ".")), ("ab", "b"), "abxy.", 6),
@@ -64,8 +72,9 @@ def scanned(case: Case, text: str, came: bool = False) -> bool:
     """Whether a text is valid, found by looking for triggers and ends."""
     ends = [at for at in range(len(text) + 1) if text[:at].endswith(case.triggers)]
     if not ends:
-        return came or not case.must
+        return (came or not case.must) and len(text) <= (case.most or len(text))
     starts = {ends[0] - len(trigger) for trigger in case.triggers if text[: ends[0]].endswith(trigger)}
+    starts = {start for start in starts if start <= (case.most or start)}
     return any(_from_tag(case, text[start:], tag) for start in starts for tag in case.tags)
 
 
@@ -74,7 +83,10 @@ def _from_tag(case: Case, text: str, tag: tuple) -> bool:
     begin, kind, source, end = tag
     rest, valid = text[len(begin):], accepts(kind, source)
     stops = [at for at in range(len(rest)) if rest.startswith(end, at) and valid(rest[:at])]
-    return text.startswith(begin) and bool(stops) and scanned(case, rest[stops[0] + len(end):], True)
+    if not text.startswith(begin) or not stops:
+        return False
+    after = rest[stops[0] + len(end):]
+    return not after if case.once else scanned(case, after, True)
 
 
 def check_tags(cls: type[Constraint], engine, case: Case) -> None:  # noqa: F811
@@ -93,7 +105,7 @@ class BeginsAreTheTriggers(Tags):
     """Wrong: a trigger alone is free text."""
 
     def _read(self):
-        self.source = json.dumps(json.loads(self.source)["structures"])
+        self.source, self.must = json.dumps(json.loads(self.source)["structures"]), False
         return super()._read()
 
 
@@ -103,7 +115,21 @@ class NeverMust(Tags):
         return super()._read()
 
 
-WRONG = {OneTagForAll: CASES[0], BeginsAreTheTriggers: CASES[1], NeverMust: CASES[2]}
+class GoesOn(Tags):
+    def _read(self):
+        self.once = False
+        return super()._read()
+
+
+class CountsTheTrigger(Tags):
+    """The bound includes the first character of the trigger."""
+
+    def _read(self):
+        self.most -= 1
+        return super()._read()
+
+
+CASE_BY_WRONG = [(OneTagForAll, 0), (BeginsAreTheTriggers, 2), (NeverMust, 2), (GoesOn, 3), (CountsTheTrigger, 4)]
 
 
 @pytest.mark.oracle("structural_tags")
@@ -113,13 +139,14 @@ def test_the_texts_are_those_that_a_scan_accepts(engine, case):  # noqa: F811
 
 
 @pytest.mark.refuses("structural_tags")
-@pytest.mark.parametrize("wrong", WRONG)
-def test_wrong_tags_are_refused(engine, wrong):  # noqa: F811
+@pytest.mark.parametrize("wrong, place", CASE_BY_WRONG)
+def test_wrong_tags_are_refused(engine, wrong, place):  # noqa: F811
     with pytest.raises(AssertionError):
-        check_tags(wrong, engine, WRONG[wrong])
+        check_tags(wrong, engine, CASES[place])
 
 
-SOUND = {"structural_tags": [(CASES[2].knobs, lambda text: scanned(CASES[2], text))]}
+BOUNDED = Case((("<a>", "regex", "x{1,2}", ">"), ("<b>", "regex", "y", "<")), ("<",), "", must=True, once=True, most=4)
+SOUND = {"structural_tags": [(BOUNDED.knobs, lambda text: scanned(BOUNDED, text))]}
 
 
 @pytest.mark.strategy("structural_tags")

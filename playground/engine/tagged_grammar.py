@@ -23,12 +23,15 @@ TAGS_LABEL = "structural tags"
 class TaggedSource:
     """Tags, each a constraint with its beginning as the trigger, and the triggers, each the start of a beginning.
 
-    Where `required` is false a text without tags is valid.
+    Where `required` is false a text without tags is valid. `once` ends the text with the first tag. `most` bounds the
+    characters of each free part; 0 does not.
     """
 
     tags: tuple[TriggeredSource, ...]
     triggers: tuple[str, ...]
     required: bool = False
+    once: bool = False
+    most: int = 0
 
     def packed(self) -> str:
         return json.dumps(asdict(self))
@@ -37,7 +40,7 @@ class TaggedSource:
     def unpacked(cls, packed: str) -> TaggedSource:
         read = json.loads(packed)
         tags = tuple(TriggeredSource(**tag) for tag in read["tags"])
-        return cls(tags, tuple(read["triggers"]), read["required"])
+        return cls(**{**read, "tags": tags, "triggers": tuple(read["triggers"])})
 
     def check(self) -> None:
         """Raise Refusal for tags that cannot be told apart, that nothing triggers, or that have no end."""
@@ -76,16 +79,17 @@ def lark_of_tags(source: TaggedSource, compiled: list[str]) -> str:
     heads = range(len(source.triggers))
     return "\n".join([
         HEADER.rstrip(),
-        f"start: tagged rest{'' if source.required else ' | FREE'}",
-        "rest: tagged rest | FREE",
+        f"start: tagged{'' if source.once else ' rest'}{'' if source.required else ' | FREE'}",
+        *([] if source.once else ["rest: tagged rest | FREE"]),
         f"tagged: {' | '.join(f'head_{head} ({_tags_of(source, head)})' for head in heads)}",
         "ANYTHING: /(?s:.*)/",
         "SOMETHING: /(?s:.+)/",
         f"TRIGGER: {' | '.join(map(literal, source.triggers))}",
         "TRIGGERED: ANYTHING TRIGGER ANYTHING",
-        "FREE: ANYTHING & ~TRIGGERED",
+        f"BOUNDED: /(?s:.{f'{{0,{source.most}}}' if source.most else '*'})/",
+        *([] if source.once and source.required else ["FREE: BOUNDED & ~TRIGGERED"]),
         "EARLIER: ANYTHING TRIGGER SOMETHING",
-        *(f"UP_TO_{head}: ANYTHING {literal(source.triggers[head])}" for head in heads),
+        *(f"UP_TO_{head}: BOUNDED {literal(source.triggers[head])}" for head in heads),
         *(f"FIRST_{head}: UP_TO_{head} & ~EARLIER" for head in heads),
         # lazy, because after a greedy lexeme llguidance does not stop at the first byte of a lazy one
         *(f"head_{head}[lazy]: FIRST_{head}" for head in heads),

@@ -40,6 +40,10 @@ class StructuralTags(Constraint):
         EXAMPLE, multiline=True, file=True, json_text=True, help="structures with begin, end and a constraint; triggers"
     )
     must: bool = knob(False, help="whether the text may end only after a tag")
+    once: bool = knob(False, help="whether the text ends with the first tag")
+    most: int = knob(
+        0, 0, 2000, step=1, help="characters of each free part at most; then a trigger has to follow; 0: any number"
+    )
 
     begins: ClassVar[int]  # these come with the lane
     spelling: ClassVar[Callable[[int], bytes]]
@@ -63,7 +67,7 @@ class StructuralTags(Constraint):
         triggers = given.get("triggers") or list(dict.fromkeys(tag.trigger for tag in tags))
         if not isinstance(triggers, list) or not all(isinstance(trigger, str) for trigger in triggers):
             raise _refusal("the triggers are no list of strings")
-        return TaggedSource(tags, tuple(dict.fromkeys(triggers)), self.must)
+        return TaggedSource(tags, tuple(dict.fromkeys(triggers)), self.must, self.once, self.most)
 
     def _tag(self, structure: object) -> TriggeredSource:
         given = structure if isinstance(structure, dict) else {}
