@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from pairs import pair
 
-from playground.bench.engines.engine_trial import OURS, Comparison, EngineTrial
+from playground.bench.engines.engine_trial import OURS, EngineComparison, EngineTrial
 from playground.bench.engines.engines_report import (
     difference_rows,
     document,
@@ -40,7 +40,7 @@ class Other:
         return TARGET.grammars.compile(kind, self.changed.get(source, source))
 
 
-def compared(source: GrammarSource, to: str | None = None) -> Comparison:
+def compared(source: GrammarSource, to: str | None = None) -> EngineComparison:
     """A comparison with an engine that reads another source, if one is given."""
     return EngineTrial(TARGET, Other({source.text: to} if to else {}), 3).compare(source)
 

@@ -14,7 +14,7 @@ from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import load, show_progress
 
 if TYPE_CHECKING:
-    from playground.bench.engines.engine_trial import Comparison, EngineTrial
+    from playground.bench.engines.engine_trial import EngineComparison, EngineTrial
     from playground.bench.engines.grammar_sources import GrammarSource
 
 
@@ -31,7 +31,7 @@ def measure(options: Namespace) -> bool:
     from playground.bench.engines.xgrammar_engine import XGrammarEngine
     from playground.bench.speed_report import machine
     trial = EngineTrial(models.target, XGrammarEngine(models.target), options.scribbles, options.seed)
-    found: list[Comparison] = []
+    found: list[EngineComparison] = []
     stopped = gather(found, _results(trial, grammar_sources(options.folders)))
     tables = (
         (report.mask_rows(found), 1), (report.time_rows(found), 2), (report.difference_rows(found), 2),
@@ -48,7 +48,7 @@ def measure(options: Namespace) -> bool:
     return stopped
 
 
-def _results(trial: EngineTrial, sources: Sequence[GrammarSource]) -> Iterator[Comparison]:
+def _results(trial: EngineTrial, sources: Sequence[GrammarSource]) -> Iterator[EngineComparison]:
     for number, source in enumerate(sources):
         show_progress(number / len(sources), source.name)
         yield trial.compare(source)

@@ -31,7 +31,7 @@ class OtherEngine(Protocol):
         """A compiled grammar; raises Refusal."""
 
 
-class Difference(NamedTuple):
+class MaskDifference(NamedTuple):
     """What only one engine allows after a text, the first such text of a grammar: a token, or the end."""
 
     text: str
@@ -51,7 +51,7 @@ class EngineResult:
 
 
 @dataclass
-class Comparison:
+class EngineComparison:
     """A grammar in both engines. Positions of the texts by outcome: `equal` masks; `canonical` ones, which differ only
     in other tokenisations of what is forced, omitted by llguidance; `special` ones, which differ only in special
     tokens, which one engine reads as text; and `different` ones.
@@ -63,7 +63,7 @@ class Comparison:
     canonical: int = 0
     special: int = 0
     different: int = 0
-    differences: list[Difference] = field(default_factory=list)
+    differences: list[MaskDifference] = field(default_factory=list)
 
     @property
     def positions(self) -> int:
@@ -80,8 +80,8 @@ class EngineTrial:
         self.control_ids, self.special_ids = sorted(special.union(self.end_ids)), sorted(special - {*self.end_ids})
         self.writer = RandomWriter(target.tokens, target.vocabulary)
 
-    def compare(self, source: GrammarSource) -> Comparison:
-        result = Comparison(source, {OURS: EngineResult(), self.other.name: EngineResult()})
+    def compare(self, source: GrammarSource) -> EngineComparison:
+        result = EngineComparison(source, {OURS: EngineResult(), self.other.name: EngineResult()})
         ours = self._compiled(result, OURS, lambda: self.ours.compile(*self._ours(source)))
         theirs = self._compiled(result, self.other.name, lambda: self.other.compile(source.kind, source.text))
         for name, grammar in ((OURS, ours), (self.other.name, theirs)):
@@ -96,7 +96,7 @@ class EngineTrial:
         knob = {"json_schema": "source", "regex": "pattern", "gbnf": "source"}.get(source.kind)
         return make(source.kind, **{knob: source.text}).grammar() if knob else (source.kind, source.text)
 
-    def _compiled(self, result: Comparison, name: str, build: Callable[[], Any]) -> Any:
+    def _compiled(self, result: EngineComparison, name: str, build: Callable[[], Any]) -> Any:
         engine, start = result.by_engine[name], perf_counter()
         try:
             return build()
@@ -113,7 +113,7 @@ class EngineTrial:
                 if (ids := self.writer.write(grammar.matcher(), self.seed + number, MOST)) is not None:
                     yield ids
 
-    def _follow(self, result: Comparison, ids: list[int], ours: Any, theirs: Any) -> None:
+    def _follow(self, result: EngineComparison, ids: list[int], ours: Any, theirs: Any) -> None:
         """Compare the masks at every position of a text, as far as both engines accept it."""
         for place in range(len(ids) + 1):
             text = self.tokens.decode(ids[:place])
@@ -124,7 +124,7 @@ class EngineTrial:
             if not all(accepted.values()):
                 return
 
-    def _compare_masks(self, result: Comparison, text: str, ours: Any, theirs: Any) -> None:
+    def _compare_masks(self, result: EngineComparison, text: str, ours: Any, theirs: Any) -> None:
         masks = []
         for name, matcher in ((OURS, ours), (self.other.name, theirs)):
             start = perf_counter()
@@ -143,15 +143,15 @@ class EngineTrial:
         else:
             result.equal += 1
 
-    def _differences(self, text: str, mine: Tensor, others: Tensor, ours: Any) -> Iterator[Difference]:
+    def _differences(self, text: str, mine: Tensor, others: Tensor, ours: Any) -> Iterator[MaskDifference]:
         """The end, and the tokens without special ones, that only one engine allows."""
         if bool(mine[self.end_ids].any()) != bool(others[self.end_ids].any()):
-            yield Difference(text, "the end", OURS if mine[self.end_ids].any() else self.other.name)
+            yield MaskDifference(text, "the end", OURS if mine[self.end_ids].any() else self.other.name)
         for token in self._omitting(mine & ~others, self.control_ids).nonzero()[:, 0].tolist():
-            yield Difference(text, self.tokens.piece(token), OURS)
+            yield MaskDifference(text, self.tokens.piece(token), OURS)
         for token in self._omitting(others & ~mine, self.control_ids).nonzero()[:TRIED, 0].tolist():
             if not ours.allows(token):
-                yield Difference(text, self.tokens.piece(token), self.other.name)
+                yield MaskDifference(text, self.tokens.piece(token), self.other.name)
 
     def _omitting(self, mask: Tensor, tokens: list[int]) -> Tensor:
         return mask.index_fill(0, torch.tensor(tokens, dtype=torch.long), False)

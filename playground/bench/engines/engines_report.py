@@ -6,14 +6,14 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
-from playground.bench.engines.engine_trial import Comparison, EngineResult
+from playground.bench.engines.engine_trial import EngineComparison, EngineResult
 from playground.bench.report_text import Rows, facts_table, markdown_page, section
 
 FORMAT, VERSION = "decoding-playground-engines", 1
 SHOWN = 60  # characters of a text in a table
 
 
-def mask_rows(found: Sequence[Comparison]) -> Rows:
+def mask_rows(found: Sequence[EngineComparison]) -> Rows:
     """A row per kind: how many grammars, and at how many positions the masks agree."""
     header = ["grammars", "number", *(f"refused by {name}" for name in _engines(found))]
     rows = [
@@ -28,7 +28,7 @@ def mask_rows(found: Sequence[Comparison]) -> Rows:
     return [[*header, *outcomes], *rows]
 
 
-def time_rows(found: Sequence[Comparison]) -> Rows:
+def time_rows(found: Sequence[EngineComparison]) -> Rows:
     """A row per kind and engine: compile time, and median and 99th percentile of the times of single masks."""
     rows = []
     for kind, some in _by_kind(found):
@@ -47,7 +47,7 @@ def _times(results: Sequence[EngineResult]) -> list[str]:
     return [f"{compiled:.1f}", *(f"{seconds * 1e6:.0f}" for seconds in shown)]
 
 
-def instance_rows(found: Sequence[Comparison]) -> Rows:
+def instance_rows(found: Sequence[EngineComparison]) -> Rows:
     """A row per engine: of the instances of the schemas it accepts, how many it judges wrongly."""
     rows = []
     for name in _engines(found):
@@ -58,7 +58,7 @@ def instance_rows(found: Sequence[Comparison]) -> Rows:
     return [["engine", "instances", "valid, rejected", "invalid, accepted"], *rows]
 
 
-def difference_rows(found: Sequence[Comparison]) -> Rows:
+def difference_rows(found: Sequence[EngineComparison]) -> Rows:
     """A row for each token that only one engine allows, in how many grammars, with an example."""
     groups: dict[tuple[str, str, str], list[tuple[str, str]]] = {}
     for c in found:
@@ -72,7 +72,7 @@ def difference_rows(found: Sequence[Comparison]) -> Rows:
     return [["grammars", "allowed only by", "token", "in grammars", "for example", "after the text"], *rows]
 
 
-def verdict_rows(found: Sequence[Comparison]) -> Rows:
+def verdict_rows(found: Sequence[EngineComparison]) -> Rows:
     """A row per grammar that one engine alone refuses, and per engine that judges instances of a schema wrongly."""
     rows = []
     for c in found:
@@ -106,12 +106,12 @@ ABOUT_TIMES = """Of grammars that both engines accept. Here llguidance first com
 limits on time and memory, and then once more; both are part of its compile time. A mask is the bitmask of one
 position."""
 ABOUT_DIFFERENCES = "Of every position one token counts. Bytes that are not UTF-8 are written <0xE2>."
-ABOUT_INSTANCES = """Instances that come with the schemas, of those that the engine accepts. The schemas in `tests/schemas`
-are this project's own tests, of which llguidance refuses what it cannot enforce."""
+ABOUT_INSTANCES = """Instances that come with the schemas, of those that the engine accepts. The schemas in
+`tests/schemas` are this project's own tests, of which llguidance refuses what it cannot enforce."""
 ABOUT_VERDICTS = "Grammars that only one engine refuses, and schemas with instances that an engine judges wrongly."
 
 
-def page(facts: dict[str, Any], found: Sequence[Comparison]) -> str:
+def page(facts: dict[str, Any], found: Sequence[EngineComparison]) -> str:
     """The page, in Markdown."""
     return markdown_page(
         "# Two grammar engines",
@@ -126,7 +126,7 @@ def page(facts: dict[str, Any], found: Sequence[Comparison]) -> str:
     )
 
 
-def _summary(found: Sequence[Comparison]) -> str:
+def _summary(found: Sequence[EngineComparison]) -> str:
     both = [c for c in found if c.positions]
     same = sum(not c.different for c in both)
     return (
@@ -135,12 +135,12 @@ def _summary(found: Sequence[Comparison]) -> str:
     )
 
 
-def document(facts: dict[str, Any], found: Sequence[Comparison]) -> dict[str, Any]:
+def document(facts: dict[str, Any], found: Sequence[EngineComparison]) -> dict[str, Any]:
     """Plain data for JSON."""
     return {"format": FORMAT, "version": VERSION, **facts, "grammars": [_as_json(c) for c in found]}
 
 
-def _as_json(c: Comparison) -> dict[str, Any]:
+def _as_json(c: EngineComparison) -> dict[str, Any]:
     engines = {
         name: {
             "refusal": result.refusal,
@@ -157,9 +157,9 @@ def _as_json(c: Comparison) -> dict[str, Any]:
     }
 
 
-def _engines(found: Sequence[Comparison]) -> list[str]:
+def _engines(found: Sequence[EngineComparison]) -> list[str]:
     return list(found[0].by_engine) if found else []
 
 
-def _by_kind(found: Sequence[Comparison]) -> list[tuple[str, list[Comparison]]]:
+def _by_kind(found: Sequence[EngineComparison]) -> list[tuple[str, list[EngineComparison]]]:
     return [(kind, list(some)) for kind, some in groupby(found, key=lambda c: c.source.kind)]
