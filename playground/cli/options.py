@@ -364,6 +364,10 @@ def _of_a_run(command: CommandParser) -> None:
                          help="an earlier turn of the chat; may be repeated")
     command.add_argument("--context", default="", metavar="TEXT",
                          help="a passage to base the answer on; every lane reads it before the prompt")
+    command.add_argument("--form", default="", metavar="TEXT",
+                         help="how passage and prompt become one text, with {context} and {prompt}")
+    command.add_argument("--tools", default="", metavar="FILE",
+                         help="tools as JSON, as to a chat API: the model's chat template describes them")
     _settings(command, "the strategy")
     command.add_argument(
         "--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",

@@ -55,6 +55,10 @@ class Constraint(Strategy):
         """Yield what to show about a committed token; `history` are the tokens before it, prompt included."""
         yield from ()
 
+    def tools_to_describe(self) -> str:
+        """Tools, a list in JSON, that the model's chat template describes in the prompt of this lane; none if empty."""
+        return ""
+
     @property
     def narrows(self) -> bool:
         """Whether `narrow` is implemented."""
