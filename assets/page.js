@@ -173,7 +173,7 @@
   // The place where a problem is mended: a field of the drawer, or a lane as "lane:index:knob".
 
   const FIELDS = {
-    prompt: "#prompt textarea", context: "#context textarea", system: "#system textarea", before: "#before button", chat: "#mode input",
+    prompt: "#prompt textarea", context: "#context textarea", form: "#form textarea", system: "#system textarea", before: "#before button", chat: "#mode input",
     mode: "#mode input", seed: "#seed input", length: "#length input", stop: "#stop-strings textarea", model: "#model input",
     draft: "#draft input", dtype: "#dtype input", quantization: "#quantization input",
   };

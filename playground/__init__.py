@@ -143,15 +143,19 @@ def run(
     stop: str | Iterable[str] | None = None,
     memory: Memory | None = None,
     before: Turns = (),
+    form: str = "",
+    tools: str | Iterable[Mapping[str, Any]] = "",
 ) -> Result:
     """Continue a prompt with one strategy.
 
     `prompt` is a text, or a chat as messages {"role", "content"} that end with one of the user. `extras` add toggles
     and fill slots, by name or as (name, knobs); a JSON Schema is a text or a dict. `context` is a passage before the
-    prompt, `before` are the earlier turns of a chat, as (user, assistant) or as messages. Strategies that learn across
-    runs store what they learn in `memory`, a playground.decoding.visitor_memory.Memory. Without `models` every call
-    loads the bundled pair: load once and pass it in. Raises Refusal if the run cannot start. A run that fails later
-    returns with the reason "failed", a message and the text so far.
+    prompt, `before` are the earlier turns of a chat, as (user, assistant) or as messages. `form` says how passage and
+    prompt become one text, such as "Text: {context} Question: {prompt}". `tools`, as for a chat API or as its JSON, are
+    described by the model's chat template. Strategies that learn across runs store what they learn in `memory`, a
+    playground.decoding.visitor_memory.Memory. Without `models` every call loads the bundled pair: load once and pass it
+    in. Raises Refusal if the run cannot start. A run that fails later returns with the reason "failed", a message and
+    the text so far.
     """
     from playground.contract.lane_config import LaneConfig
     return compare(
@@ -166,6 +170,8 @@ def run(
         stop=stop,
         memory=memory,
         before=before,
+        form=form,
+        tools=tools,
     )[0]
 
 
@@ -184,6 +190,8 @@ def compare(
     stop: str | Iterable[str] | None = None,
     memory: Memory | None = None,
     before: Turns = (),
+    form: str = "",
+    tools: str | Iterable[Mapping[str, Any]] = "",
     remote: RemoteServer | None = None,
 ) -> list[Result]:
     """Continue one prompt with several strategies side by side. The results are in the order of `lanes`.
@@ -200,7 +208,7 @@ def compare(
     from playground.decoding import program_input as given
     from playground.decoding.session import Session, prepare
     configs = share(given.read_lanes(lanes), given.read_knobs(knobs), given.read_extras(extras))
-    asked = given.read_prompt(prompt, chat, system, context, before)
+    asked = given.read_prompt(prompt, chat, system, context, before, form, tools)
     limits = given.read_limits(seed, max_new_tokens, stop)
     given.check_models(models)
     if configs or remote is None:

@@ -350,6 +350,8 @@ class Header:
     chat: bool = False
     context: str = ""  # passage before the prompt
     before: list[tuple[str, str]] = field(default_factory=list)  # earlier turns of the chat: (user, assistant)
+    form: str = ""  # how passage and prompt become one text; empty for the default
+    tools: str = ""  # tools that the chat template describes, a list in JSON
     prompt: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)

@@ -21,6 +21,7 @@ from playground.bench.caches.freed_memory import (
     tensors,
 )
 from playground.bench.caches.freed_memory import rows as memory_rows
+from playground.bench.caches.memory_ranking import CLAIMS, claim_rows, places, ranking_rows
 from playground.bench.caches.policy_configs import FULL, Point, default_points, full_cache, points_at_budget, policies
 from playground.bench.caches.policy_lane import PolicyLane, random_model, some_tokens
 from playground.bench.caches.recall_score import BudgetedEntrant, Measured, RecallTrial, chart, questions
@@ -357,3 +358,37 @@ def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
     assert report["score"] == report["memory"] == []
     assert [pace["name"] for pace in report["step"]] == [FULL, "tova", AGAIN]
     assert "## Memory" not in page.read_text() and not (tmp_path / "c").exists()
+
+
+# --- the ranking at equal memory ---
+
+def some_scores() -> list[Measured]:
+    given = [("snapkv, 64", 0.24, 0.9), ("snapkv, 128", 0.48, 0.8), ("h2o, 64", 0.255, 0.5), ("h2o, 128", 0.6, 1.0),
+             ("tova, 64", 0.24, 0.5), ("kivi, bits 2", 0.3, 1.0), ("cachegen", 1.0, 1.0)]
+    return [
+        Measured(task, name, name.split(",")[0], share, Score(score, 0.1, 5))
+        for task in ("needle", "chat")
+        for name, share, score in [(FULL, 1.0, 1.0), *given]
+    ]
+
+
+def test_every_policy_counts_with_its_best_setting_that_fits_and_equal_scores_share_a_place():
+    quarter, half = (places(some_scores(), "needle", limit) for limit in (0.25, 0.5))
+    assert {name: (placed.place, placed.entrant) for name, placed in quarter.items()} == {
+        "snapkv": (1, "snapkv, 64"), "h2o": (2, "h2o, 64"), "tova": (2, "tova, 64")
+    }
+    assert {name: placed.place for name, placed in half.items()} == {"kivi": 1, "snapkv": 2, "h2o": 3, "tova": 3}
+
+
+def test_the_table_lists_all_policies_and_those_that_fit_at_every_limit_first():
+    header, *rows = ranking_rows(some_scores())
+    assert [row[0] for row in rows] == ["snapkv", "h2o", "tova", "kivi", "cachegen"]
+    assert rows[0][1:4] == ["1.5", "1. 0.900 (snapkv, 64)", "2. 0.900 (snapkv, 64)"] and rows[-1][1:] == ["-"] * 5
+    assert len(header) == 6
+
+
+def test_published_orderings_are_counted_against_the_policies_that_fit():
+    rows = claim_rows(some_scores())
+    assert len(rows) == 1 + len(CLAIMS) and rows[1][1:3] == ["snapkv", "above 2 of 2"] and rows[2][2] == "-"
+    known = {cls.name for cls in policies()}
+    assert all({claim.above, *claim.below} <= known for claim in CLAIMS)

@@ -225,7 +225,7 @@ def test_strategies_are_reported_as_they_are_declared(client):
 def test_the_slots_and_refusals_of_a_strategy_are_reported():
     assert facts(find("speculative"))["slots"] == [{"field": "drafter", "kind": "drafter", "default": "draft_model"},
                                                    {"field": "verifier", "kind": "verifier", "default": "rejection"}]
-    assert facts(find("beam_search"))["refuses"] == ["sampler"] and facts(find("top_p"))["refuses"] == []
+    assert facts(find("beam_search"))["refuses"] == ["drawing"] and facts(find("top_p"))["refuses"] == []
 
 
 def test_an_unknown_strategy_is_answered_with_a_sentence(client):

@@ -277,7 +277,7 @@ def test_the_state_describes_the_position_in_words(engine):
         ("choice", "yes || no", "empty"),
         ("choice", " | ", "empty"),
         ("regex", "", "is empty"),
-        ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice, triggered, template"),
+        ("prose", "anything", "choose one of json_schema, regex, lark, gbnf, choice, triggered, template, tags"),
     ],
 )
 def test_unsupported_constraints_are_refused_in_one_line_before_anything_runs(engine, kind, source, says):

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -150,11 +151,14 @@ def test_the_figure_shows_the_share_of_retained_attention():
 
 # --- positions in the cache ---
 
-def numbered_by_the_cache(sinks: int, window: int) -> Change:
-    """Unrotate every query and key, and rotate them again, row by row, by their index among what the row sees."""
+def numbered_by_the_cache(sinks: int, window: int, first: int = len(PROMPT)) -> Change:
+    """Unrotate every query and key, and rotate them again, row by row, by their index among what the row sees.
+
+    Rows before the first one see everything.
+    """
     def change(q, k, scores, scaling):
         changed = scores.clone()
-        for row in range(len(PROMPT), q.shape[1]):
+        for row in range(first, q.shape[1]):
             seen = [p for p in range(row + 1) if p < sinks or row - p < window]
             places = torch.arange(len(seen))
             query, keys = (
@@ -167,11 +171,15 @@ def numbered_by_the_cache(sinks: int, window: int) -> Change:
     return change
 
 
+@cache
+def theta() -> float:
+    return network("llama").config.rope_parameters["rope_theta"]
+
+
 def rotated(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
     """Rows [heads, n, d] rotated by so many positions [n]; the components of a pair are half a row apart."""
     half = rows.shape[-1] // 2
-    theta = network("llama").config.rope_parameters["rope_theta"]
-    angles = by[:, None] * theta ** (-torch.arange(half, dtype=torch.float64) / half)
+    angles = by[:, None] * theta() ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(rows[..., :half], rows[..., half:]) * torch.polar(torch.ones_like(angles), angles)
     return torch.cat([turned.real, turned.imag], -1)
 
@@ -208,6 +216,65 @@ def test_a_wrong_renumbering_is_detected(wrong):
     assert course(alone(wrong(sinks=2, window=5, positions="renumbered")), models())[0] != written_out(
         "llama", numbered_by_the_cache(2, 5)
     )
+
+
+# --- a prompt that is read within the window ---
+
+def within_the_window(sinks: int, window: int) -> Change:
+    """Every row, those of the prompt included, sees the sinks and the last tokens."""
+    def change(q, k, scores, scaling):
+        place = torch.arange(q.shape[1])
+        return scores.masked_fill((place >= sinks) & (place[:, None] - place >= window), float("-inf"))
+    return change
+
+
+CHUNKS = [(2, 5, 3), (0, 6, 1), (4, 1, 64)]  # sinks, window, chunk
+
+
+def check_windowed_prefill(policy: type[SinkWindow]) -> None:
+    for sinks, window, chunk in CHUNKS:
+        knobs = {"sinks": sinks, "window": window, "prefill": "windowed", "chunk": chunk}
+        assert course(alone(policy(**knobs)), models())[0] == written_out("llama", within_the_window(sinks, window))
+        assert course(alone(policy(**knobs, positions="renumbered")), models())[0] == written_out(
+            "llama", numbered_by_the_cache(sinks, window, first=0)
+        )
+
+
+class ForgetsBeforeEveryChunk(SinkWindow):
+    """The first rows of a chunk see less: what the last row of the chunk does not see is gone."""
+
+    def visible(self, query_positions, key_positions):
+        last = query_positions // self.chunk * self.chunk + self.chunk - 1 if self.restricts_prompt else query_positions
+        return (key_positions < self.sinks) | (last - key_positions < self.window)
+
+
+class SeesTheWholePrompt(SinkWindow):
+    restricts_prompt = False
+
+
+@pytest.mark.oracle("sink_window")
+def test_a_windowed_prompt_is_read_as_if_every_row_had_the_mask():
+    check_windowed_prefill(SinkWindow)
+
+
+@pytest.mark.refuses("sink_window")
+@pytest.mark.parametrize("wrong", [ForgetsBeforeEveryChunk, SeesTheWholePrompt], ids=lambda cls: cls.__name__)
+def test_a_wrong_windowed_prefill_is_detected(wrong):
+    with pytest.raises(AssertionError):
+        check_windowed_prefill(wrong)
+
+
+@pytest.mark.strategy("sink_window")
+def test_a_windowed_prompt_never_holds_more_than_the_budget_and_a_chunk(monkeypatch):
+    policy, most = make("sink_window", sinks=2, window=5, prefill="windowed", chunk=4), []
+
+    def visible(query_positions, key_positions):
+        most.append(len(key_positions))
+        return SinkWindow.visible(policy, query_positions, key_positions)
+
+    monkeypatch.setattr(policy, "visible", visible)
+    course(alone(policy), models())
+    assert len(PROMPT) > 2 + 5 + 4 >= max(most)
 
 
 def test_no_renumbered_distance_exceeds_the_cache_length():

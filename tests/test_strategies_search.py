@@ -5,6 +5,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,9 +192,13 @@ def test_another_diversity_penalty_finds_other_texts(wrong):
 
 
 DIVERSE = {
-    "a reward in place of a penalty": lambda right: lambda self, logp, taken: 2 * logp - right(self, logp, taken),
-    "one price however many took it": lambda right: lambda self, logp, taken: right(self, logp, Counter(set(taken))),
-    "no price": lambda right: lambda self, logp, taken: logp,
+    "a reward in place of a penalty": lambda right: lambda self, lm, own, earlier, logp: -right(
+        self, lm, own, earlier, logp
+    ),
+    "one price however many took it": lambda right: lambda self, lm, own, earlier, logp: right(
+        self, lm, own, earlier, logp
+    ).clamp(max=1),
+    "no price": lambda right: lambda self, lm, own, earlier, logp: torch.zeros_like(logp),
 }
 
 
@@ -200,9 +206,68 @@ DIVERSE = {
 @pytest.mark.parametrize("wrong", DIVERSE.values(), ids=DIVERSE)
 def test_a_wrong_diverse_beam_search_is_refused(wrong, monkeypatch):
     cls = find("diverse_beam_search")
-    monkeypatch.setattr(cls, "_penalised", wrong(cls._penalised))
+    monkeypatch.setattr(cls, "_penalties", wrong(cls._penalties))
     with pytest.raises(AssertionError):
         test_every_group_equals_the_algorithm_by_hand(6, 3, "")
+
+
+# --- other diversity functions, token by token, as the paper words them ---
+
+VECTORS = torch.randn(5, 3, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def cumulative_by_hand(text: list[int], token: int, earlier: list[list[int]]) -> float:
+    return sum(math.exp(-sum(a != b for a, b in zip([*text, token], other)) / 1.5) for other in earlier)
+
+
+def ngrams_by_hand(text: list[int], token: int, earlier: list[list[int]]) -> float:
+    gram = [*text, token][-2:]
+    return sum(other[i:i + 2] == gram for other in earlier for i in range(len(other) - 1)) if len(gram) == 2 else 0
+
+
+def embedding_by_hand(text: list[int], token: int, earlier: list[list[int]]) -> float:
+    return sum(float(torch.cosine_similarity(VECTORS[token], VECTORS[other[-1]], dim=0)) for other in earlier)
+
+
+BY_HAND = {"cumulative": cumulative_by_hand, "n-gram": ngrams_by_hand, "embedding": embedding_by_hand}
+
+
+def check_diversity(kind: str, reference: Callable, **knobs) -> None:
+    chance, lm = Random(1), SimpleNamespace(embed=lambda tokens: VECTORS[tokens])
+    decoder = make("diverse_beam_search", diversity=kind, **{"n": 2, "backoff": 1.5, **knobs})
+    for length in (0, 1, 4):
+        own = [[chance.randrange(5) for _ in range(length)] for _ in range(2)]
+        earlier = [[chance.randrange(5) for _ in range(length + 1)] for _ in range(6)]
+        found = decoder._penalties(lm, own, earlier, torch.zeros(2, 5, dtype=torch.float64))
+        expected = [[reference(text, token, earlier) for token in range(5)] for text in own]
+        assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.oracle("diverse_beam_search")
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_every_diversity_function_is_the_papers(kind):
+    check_diversity(kind, BY_HAND[kind])
+
+
+@pytest.mark.refuses("diverse_beam_search")
+@pytest.mark.parametrize("kind, knobs", [("cumulative", {"backoff": 3.0}), ("n-gram", {"n": 1}), ("hamming", {})])
+def test_a_wrong_diversity_function_is_detected(kind, knobs):
+    for reference in BY_HAND.values():
+        with pytest.raises(AssertionError):
+            check_diversity(kind, reference, **knobs)
+
+
+@pytest.mark.strategy("diverse_beam_search")
+@pytest.mark.parametrize("kind", BY_HAND)
+def test_a_penalty_of_any_kind_changes_the_texts_and_is_part_of_their_sums(kind):
+    model = TableModel("abcdefg", spread=0.3)
+    plain, diverse = (
+        run(of("diverse_beam_search", beams=4, groups=4, strength=strength, diversity=kind), model, [0, 1], 6)
+        for strength in (0.0, 2.0)
+    )
+    assert {text for text, _ in plain.finished()} != {text for text, _ in diverse.finished()}
+    for model_sum, penalties, score in diverse.figure("finished texts")["values"]:
+        assert score == pytest.approx(model_sum + penalties)
 
 
 def test_the_first_group_is_a_beam_search_of_its_own_width():
@@ -256,6 +321,29 @@ def test_beam_search_equals_the_librarys(architecture, exponent, early):
     )
     assert [list(text) for text, _ in recorded.finished()] == texts
     assert any(text[-1] == end for text in texts) and list(recorded.texts()[0]) == texts[0]
+
+
+PROCESSED = {
+    "n-grams": ({"no_repeat_ngram_size": 2}, ("no_repeat_ngram", {"n": 2})),
+    "length": ({"min_new_tokens": 9}, ("min_new_tokens", {"count": 9})),
+}
+
+
+@pytest.mark.oracle("beam_search")
+@pytest.mark.parametrize("theirs, ours", PROCESSED.values(), ids=PROCESSED)
+def test_beams_with_processors_equal_the_librarys(theirs, ours):
+    prompt, model = [54, 71, 71, 54, 9], network("llama")
+    end = run(GREEDY, pair("llama").target, prompt, 4).texts()[0][-1]
+    options = {"num_beams": 4, "do_sample": False, "max_new_tokens": 12, "length_penalty": 1.0, "pad_token_id": 319}
+    expected = model.generate(
+        torch.tensor([prompt]), **options, eos_token_id=end, renormalize_logits=True, **theirs
+    )[0, len(prompt):].tolist()
+    model.generation_config.eos_token_id = end
+    target = Model(model, TOKENIZER, "llama")
+    lane = LaneConfig("beam_search", {"beams": 4}, [ours])
+    plain = run(LaneConfig("beam_search", {"beams": 4}), target, prompt, 12).texts()[0]
+    assert list(run(lane, target, prompt, 12).texts()[0]) == [token for token in expected if token != 319]
+    assert list(plain) != expected, "the processor changes nothing"
 
 
 def test_tied_candidates_are_ordered_by_beam_and_id():

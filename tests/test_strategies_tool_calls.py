@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import jsonschema
 import pytest
@@ -9,6 +10,7 @@ from toys import byte_tokenizer
 
 from playground.contract import Constraint, find, make
 from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from support.texts_of_masks import engine, texts_of_masks  # noqa: F401
 
@@ -51,15 +53,15 @@ def test_the_answers_are_the_calls_that_are_valid_under_the_schema_of_their_tool
 class AnySchemaForAnyTool(ToolCalls):
     """Wrong: the arguments of a call may be those of another tool."""
 
-    def _call(self, name, parameters):
-        return super()._call(name, {"anyOf": list(self._tools().values())})
+    def _call(self, name, parameters, keys):
+        return super()._call(name, {"anyOf": list(self._tools().values())}, keys)
 
 
 class AnyName(ToolCalls):
     """Wrong: a call may name a tool that does not exist."""
 
-    def _call(self, name, parameters):
-        schema = super()._call(name, parameters)
+    def _call(self, name, parameters, keys):
+        schema = super()._call(name, parameters, keys)
         schema["properties"]["name"] = {"enum": ["f", "g", "h"]}
         return schema
 
@@ -97,6 +99,91 @@ SOUND = {
         )
     ]
 }
+
+
+# --- the forms of chat templates ---
+
+TURNS = """{% if tools %}TOOLS {% for t in tools %}{{ t.function | tojson }}{% endfor %}
+{% endif %}{% for m in messages %}<{{ m.role }}>CALLED{{ eos_token }}
+{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+CALLED = "{{ m.content or '' }}{% for call in m.tool_calls or [] %}WRITTEN{% endfor %}"
+JSON_CALL = '{"name": "{{ call.function.name }}", "KEY": {{ call.function.arguments | tojson }}}'
+HERMES = "\n<tool_call>\n" + JSON_CALL.replace("KEY", "arguments") + "\n</tool_call>"
+LLAMA = JSON_CALL.replace("KEY", "parameters")
+NAMED = "<function={{ call.function.name }}>{{ call.function.arguments | tojson }}</function>"
+REVERSED = '[{"args": {{ call.function.arguments | tojson }}, "tool": "{{ call.function.name }}"}]'
+XML = "<function={{ call.function.name }}><parameter=x>{{ call.function.arguments.x }}</parameter></function>"
+F_CALLS = {  # calls of f as each template writes them: with valid and invalid arguments
+    "hermes": (HERMES, '<tool_call>\n{"name": "f", "arguments": {"x": %s}}\n</tool_call>'),
+    "llama": (LLAMA, '{"name": "f", "parameters": {"x": %s}}'),
+    "named": (NAMED, '<function=f>{"x": %s}</function>'),
+    "reversed": (REVERSED, '[{"args": {"x": %s}, "tool": "f"}]'),
+}
+
+
+def model_with(written: str, tools: bool = True) -> SimpleNamespace:
+    """A model whose chat template writes calls so."""
+    template = TURNS.replace("CALLED", CALLED.replace("WRITTEN", written))
+    tokenizer = byte_tokenizer(merges=0, template=template if tools else template.replace("TOOLS", "{% if no %}", 1))
+    return SimpleNamespace(tokens=Tokens(tokenizer, len(tokenizer)), tokenizer=tokenizer)
+
+
+def check_template(cls: type[Constraint], engine: GrammarEngine, form: str) -> None:  # noqa: F811
+    written, call = F_CALLS[form]
+    constraint = cls(tools=json.dumps(TOOLS), place="chat template")
+    constraint.check_target(model_with(written))
+    for argument, good in (("1", True), ("2", True), ("3", False), ("true", False)):
+        assert ends_there(constraint, call % argument, engine) == good, (form, argument)
+    assert not ends_there(constraint, (call % "1").replace("f", "h", 1) if form == "llama" else call[:-1], engine)
+
+
+class KeepsTheDefaultTags(ToolCalls):
+    """Wrong: the tags and keys of Hermes, whatever the template writes."""
+
+    def check_target(self, model):
+        self.place = "between tags"
+
+
+@pytest.mark.oracle("tool_calls")
+@pytest.mark.parametrize("form", F_CALLS)
+def test_calls_have_the_form_of_the_chat_template(engine, form):  # noqa: F811
+    check_template(ToolCalls, engine, form)
+
+
+@pytest.mark.refuses("tool_calls")
+@pytest.mark.parametrize("form", ["hermes", "named", "reversed"])
+def test_other_tags_than_the_templates_fail(engine, form):  # noqa: F811
+    with pytest.raises(AssertionError):
+        check_template(KeepsTheDefaultTags, engine, form)
+
+
+@pytest.mark.strategy("tool_calls")
+def test_a_template_whose_form_is_not_recognised_is_refused():
+    for written in (XML, ""):
+        with pytest.raises(Refusal, match="not recognised"):
+            make("tool_calls", place="chat template").check_target(model_with(written))
+
+
+@pytest.mark.strategy("tool_calls")
+def test_the_chat_template_describes_the_tools_in_the_prompt_of_the_lane():
+    described = json.loads(make("tool_calls", tools=json.dumps(TOOLS), describe=True).tools_to_describe())
+    assert [tool["function"]["name"] for tool in described] == ["f", "g"]
+    model = model_with(HERMES)
+    text = model.tokens.decode(model.tokens.encode_chat("Hi.", tools=json.dumps(described)))
+    assert text.startswith('TOOLS {"description": "", "name": "f"') and text.endswith("<assistant>")
+    assert not make("tool_calls").tools_to_describe()
+    with pytest.raises(Refusal, match="no place for tools"):
+        model_with(HERMES.replace("call.function", "call"), tools=False).tokens.encode_chat("Hi.", tools="[{}]")
+
+
+@pytest.mark.strategy("tool_calls")
+def test_a_complete_call_is_shown_with_its_arguments():
+    constraint = ToolCalls(tools=json.dumps(TOOLS))
+    text = b'so <tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    constraint.begin(0, lambda token: bytes([token]))
+    events = [event for end, token in enumerate(text) for event in constraint.explain([*text[:end]], token)]
+    assert [event.text for event in events] == ['Call of the tool f with {"x": 1}.']
 
 
 @pytest.mark.parametrize("tools, said", [

@@ -44,6 +44,13 @@ class WeighsEachTokenAlone(find("block_verification")):
         return [1.0, *(min(1.0, float(p[t] / q[t])) for t, p, q in zip(block.tokens, block.p, block.q))]
 
 
+class TakesEveryDraftTokenTwice(find("exact_transport")):
+    """As if every token had been drafted by two sequences."""
+
+    def _transported(self, lm, tree, children, p, position):
+        return super()._transported(lm, tree, [*children, *children], p, position)
+
+
 def rounds(name: str, drafter, verifier) -> Assembly:
     decoder = make(name)
     decoder.verifier = verifier
@@ -58,6 +65,7 @@ VARIANTS = {
     "block_verification": rounds("speculative", make("draft_model", depth=2), WeighsEachTokenAlone()),
     "rejection": rounds("speculative", Siblings(independent), Judged(redraws_from_p)),
     "sample_match": rounds("speculative", Siblings(independent), Judged(draws_again_after_a_miss)),
+    "exact_transport": rounds("speculative", make("spectr", rows=2), TakesEveryDraftTokenTwice()),
     "k_seq": rounds("speculative", make("spectr", rows=2), JudgedByNumbers(divided_by(lambda k: 1.0))),
     "layer_skip": rounds("layer_skip", make("layer_skip_draft", depth=2), BelievesAll()),
     "pearl": rounds("pearl", None, BelievesAll()),

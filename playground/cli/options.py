@@ -19,6 +19,7 @@ PARALLEL, PARALLEL_PAGE = "docs/parallel.json", "docs/parallel.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
 BOOKKEEPING, BOOKKEEPING_PAGE = "docs/bookkeeping.json", "docs/bookkeeping.md"
 CACHES, CACHES_PAGE = "docs/caches.json", "docs/caches.md"
+ENGINES_PAGE = "docs/engines.md"
 COMPUTE, COMPUTE_PAGE = "docs/compute.json", "docs/compute.md"
 ALIASES = {"speculation": ["guessing"]}  # former names, which keep working
 HELD_OUT = "of each task, held out from training"
@@ -100,7 +101,7 @@ def _bench(command: CommandParser) -> None:
     command.set_defaults(only=["text"], shapes=[], beside=[], compiled=False)
     commands = command.add_subparsers(
         metavar="[speed | survey | effects | caches | compute | speculation | diffusion | parallel | schemas | "
-        "models | bookkeeping]"
+        "engines | models | bookkeeping]"
     )
     _add(commands, (
         ("speed", "bench_speed:measure", _speed,
@@ -119,6 +120,8 @@ def _bench(command: CommandParser) -> None:
          "measure what filling positions together costs, on list tasks over the exact table of their answers"),
         ("schemas", "bench_schemas:measure", _schemas,
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
+        ("engines", "bench_engines:measure", _engines,
+         "compare llguidance with XGrammar, which is installed separately: masks, times and differences"),
         ("models", "bench_models:measure", _model_types,
          "try every causal model type of the transformers library on a tiny random network"),
         ("bookkeeping", "bench_bookkeeping:measure", _bookkeeping,
@@ -263,6 +266,18 @@ def _schemas(command: CommandParser) -> None:
     command.add_argument("--json", metavar="F.json", help="write everything, including every text")
 
 
+def _engines(command: CommandParser) -> None:
+    command.add_argument("folders", metavar="FOLDER", nargs="*",
+                         help="JSON Schemas, besides the grammars of every kind that are compared in any case")
+    _count(command, "scribbles", 1, 4, "random texts per grammar and engine")
+    _count(command, "seed", 0, 0)
+    _of_the_model(command)
+    command.set_defaults(draft=None, draft_device="")
+    command.add_argument("--json", metavar="F.json", help="write everything")
+    command.add_argument("--page", nargs="?", const=ENGINES_PAGE, metavar="FILE",
+                         help=f"write the tables as a page, {ENGINES_PAGE}")
+
+
 def _model_types(command: CommandParser) -> None:
     command.add_argument("types", metavar="TYPE", nargs="*", help="model types, such as llama; default: all")
     command.add_argument("--json", metavar="FILE", help="write every result")
@@ -351,6 +366,10 @@ def _of_a_run(command: CommandParser) -> None:
                          help="an earlier turn of the chat; may be repeated")
     command.add_argument("--context", default="", metavar="TEXT",
                          help="a passage to base the answer on; every lane reads it before the prompt")
+    command.add_argument("--form", default="", metavar="TEXT",
+                         help="how passage and prompt become one text, with {context} and {prompt}")
+    command.add_argument("--tools", default="", metavar="FILE",
+                         help="tools as JSON, as to a chat API: the model's chat template describes them")
     _settings(command, "the strategy")
     command.add_argument(
         "--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",

@@ -58,11 +58,11 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     loaded.
     """
     needs, prompt = check_startable(recipes, options.context) if recipes else set(), _prompt(options)
-    server = _server(options)
+    server, tools = _server(options), read_text(options.tools) if options.tools else ""
     check_place(options.trace)
     from playground.decoding.session import Limits, Prompt, Session, prepare  # late, since it imports torch
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
-    asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before))
+    asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before), options.form, tools)
     limits.check()
     asked.check()
     judge = judging(known(prompt, asked.before, options.context) if options.chat else None)

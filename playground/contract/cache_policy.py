@@ -119,6 +119,11 @@ class CachePolicy(Strategy):
         return 0
 
     @property
+    def restricts_prompt(self) -> bool:
+        """Whether `visible` and the renumbering of positions apply to the rows of the prompt, too."""
+        return False
+
+    @property
     def cuts_prompt(self) -> bool:
         """Whether it may shorten the prompt for later layers."""
         return type(self).cut_layers is not CachePolicy.cut_layers

@@ -29,7 +29,7 @@ class Constraint(Strategy):
     narrows_forced: ClassVar[bool] = False  # `permits` may forbid a token to which the grammar has no alternative
 
     def grammar(self) -> tuple[str, str]:
-        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered or template."""
+        """Kind and source of the grammar: json_schema, regex, lark, gbnf, choice, triggered, template or tags."""
         raise NotImplementedError
 
     def check_source(self) -> None:
@@ -54,6 +54,10 @@ class Constraint(Strategy):
     def explain(self, history: list[int], token: int) -> Iterator[Event]:
         """Yield what to show about a committed token; `history` are the tokens before it, prompt included."""
         yield from ()
+
+    def tools_to_describe(self) -> str:
+        """Tools, a list in JSON, that the model's chat template describes in the prompt of this lane; none if empty."""
+        return ""
 
     @property
     def narrows(self) -> bool:

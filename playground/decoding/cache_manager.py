@@ -48,7 +48,7 @@ class CacheManager:
     def _connect(self, policy: CachePolicy, rotate_back: RotateBack | None) -> None:
         store = self.store
         if policy.row_wise:
-            store.window = Window(policy.visible, self.prompt)
+            store.window = Window(policy.visible, self._first_row(policy))
         if policy.uses_attention:
             store.on_attention = self._observe_attention
         if policy.selects_per_row:
@@ -69,7 +69,11 @@ class CacheManager:
             raise Refusal(
                 f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
             )
-        return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self.prompt)
+        return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self._first_row(policy))
+
+    def _first_row(self, policy: CachePolicy) -> int:
+        """Position of the first row that a policy based on positions applies to."""
+        return 0 if policy.restricts_prompt else self.prompt
 
     def _selects_for(self, position: int) -> bool:
         return self.policy.selects_for(position, self.prompt)

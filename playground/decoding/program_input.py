@@ -4,9 +4,10 @@ Everything of a wrong type or form raises Refusal here, before a model is loaded
 """
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
@@ -65,9 +66,17 @@ def check_models(models: Any) -> None:
 # --- prompts ---
 
 def read_prompt(
-    prompt: str | Iterable[Message], chat: bool = False, system: str = "", context: str = "", before: Any = ()
+    prompt: str | Iterable[Message],
+    chat: bool = False,
+    system: str = "",
+    context: str = "",
+    before: Any = (),
+    form: str = "",
+    tools: Any = "",
 ) -> Prompt:
-    """The prompt, checked. A list of messages is a chat that ends with a message of the user."""
+    """The prompt, checked. A list of messages is a chat that ends with a message of the user; tools are a list of dicts
+    or JSON.
+    """
     if isinstance(prompt, (list, tuple)):
         if system or before:
             raise Refusal(
@@ -78,8 +87,16 @@ def read_prompt(
         raise Refusal("A system message needs a chat: pass chat=True, or leave it out.", "system")
     else:
         asked = Prompt(prompt, chat, system, context, _turns(before))
+    asked = replace(asked, form=form, tools=tools if isinstance(tools, str) else _as_json(tools))
     asked.check()
     return asked
+
+
+def _as_json(tools: Any) -> str:
+    try:
+        return json.dumps(list(tools))
+    except (TypeError, ValueError, RecursionError):
+        raise Refusal("Tools must be a list of JSON objects: change them.", "tools") from None
 
 
 def _chat(messages: list[Message], context: str) -> Prompt:

@@ -27,6 +27,7 @@ from playground.contract.lane_config import Assembly, LaneConfig, assemble, chec
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
+from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
 from playground.decoding.recorder import Recorder
 from playground.decoding.requests import Feed, Pause, Request
 from playground.decoding.shared_prefix import SharedPrefixes
@@ -112,6 +113,8 @@ class Prompt:
     system: str = ""
     context: str = ""  # a passage before the prompt that the answer should be based on
     before: tuple[tuple[str, str], ...] = ()  # earlier turns of the chat: (user, assistant)
+    form: str = ""  # how passage and prompt become one text, with {context} and {prompt}; empty for the default
+    tools: str = ""  # what the chat template describes, a list in JSON
 
     def instructed(self, instruction: str) -> Prompt:
         """The prompt with an instruction before the text, since not every chat template supports a system message."""
@@ -127,11 +130,12 @@ class Prompt:
         passage = self.context.strip()
         if not passage:
             return self.text
-        return f"Read this: {passage} Now answer: {self.text}" if self.chat else f"{passage}\n{self.text}"
+        return filled(self.form or (CHAT_FORM if self.chat else TEXT_FORM), passage, self.text)
 
     def check(self) -> None:
-        """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and earlier turns without chat."""
-        for name, text in (("prompt", self.text), ("system message", self.system), ("context", self.context)):
+        """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and what requires a chat."""
+        texts = {"prompt": self.text, "system message": self.system, "context": self.context, "form": self.form}
+        for name, text in texts.items():
             check_text(text, name, about=name.split()[0])
         for turn in self.before:
             for text in turn:
@@ -140,12 +144,14 @@ class Prompt:
             raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
         if self.before and not self.chat:
             raise Refusal("Earlier turns require a chat: turn chat on, or remove the turns.", "before")
+        check_form(self.form)
+        check_tools(self.tools, self.chat)
 
     def encode(self, model: Model) -> list[int]:
         """Token ids. Raises Refusal for what `check` refuses, and for a prompt that is too long."""
         self.check()
         ids = (
-            model.tokens.encode_chat(self.whole(), self.system, self.before)
+            model.tokens.encode_chat(self.whole(), self.system, self.before, self.tools)
             if self.chat
             else model.tokens.encode(self.whole())
         )
@@ -544,13 +550,28 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             lane_limits.check()
             assembly = assemble(config)
             _describe(header, assembly, models)
-            lane = _new_lane(models, assembly, prompt, lane_limits, recorder, memory)
+            asked = _told(prompt, assembly)
+            if asked.tools != prompt.tools:
+                _describe_prompt(header, asked, models.target)
+            lane = _new_lane(models, assembly, asked, lane_limits, recorder, memory)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
     return Session(headers, runners, judge)
+
+
+def _told(prompt: Prompt, assembly: Assembly) -> Prompt:
+    """The prompt with the tools that the lane's constraint wants described, unless others are."""
+    tools = assembly.constraint.tools_to_describe() if assembly.constraint else ""
+    return replace(prompt, tools=tools) if tools and not prompt.tools else prompt
+
+
+def _describe_prompt(header: Header, prompt: Prompt, model: Model) -> None:
+    """Replace the facts about the prompt of a header."""
+    header.tools, header.prompt_ids = prompt.tools, prompt.encode(model)
+    header.prompt_pieces = model.tokens.pieces(header.prompt_ids)
 
 
 def _limits_of(limits: Limits, config: LaneConfig) -> Limits:
@@ -627,6 +648,8 @@ def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) ->
         chat=prompt.chat,
         context=prompt.context,
         before=list(prompt.before),
+        form=prompt.form,
+        tools=prompt.tools,
         prompt=prompt.text,
         prompt_ids=ids,
         prompt_pieces=target.tokens.pieces(ids),

@@ -18,6 +18,7 @@ from playground.engine import grammar_limits as limits
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
+from playground.engine.tagged_grammar import TAGS_LABEL, TaggedSource, lark_of_tags
 from playground.engine.template_grammar import Template, lark_of_template
 from playground.engine.triggered_grammar import LABEL, TriggeredSource, lark_around
 from playground.errors import Refusal
@@ -30,6 +31,7 @@ KINDS = {
     "choice": "list of choices",
     "triggered": LABEL,
     "template": "template",
+    "tags": TAGS_LABEL,
 }
 PROBED = 16  # tokens the compiled grammar is followed over
 PAGE = 4096
@@ -85,11 +87,29 @@ def _template(tokenizer: LLTokenizer, source: str) -> str:
 def _triggered(tokenizer: LLTokenizer, packed: str) -> str:
     parts = TriggeredSource.unpacked(packed)
     parts.check()
+    return lark_around(parts, _within(tokenizer, parts))
+
+
+def _tagged(tokenizer: LLTokenizer, packed: str) -> str:
+    source = TaggedSource.unpacked(packed)
+    source.check()
+    return lark_of_tags(source, [_tag(tokenizer, tag) for tag in source.tags])
+
+
+def _tag(tokenizer: LLTokenizer, tag: TriggeredSource) -> str:
+    try:
+        return _within(tokenizer, tag)
+    except Refusal as refused:
+        raise Refusal(f"The tag {tag.trigger[:40]!r}: {refused}", "source") from None
+
+
+def _within(tokenizer: LLTokenizer, parts: TriggeredSource) -> str:
+    """The constraint after a trigger, as llguidance reads it."""
     source = _with_fixed_whitespace(parts.source) if parts.kind == "json_schema" else parts.source
     alone = _check_alone(tokenizer, parts.kind, source)
     if parts.kind == "gbnf" and parts.end:
         alone = lark_of(source, parts.end)
-    return lark_around(parts, alone)
+    return alone
 
 
 def _check_alone(tokenizer: LLTokenizer, kind: str, source: str) -> str:
@@ -204,7 +224,7 @@ _READERS = {
     "choice": _read_choice,
 }
 
-_COMPOSERS = {"triggered": _triggered, "template": _template}
+_COMPOSERS = {"triggered": _triggered, "template": _template, "tags": _tagged}
 
 
 def refusal(kind: str, message: str) -> Refusal:

@@ -13,6 +13,7 @@ SOURCE_CHARACTERS = 100_000
 OPTIONS = 1000  # of a list of choices; the parser follows at most PARSER["max_items_in_row"] alternatives
 TRIGGER_CHARACTERS = 200  # of a trigger, and of the string that ends what it triggers
 HOLES = 100  # of a template
+TAGS = 64  # of structural tags
 ITEMS = 10_000  # of the list that `static` searches
 ITEMS_CHARACTERS = 500_000
 ITEM_CHARACTERS = 2000

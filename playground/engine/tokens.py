@@ -14,6 +14,7 @@ from functools import cached_property
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from playground.engine.tool_call_format import CallFormat, describes_tools, read_format
 from playground.errors import Refusal
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
@@ -41,10 +42,13 @@ class Tokens:
         """Ids of a text that continues another one, without added special tokens."""
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
-    def encode_chat(self, user: str, system: str = "", before: Iterable[tuple[str, str]] = ()) -> list[int]:
-        """Ids of a user message after earlier (user, assistant) turns, in the model's chat template.
+    def encode_chat(
+        self, user: str, system: str = "", before: Iterable[tuple[str, str]] = (), tools: str = ""
+    ) -> list[int]:
+        """Ids of a user message after earlier (user, assistant) turns, in the model's chat template, which describes
+        the tools, a list in JSON.
 
-        They end where the answer begins. Raises Refusal if there is no template or it rejects the messages.
+        They end where the answer begins. Raises Refusal if there is no template, or it rejects the messages or tools.
         """
         if not self.tokenizer.chat_template:
             raise Refusal("This model has no chat template: turn chat off and write the prompt as plain text.", "chat")
@@ -52,14 +56,23 @@ class Tokens:
         for asked, answered in before:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         messages.append({"role": "user", "content": user})
+        if tools and not describes_tools(self.tokenizer):
+            raise Refusal(
+                "This model's chat template has no place for tools: describe them in the prompt.", "tools"
+            )
+        given = {"tools": json.loads(tools)} if tools else {}
         try:
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **given)
         except TemplateError as reason:
             earlier = "remove the earlier turns" if before else "turn chat off"
             advice = "leave the system message empty" if system else earlier
             raise Refusal(
                 f"The model's chat template does not accept these messages ({reason}): {advice}.", "chat"
             ) from None
+
+    def call_format(self) -> CallFormat | None:
+        """The form of a tool call in the model's chat template, if it has one that is recognised."""
+        return read_format(self.tokenizer)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids without special tokens; U+FFFD replaces bytes that are not UTF-8."""

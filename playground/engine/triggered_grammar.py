@@ -87,17 +87,18 @@ def lark_around(parts: TriggeredSource, compiled: str) -> str:
         f"BOUNDED: /(?s:.{f'{{0,{parts.most}}}' if parts.most else '*'})/",
         f"TRIGGERED: ANYTHING {trigger} ANYTHING",
         f"triggered[lazy]: BOUNDED {trigger}",
-        *_body(parts, compiled),
+        *body_rules(parts, compiled),
     ])
 
 
-def _body(parts: TriggeredSource, compiled: str) -> list[str]:
-    end = f" {literal(parts.end)}" if parts.end else ""
+def body_rules(parts: TriggeredSource, compiled: str, name: str = "body") -> list[str]:
+    """The rule with this name, the constrained part with its end string, and what it needs."""
+    end, whole = f" {literal(parts.end)}" if parts.end else "", f"WHOLE_{name.upper()}"
     match parts.kind:
         case "json_schema":
-            return [f"body: %json {json.dumps(json.loads(compiled)['grammars'][0]['json_schema'])}{end}"]
+            return [f"{name}: %json {json.dumps(json.loads(compiled)['grammars'][0]['json_schema'])}{end}"]
         case "regex" | "choice":
             lark = compiled if parts.kind == "choice" else json.loads(compiled)["grammars"][0]["lark_grammar"]
-            return [f"WHOLE: {lark.removeprefix('start: ')}", f"body{'[lazy]' if end else ''}: WHOLE{end}"]
+            return [f"{whole}: {lark.removeprefix('start: ')}", f"{name}{'[lazy]' if end else ''}: {whole}{end}"]
     inner = compiled.removeprefix(HEADER)
-    return [f"body: %lark {{\n{inner}\n}}{end if parts.kind == 'lark' else ''}"]
+    return [f"{name}: %lark {{\n{inner}\n}}{end if parts.kind == 'lark' else ''}"]

@@ -1,6 +1,7 @@
 """The body of a request: the completions interface for a text, the chat completions interface for a chat."""
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +39,10 @@ class CompletionRequest:
         return {**body, **self._extras()} if logprobs else body
 
     def _text(self) -> dict[str, Any]:
-        return {"messages": self._messages()} if self.prompt.chat else {"prompt": self.prompt.whole()}
+        if not self.prompt.chat:
+            return {"prompt": self.prompt.whole()}
+        tools = {"tools": json.loads(self.prompt.tools)} if self.prompt.tools else {}
+        return {"messages": self._messages(), **tools}
 
     def _extras(self) -> dict[str, Any]:
         usage = {"stream_options": {"include_usage": True}}

@@ -53,6 +53,8 @@ def _header(server: RemoteServer, prompt: Prompt, limits: Limits) -> Header:
         chat=prompt.chat,
         context=prompt.context,
         before=list(prompt.before),
+        form=prompt.form,
+        tools=prompt.tools,
         prompt=prompt.text,
         prompt_pieces=[prompt.whole()],
     )

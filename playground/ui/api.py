@@ -55,6 +55,7 @@ ARGUMENTS = f"""
                 public page
             remote_model: the server's name of the model
             remote_key: the server's key, if it needs one
+            form: how context and prompt become one text, such as "{{context}} Question: {{prompt}}"
 """
 
 
@@ -190,6 +191,7 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
         remote: str = "",
         remote_model: str = "",
         remote_key: str = "",
+        form: str = "",
     ):
         arguments = {
             "prompt": prompt,
@@ -203,6 +205,7 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
             "model": model,
             "draft": draft,
             "before": before or [],
+            "form": form,
         }
         with _refusals_as_errors(), _queued(site, arguments, (remote, remote_model, remote_key)) as request:
             yield from answers(request)

@@ -256,6 +256,14 @@ class Page:
                     elem_id="context",
                     info="Every lane reads it before the prompt; context-contrastive lanes also run without it.",
                 )
+                self.form = gr.Textbox(
+                    start.form,
+                    label="Form of context and prompt",
+                    lines=1,
+                    max_lines=4,
+                    placeholder="Read this: {context} Now answer: {prompt}",
+                    elem_id="form",
+                )
 
     def _numbers(self) -> None:
         start = self.start

@@ -99,6 +99,7 @@ class Settings:
     quantization: str = "none"
     lanes: list[dict[str, Any]] = field(default_factory=lambda: [{"strategy": "greedy"}])
     before: list[list[str]] = field(default_factory=list)  # earlier turns of a chat: [user, assistant]
+    form: str = ""  # how context and prompt become one text
 
     def __post_init__(self) -> None:
         """Replace texts and lists of a wrong type by their defaults, since clients can send any JSON.
@@ -221,7 +222,7 @@ class Settings:
     def _check_size(self, rules: Rules) -> None:
         """Raise Refusal for texts and numbers beyond the limits, before anything is computed from them."""
         self._check_numbers(rules)
-        whole = [self.prompt, self.system, self.context, *(text for turn in self.turns() for text in turn)]
+        whole = [self.prompt, self.system, self.context, self.form, *(text for turn in self.turns() for text in turn)]
         if sum(map(len, whole)) > rules.characters:
             more = len(self.prompt) < sum(map(len, whole))
             named = "prompt, system message, context and earlier turns together have" if more else "prompt has"

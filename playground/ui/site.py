@@ -37,7 +37,8 @@ def _prepare(models: Any, settings: Settings, memory: Memory):
 def _prompt_of(settings: Settings) -> Any:
     from playground.decoding.session import Prompt
     context = settings.context if settings.context.strip() else ""
-    return Prompt(settings.prompt, settings.mode == "chat", settings.system, context, settings.turns())
+    chat = settings.mode == "chat"
+    return Prompt(settings.prompt, chat, settings.system, context, settings.turns(), settings.form)
 
 
 def _limits_of(settings: Settings) -> Any:
@@ -47,11 +48,7 @@ def _limits_of(settings: Settings) -> Any:
 
 def _score(models: Any, settings: Settings):
     from playground.decoding.scoring import score
-    from playground.decoding.session import Prompt
-
-    return score(
-        models, Prompt(settings.prompt, settings.mode == "chat", settings.system, settings.context, settings.turns())
-    )
+    return score(models, _prompt_of(settings))
 
 
 def _load(*names: Any, **how: Any) -> Any:

@@ -10,14 +10,15 @@ class BeamSearch(Decoder):
     """Grow several sequences in parallel and keep the most probable ones at every step.
 
     Of all continuations of all beams, the best `beams` by summed log-probability survive; a continuation that ends the
-    text counts as finished if it is among them. The search is deterministic. Under a grammar the sums still use the
-    model's own log-probabilities, including those of forced tokens and of the end token. Finished texts are ranked by
-    sum / length ** length_exponent, as in the transformers library. Lowerre 1976; with neural models: Sutskever et al.
-    2014, arXiv 1409.3215.
+    text counts as finished if it is among them. The search is deterministic. Penalties and other samplers that do not
+    draw act on every beam by its own text, and log-probabilities are normalised after them. Under a grammar the sums
+    still use the model's own log-probabilities, including those of forced tokens and of the end token. Finished texts
+    are ranked by sum / length ** length_exponent, as in the transformers library. Lowerre 1976; with neural models:
+    Sutskever et al. 2014, arXiv 1409.3215.
     """
 
     name, title, paper, sheet = "beam_search", "Beam search", "1409.3215", "search/diverse-beam-search"
-    guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
+    guarantee, refuses = ("heuristic", "collapses"), ("drawing",)
     several = counts_forced = True
 
     beams: int = knob(4, 1, 64, step=1, help="sequences that grow in parallel; 1 is greedy")

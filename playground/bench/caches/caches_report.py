@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from playground.bench.caches import freed_memory as memory
+from playground.bench.caches import memory_ranking as ranking
 from playground.bench.caches import recall_score as score
 from playground.bench.caches import step_timing as steps
 from playground.bench.caches.caches_defaults import NEAR, SLOWER, TASKS
@@ -35,6 +36,14 @@ different tokens, so that most of the work is done layer by layer. What remains 
 grow with the width of a network."""
 
 
+RANKING_NOTES = """At a limit of memory every policy counts with its best setting that fits, by the shares above.
+Equal scores share a place. A policy that fits at one limit only has a place there only; those come last."""
+CLAIM_NOTES = """NVIDIA's kvpress compared policies on RULER at 4k tokens, with models of about 4 to 12 billion
+parameters, and says in words how they rank (evaluation/README.md). The tasks here are smaller: one needle in a passage
+of about 270 tokens is the nearest to RULER, whose prompts end with the question as well. The figures of its leaderboard
+are not repeated here: https://huggingface.co/spaces/nvidia/kvpress-leaderboard."""
+
+
 @dataclass
 class Findings:
     """Everything measured; parts that were not requested are empty. facts: settings and machine."""
@@ -53,6 +62,8 @@ class Findings:
         """Title, note and rows of each part."""
         parts = (
             ("Score against cache size", SCORE_NOTES, self.scores, score.rows),
+            ("At equal memory", RANKING_NOTES, self.scores, ranking.ranking_rows),
+            ("Beside kvpress", CLAIM_NOTES, self.scores, ranking.claim_rows),
             ("Memory", MEMORY_NOTES, self.memory_results, memory.rows),
             ("A step", STEP_NOTES, self.step_times, steps.rows),
         )

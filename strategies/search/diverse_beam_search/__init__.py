@@ -1,24 +1,27 @@
 """Diverse beam search."""
-from collections import Counter
 from collections.abc import Iterator
 
 from playground.algorithms.search.beams import Beams, compared, log_probabilities
 from playground.contract import Decoder, knob
 from playground.errors import Refusal
 from playground.events import Branches, Figure
+from strategies.search.diverse_beam_search import diversity
 
 
 class DiverseBeamSearch(Decoder):
-    """Beam search in groups, each penalised for tokens that earlier groups chose in the same step.
+    """Beam search in groups, each penalised for what earlier groups wrote.
 
     The beams are split into groups of equal size that choose one after another. A token costs `strength` nats for each
-    beam of an earlier group that took it in this step; penalties remain part of the sum that ranks texts within a
-    group. The result is the group winner with the highest log-probability under the model. Vijayakumar et al. 2016,
-    arXiv 1610.02424, with its Hamming diversity; the choice between the groups is ours, the paper returns all texts.
+    beam of an earlier group that took it in this step (Hamming); less the more the two texts differ already
+    (cumulative); for each occurrence of the n-gram it completes in their texts (n-gram); or for its similarity to the
+    tokens they took, by the cosine of embeddings (embedding). Penalties remain part of the sum that ranks texts within
+    a group. The result is the group winner with the highest log-probability under the model, after samplers that do
+    not draw. Vijayakumar et al. 2016, arXiv 1610.02424, with the four diversity functions of the paper, word2vec
+    replaced by the model's own embeddings; the choice between the groups is ours, the paper returns all texts.
     """
 
     name, title, paper, sheet = "diverse_beam_search", "Diverse beam search", "1610.02424", "search/diverse-beam-search"
-    guarantee, refuses = ("heuristic", "collapses"), ("sampler",)
+    guarantee, refuses = ("heuristic", "collapses"), ("drawing",)
     several = counts_forced = True
 
     beams: int = knob(6, 1, 64, step=1, help="sequences that grow in parallel, over all groups")
@@ -26,6 +29,11 @@ class DiverseBeamSearch(Decoder):
     strength: float = knob(
         0.5, 0.0, 2.0, step=0.1, help="penalty of a token, in nats, for each beam of an earlier group that took it"
     )
+    diversity: str = knob(
+        "hamming", choices=("hamming", "cumulative", "n-gram", "embedding"), help="what counts as a repetition"
+    )
+    n: int = knob(2, 1, 8, step=1, help="for n-gram: its length in tokens")
+    backoff: float = knob(2.0, 0.1, 20.0, step=0.1, help="for cumulative: differences after which a penalty fades")
     length_exponent: float = knob(
         0.0, 0.0, 2.0, step=0.1, help="0 ranks texts by their sum, which favours short ones; 1 by the mean"
     )
@@ -59,28 +67,33 @@ class DiverseBeamSearch(Decoder):
 
     def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
         """Choose the continuations group by group. Returns the choice of each beam, and a figure of the penalties."""
-        taken, choices, labels, values = Counter(), [], [], []
+        earlier, choices, labels, values = [], [], [], []
         for number, group in groups.items():
             own, rows = rows[:len(group.live)], rows[len(group.live):]
-            logp = log_probabilities(own)
-            offers = group.choose(self._penalised(logp, taken), lm.ends)
+            logp, texts = log_probabilities(own), [beam.leaf.written for beam in group.live]
+            penalties = self.strength * self._penalties(lm, texts, earlier, logp)
+            offers = group.choose(logp - penalties, lm.ends)
             group.follow(lm, offers, logp)
             choices += [
                 lm.choose(own[offer.place], offer.token, leaf=beam.leaf) for offer, beam in zip(offers, group.live)
             ]
             labels += [f"{number} {lm.piece(offer.token)}" for offer in offers]
             values += [
-                [float(logp[place, token]), -self.strength * taken[token], score] for place, token, score in offers
+                [float(logp[place, token]), -float(penalties[place, token]), score] for place, token, score in offers
             ]
-            taken.update(offer.token for offer in offers if not lm.ends(offer.token))
+            earlier += [[*texts[offer.place], offer.token] for offer in offers if not lm.ends(offer.token)]
         return choices, matrix("group and token", ["log-probability", "penalty", "sum of the text"], labels, values)
 
-    def _penalised(self, logp, taken):
-        """Log-probabilities [live, V] minus the penalties for tokens that earlier groups took."""
-        gains = logp.clone()
-        for token, count in taken.items():
-            gains[:, token] -= self.strength * count
-        return gains
+    def _penalties(self, lm, own, earlier, logp):
+        """The penalties [live, V] of a group, in units of `strength`."""
+        match self.diversity:
+            case "cumulative":
+                return diversity.cumulative(own, earlier, logp, self.backoff)
+            case "n-gram":
+                return diversity.ngrams(own, earlier, logp, self.n)
+            case "embedding":
+                return diversity.embedding(own, earlier, logp, lm.embed)
+        return diversity.hamming(own, earlier, logp)
 
     def _sums(self, groups) -> Figure:
         beams = [beam for group in groups for beam in group.finished]

@@ -1,0 +1,99 @@
+"""How the chat template of a model writes tools and calls of them.
+
+The form of a call is read from what the template writes for a call of a made-up tool, so that no list of model families
+is needed: text, then JSON with the name and the arguments, then text; or text with the name, then the arguments alone.
+"""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os.path import commonprefix
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+NAME, ARGUMENTS = "made_up_tool", {"made_up_argument": 7}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {"made_up_argument": {"type": "integer"}}},
+    },
+}
+CALL = {"id": "call00001", "type": "function", "function": {"name": NAME, "arguments": ARGUMENTS}}
+ASKED = {"role": "user", "content": "Hello."}
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """What is written around a call, and the keys of its JSON object in order, the name's and that of the arguments.
+
+    Without keys the JSON is the arguments alone, and `begin` has NAME in place of the tool's name.
+    """
+
+    begin: str
+    end: str
+    keys: tuple[str, ...] = ()
+    name_key: str = ""
+
+    def begin_of(self, tool: str) -> str:
+        return self.begin.replace(NAME, tool)
+
+    @property
+    def trigger(self) -> str:
+        """The start of `begin` that every call has, without white space at its ends; empty for a whole answer."""
+        return self.begin.partition(NAME)[0].strip()
+
+
+def read_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat | None:
+    """The form of a tool call in the tokenizer's chat template; None if it has none, or one that is not recognised."""
+    written = _written_call(tokenizer)
+    return next(_formats(written), None) if written and NAME in written else None
+
+
+def describes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the chat template writes the tools it is given."""
+    return NAME in (_rendered(tokenizer, [ASKED], add_generation_prompt=True) or "")
+
+
+def _written_call(tokenizer: PreTrainedTokenizerBase) -> str:
+    """What the template writes as the answer with a call, without what ends a turn."""
+    before = _rendered(tokenizer, [ASKED], add_generation_prompt=True) or ""
+    for content in ("", None):  # templates differ in what an answer without text is
+        answer = {"role": "assistant", "content": content, "tool_calls": [CALL]}
+        if (whole := _rendered(tokenizer, [ASKED, answer])) is not None:
+            return _without_turn_end(whole[len(commonprefix([before, whole])):], tokenizer)
+    return ""
+
+
+def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: bool) -> str | None:
+    """The text of messages; None if there is no template or it rejects them."""
+    if not tokenizer.chat_template:
+        return None
+    try:
+        return tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False, **options)
+    except (TemplateError, TypeError, ValueError, KeyError):
+        return None
+
+
+def _without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    shorter = text.rstrip()
+    for special in tokenizer.all_special_tokens:
+        shorter = shorter.removesuffix(special).rstrip()
+    return shorter if shorter == text.rstrip() else _without_turn_end(shorter, tokenizer)
+
+
+def _formats(written: str) -> Iterator[CallFormat]:
+    for place in (place for place, letter in enumerate(written) if letter == "{"):
+        try:
+            value, end = json.JSONDecoder().raw_decode(written, place)
+        except ValueError:
+            continue
+        begin, rest = written[:place].lstrip(), written[end:]
+        if isinstance(value, dict) and len(value) == 2 and NAME in value.values() and ARGUMENTS in value.values():
+            yield CallFormat(begin, rest, tuple(value), next(key for key, said in value.items() if said == NAME))
+        elif value == ARGUMENTS and NAME in begin and rest:
+            yield CallFormat(begin, rest)
