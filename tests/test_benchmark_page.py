@@ -121,6 +121,12 @@ def row(given_row: dict) -> ResultRow:
 
 # --- in a browser ---
 
+def test_no_control_lies_over_another(asked):
+    add, models = (asked.locator(part).bounding_box() for part in (".add-lane", ".models"))
+    assert add["y"] >= models["y"] + models["height"]
+
+
+
 def test_two_questions_are_answered_and_the_table_equals_the_file(asked):
     expect(asked.locator("#progress")).to_have_text("12 of 12 answers.")
     document = json.loads(saved(asked, "Save all as JSON"))

@@ -120,6 +120,13 @@ def test_pages_uploads_and_programs_work_as_before(public):
     assert ask(public, "/gradio_api/upload", form % (b"a" * 5_100_000), **kind)[0] == 413
 
 
+def test_a_page_from_memory_is_the_page_of_gradio(public):
+    """Gradio is asked anew for parameters that the cache does not know."""
+    for path in ("/", "/game", "/config"):
+        first, again, made = (ask(public, path + query, method="GET")[1] for query in ("", "?s=abc", "?unknown=1"))
+        assert first == again == made, path
+
+
 # --- hosts and origins ---
 
 def passes(hosts: Hosts, method: str = "POST", **headers: str) -> bool:

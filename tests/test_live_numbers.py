@@ -208,7 +208,9 @@ def parts(*kinds: str) -> list[ev.Part]:
 
 @pytest.mark.parametrize(("kinds", "badge"), [
     ((), "same text as greedy"), (("constraint",), "same text as greedy with its constraint"),
-    (("constraint", "sampler"), "same text as greedy with its constraint and processors")])
+    (("constraint", "sampler"), "same text as greedy with its constraint and processors"),
+    (("cache_policy",), "same text as greedy with its cache"),
+    (("compute_policy",), "same text as greedy with its compute policy")])
 def test_a_badge_names_the_additions_that_the_comparison_includes(page, feed, kinds, badge):
     """Without them a lane under a grammar would read "same text as greedy" beside "differs at 1"."""
     show(page, feed, run_of(lane(0, [(0.1, Done("end"))], guarantee=["greedy_identical"], parts=parts(*kinds))))

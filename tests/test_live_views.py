@@ -428,6 +428,15 @@ def test_without_a_plain_lane_on_the_same_prompt_no_speed_up_is_given(page, feed
     assert pace(page) == "No speed-up: add a greedy lane without toggles as a baseline."
 
 
+def test_a_canvas_is_not_told_to_add_a_lane_that_its_model_cannot_run(page, feed):
+    canvas = replace(PLAIN, strategy="masked_diffusion", canvas=5)
+    filled = [(0.1, Forward(tokens=8, seconds=0.05)), (0.1, commit(0, *["sampled"] * 5)), (0.1, Done("end"))]
+    show(page, feed, run_of((canvas, filled)))
+    expect(page.locator(".panel-cost .pace")).to_have_text(
+        "No speed-up: a model that fills masked positions has no greedy lane to compare with."
+    )
+
+
 def test_every_lane_says_whether_its_text_is_that_of_plain_greedy(page, feed):
     another = [
         (at, replace(event, ids=[9]) if isinstance(event, Commit) and event.position == 2 else event)
@@ -535,6 +544,17 @@ def test_the_residual_is_shown_under_the_tree_of_a_rejected_draft_token(page, fe
     expect(page.locator(".panel-tree .leftover")).to_have_count(0)
 
 
+def test_a_tall_tree_opens_at_its_root(page, feed):
+    """With its topmost branch in sight instead, a tree of 64 tokens would look empty."""
+    nodes = list(range(40))
+    draft = Draft(0, nodes, [" x"] * 40, [-1] * 40, [0.025] * 40, "draft_model")
+    events = [(0.1, draft), (0.2, Forward(tokens=41)), (0.2, Verdict(0, [], [], 4, " e", "redraw")), (0.2, Done("length"))]
+    show(page, feed, run_of((GUESSING, events)))
+    root = page.locator(".panel-tree .node.root")
+    scroller, at = page.locator(".panel-tree .tree-scroll").bounding_box(), root.bounding_box()
+    assert scroller["y"] < at["y"] and at["y"] + at["height"] < scroller["y"] + scroller["height"]
+
+
 def test_acceptance_by_draft_position_shows_its_counts(page, feed):
     show(page, feed, run_of((GUESSING, in_rounds())))
     expect(page.locator(".panel-rounds .depth")).to_have_count(2)
@@ -617,6 +637,30 @@ def test_marks_of_masks_follow_the_player_back_and_forth(page, feed):
 
 
 # --- figures of a method ---
+
+def test_a_series_over_the_tokens_is_drawn_whichever_lane_is_chosen(page, feed):
+    """The z-score of a watermarked lane, say, beside a plain one."""
+    marked = [*one_by_one()[:-1], *((0.5, Figure("scalar", "mark", {"x": i, "series": {"z": i - 2.0}})) for i in range(5))]
+    show(page, feed, run_of((PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), [*marked, (0.5, Done("length"))])))
+    series = page.locator(".panel-entropy .figure.scalar")
+    expect(series).to_have_count(1)
+    expect(series.locator("b")).to_have_text("lane 2: mark")
+    assert series.locator("text[text-anchor='end']").all_text_contents() == ["-2", "0", "2"]
+
+
+def test_small_values_of_bars_are_short(page, feed):
+    bars = Figure("bars", "left", {"labels": ["a", "b", "c"], "values": [0.0000246712, 0.123456, 0.0]})
+    show(page, feed, run_of((PLAIN, [*one_by_one()[:-1], (0.5, bars), (0.5, Done("length"))])))
+    assert page.locator(".panel-figures .bar-list .num").all_inner_texts() == ["2e-5", "0.123", "0"]
+
+
+def test_of_many_spans_the_latest_are_listed_under_how_many_there_are(page, feed):
+    spans = [[i, i + 1, "green" if i % 3 else "not green", 1 if i % 3 else 0] for i in range(50)]
+    figure = Figure("spans", "green tokens", {"spans": spans})
+    show(page, feed, run_of((PLAIN, [*one_by_one()[:-1], (0.5, figure), (0.5, Done("length"))])))
+    rows = page.locator(".panel-figures .span-list")
+    expect(rows.locator("caption")).to_have_text("The last 40 of 50.")
+    assert [part.strip() for part in rows.locator("tr").last.locator("td").all_inner_texts()] [1:] == ["green", ""]
 
 FIGURES = [
     Figure("scalar", "chance", {"x": 0, "axis": "sample", "series": {f"series {i}": i for i in range(7)}}),

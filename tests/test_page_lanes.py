@@ -241,6 +241,15 @@ def test_samplers_need_a_verifier_that_is_exact_under_sampling(page, address):
     assert not offered["temperature"] and offered["repetition_penalty"] and offered["regex"]
 
 
+def test_the_menu_of_additions_begins_with_samplers(page, address):
+    """The order of the row: sampler, constraint, KV cache, compute."""
+    visit(page, address, Settings(prompt="The red fox", length=7, lanes=[{"strategy": "greedy"}]))
+    page.get_by_label("Edit lane 1").click()
+    expect(page.locator(".adder")).to_have_text("+ Add sampler, constraint, KV cache, compute…")
+    page.locator(".adder").click()
+    assert page.locator(".options .heading").all_inner_texts() == ["SAMPLER", "CONSTRAINT", "KV CACHE", "COMPUTE"]
+
+
 def test_models_of_the_two_kinds_are_distinguished_before_and_after_a_run(page, address):
     lanes = [{"strategy": "masked_diffusion"}, {"strategy": "greedy"}]
     visit(page, address, Settings(prompt="one morning", length=16, lanes=lanes))

@@ -50,6 +50,29 @@ def test_run_scrolls_a_phone_to_the_lanes(page, address):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.parametrize("width", [700, 1000, 1440])
+def test_every_control_of_the_player_is_there_at_any_width(page, address, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    visit(page, address, short("greedy", "sample", "beam_search"))
+    player = page.locator("#live .player")
+    for control in (".speed", ".mode", ".save button >> nth=0", "[data-do=open]", "[data-do=keys]", ".scrub"):
+        expect(player.locator(control)).to_be_visible()
+    assert player.bounding_box()["height"] < 70  # one row
+    cards = page.locator(".lane-card .opener.strategy").evaluate_all("all => all.map((one) => one.clientWidth)")
+    assert min(cards) > 90  # the name of the strategy can be read
+
+
+def test_a_menu_at_the_bottom_of_the_window_opens_upwards(page, address):
+    page.set_viewport_size({"width": 1440, "height": 900})
+    visit(page, address, short("greedy"))
+    page.evaluate("""() => {
+        const { bottom } = document.querySelector("#live .player").getBoundingClientRect();
+        document.querySelector("#live").style.marginTop = `${Math.max(0, innerHeight - bottom)}px`;
+    }""")
+    page.locator("#live .save button").first.click()
+    expect(page.locator("#live .save .menu-box button").last).to_be_in_viewport(ratio=1)
+
+
 def test_a_closed_drawer_still_sets_the_run_and_says_what_it_holds(page, address):
     visit(page, address, Settings(prompt="The red fox", length=7, seed=3, stop="x", lanes=[{"strategy": "greedy"}]))
     expect(page.locator("#drawer")).to_be_hidden()

@@ -198,9 +198,11 @@ function promises(names, lane) {
 function qualified(name, names, { extras = [] }) {
   const [label] = PROMISES[name] || [];
   if (!label?.startsWith("same ")) return label;
-  const added = (kind) => name === "greedy_identical" && extras.some(([extra]) => byName.get(extra)?.kind === kind);
-  const own = [["cache", names.includes("budget_respected")], ["constraint", added("constraint")], ["processors", added("sampler")]];
-  const named = own.filter(([, has]) => has).map(([addition]) => addition);
+  const greedy = name === "greedy_identical";
+  const has = (kind) => extras.some(([extra]) => byName.get(extra)?.kind === kind);
+  const own = [["cache", names.includes("budget_respected") || has("cache_policy")], ["compute policy", has("compute_policy")],
+    ["constraint", greedy && has("constraint")], ["processors", greedy && has("sampler")]];
+  const named = own.filter(([, added]) => added).map(([addition]) => addition);
   return named.length ? `${label} with its ${named.join(" and ")}` : label;
 }
 
@@ -482,7 +484,9 @@ function toggleSection([name, knobs], lane, i) {
 function adder(lane, i) {
   const main = byName.get(lane.strategy);
   const lacking = main?.needs.includes("constraint") && !lane.extras.some(([name]) => byName.get(name)?.kind === "constraint");
-  const offered = main ? strategies.filter((part) => fits(main, part, lane) && (!lacking || part.kind === "constraint")) : [];
+  const kindOrder = Object.keys(TOGGLES);
+  const offered = (main ? strategies.filter((part) => fits(main, part, lane) && (!lacking || part.kind === "constraint")) : [])
+    .sort((a, b) => kindOrder.indexOf(a.kind) - kindOrder.indexOf(b.kind));
   if (!offered.length) return null;
   const add = (name) => { lane.extras.push([name, {}]); redraw(i); commit(); focusOn(i, ".adder"); };
   const kinds = [...new Set(offered.map((part) => TOGGLES[part.kind]))];

@@ -5,11 +5,13 @@ const LOSSLESS = new Set(["greedy_identical", "distribution_identical"]);
 /** A lossless lane is compared with plain decoding under the same additions, whose text may differ from that without them. */
 function qualified(name, label, { guarantee, parts }) {
   const greedy = name === "greedy_identical";
+  const has = (kind) => parts.some((part) => part.kind === kind);
   const own = [
-    ["cache", guarantee.includes("budget_respected")],
-    ["constraint", greedy && parts.some(({ kind }) => kind === "constraint")],
-    ["processors", greedy && parts.some(({ kind }) => kind === "sampler")],
-  ].filter(([, has]) => has).map(([addition]) => addition);
+    ["cache", guarantee.includes("budget_respected") || has("cache_policy")],
+    ["compute policy", has("compute_policy")],
+    ["constraint", greedy && has("constraint")],
+    ["processors", greedy && has("sampler")],
+  ].filter(([, added]) => added).map(([addition]) => addition);
   return LOSSLESS.has(name) && own.length ? `${label} with its ${own.join(" and ")}` : label;
 }
 

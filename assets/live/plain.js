@@ -26,6 +26,7 @@ function pace(card, plain) {
 function sayPace(card, cards) {
   const plain = plainLane(card, cards);
   if (plain === card) return "This is the plain lane, the baseline for the others.";
+  if (!plain && card.record.header.canvas) return "No speed-up: a model that fills masked positions has no greedy lane to compare with.";
   if (!plain) return `No speed-up: ${card.record.header.forced.length ? "part of this text was given" : "add a greedy lane without toggles as a baseline"}.`;
   const found = pace(card, plain);
   if (!found) return `Speed-up over lane ${plain.order + 1}, plain greedy: shown once both have text.`;

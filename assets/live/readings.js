@@ -19,7 +19,7 @@ class Readings {
     const value = reading.of(...asked);
     const places = lanes.length > 1 ? `lanes ${lanes.join(" and ")}` : `lane ${lanes[0]}`;
     const beside = reading.beside && value !== null ? ` (${reading.beside(value, ...asked)})` : "";
-    return { value, complete: true, said: `${reading.label}, ${places}: ${reading.write(value)}${beside}` };
+    return { value, complete: true, said: `${reading.label}, ${places}: ${value === null && reading.none ? reading.none : reading.write(value)}${beside}` };
   }
 
   /** The index of the event that ends a place of a lane's run; null if the run has no such place. */
@@ -155,7 +155,7 @@ const READINGS = {
   repeated_tokens: { label: "tokens that occurred earlier in the text", write: whole, of: repeatedTokens },
   log_probability: { label: "log-probability of the text", write: nats, of: logProbability },
   first_difference: {
-    label: "first differing token", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
+    label: "first differing token", none: "none", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
   },
 
   rounds: { label: "rounds", write: whole, of: (state) => state.rounds.filter((round) => round.verdict).length },

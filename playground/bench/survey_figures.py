@@ -48,7 +48,16 @@ def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
             },
             hovertemplate="%{text}: score %{y:.2f} at %{x:.3~g}",
         )
+    if len(tasks) > 1 and any(trace.x for trace in figure.data):
+        _name_shapes(figure, tasks)
     return if_drawn(figure)
+
+
+def _name_shapes(figure: Figure, tasks: Sequence[str]) -> None:
+    """Add the shape of each task to the legend."""
+    for index, task in enumerate(tasks):
+        marker = {"color": "#7d8590", "size": 9, "symbol": SHAPES[index % len(SHAPES)]}
+        figure.add_scatter(x=[None], y=[None], mode="markers", name=_plain(task), marker=marker, hoverinfo="skip")
 
 
 def acceptance(rows: Sequence[ResultRow]) -> Figure | None:

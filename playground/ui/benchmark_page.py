@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from pathlib import Path
 from time import monotonic
@@ -30,7 +30,7 @@ from playground.ui.handlers import Changes, status
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
-from playground.ui.results_table import ResultsTable, answers_to, file_name, table_value
+from playground.ui.results_table import ResultsTable, answers_to, file_name, table_value, task_name
 from playground.ui.run_controls import ModelDropdown, status_line
 from playground.ui.run_figures import for_page
 from playground.ui.site import Site
@@ -110,7 +110,7 @@ class Benchmark:
 
     def plotted(self, answers: list[Answer], cost: str) -> Changes:
         """Show the figures that have data; hide the section if none has."""
-        rows = table(answers)
+        rows = [replace(row, task=task_name(row.task)) for row in table(answers)]  # as the table names them
         drawn = dict(zip(self.plots, map(for_page, (quality(rows, cost), acceptance(rows)))))
         shown = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in drawn.items()}
         return {

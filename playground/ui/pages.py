@@ -28,6 +28,7 @@ class PageRoute:
 
 UPLOADS = 60, 600  # seconds between two checks for old uploads, and the age at which they are deleted
 MOST_EVENTS = 200  # waiting for a thread of the server; runs wait in the admission queue, which has shares
+QUEUE_REST = 0.005  # seconds between two looks at an empty queue; at Gradio's 0.001 an idle page takes 5 % of a core
 PLAY = PageRoute("", "Play", page.fill)
 PLACES = (
     PLAY,
@@ -48,6 +49,7 @@ def build(site: Site) -> gr.Blocks:
         with blocks.route(place.name, f"/{place.path}") as beside:
             _lay_out(place, site, beside)
     blocks.queue(max_size=MOST_EVENTS)
+    blocks._queue.sleep_when_free = QUEUE_REST
     guard_queue(blocks._queue, Events.for_visitors() if site.rules.public else Events(), site.proxies)
     return blocks
 

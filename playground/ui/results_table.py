@@ -53,6 +53,7 @@ MEANINGS: dict[str, tuple[str, Callable[[ResultRow], Any]]] = {  # column: (desc
     "same text": ("Answers with exactly the first strategy's tokens.", lambda row: row.same_text),
     "failed": ("Answers that failed; the reason is shown below the strategy.", lambda row: row.failed),
 }
+HEADINGS = {"entrant": "strategy"}  # columns with another name on the page than in files
 
 
 class ResultsTable(Scripted):
@@ -99,7 +100,7 @@ def table_value(
     """
     names = [entrant.name for entrant in entrants]
     return {
-        "columns": [{"name": name, "about": MEANINGS[name][0]} for name in COLUMNS],
+        "columns": [{"name": HEADINGS.get(name, name), "about": MEANINGS[name][0]} for name in COLUMNS],
         "entrants": names,
         "sections": _sections(table(answers), names),
         "asked": _question_entries(names, questions, answers),

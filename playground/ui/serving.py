@@ -15,7 +15,9 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from playground.ui.classroom_routes import guard_of, routes_of
+from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
+from playground.ui.response_cache import cached
 from playground.ui.sessions import Retention, Sweeper
 from playground.ui.site import Site
 
@@ -57,6 +59,7 @@ def launch_options(site: Site, host: str) -> dict[str, Any]:
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]
+    app["middleware"] += [cached(place.path for place in PLACES)]  # innermost: the guards decide first
     return {"app_kwargs": app, "state_session_capacity": retention(site).sessions}
 
 

@@ -69,7 +69,7 @@ function sayCanvas({ steps, filled, size }, record) {
 function canvasGrid(size, steps, width) {
   const [least, most] = CANVAS.row;
   const row = Math.max(least, Math.min(most, Math.floor(CANVAS.height / steps)));
-  const cell = Math.min(CANVAS.widest, (width - CANVAS.left - CANVAS.right) / Math.max(1, size));
+  const cell = Math.min(CANVAS.widest, Math.max(0, width - CANVAS.left - CANVAS.right) / Math.max(1, size));
   return { size, steps, row, cell, height: CANVAS.top + steps * row + 4 };
 }
 

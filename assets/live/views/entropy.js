@@ -27,7 +27,7 @@ class EntropyPanel extends Panel {
     const { drawing: strip, key } = hasSpeakers(card.record) ? speakerStrip(card, scale) : { drawing: "", key: "" };
     const legend = this.legend(followed, marks, state.switches.length);
     this.over = svg("g");
-    this.body.replaceChildren(this.chart(card, app, followed), strip, legend, key, ...this.figures(state, scale));
+    this.body.replaceChildren(this.chart(card, app, followed), strip, legend, key, ...this.figures([card, ...this.besides(card, app)], scale));
     this.pointed = undefined;
   }
 
@@ -97,10 +97,12 @@ class EntropyPanel extends Panel {
     return legend;
   }
 
-  /** Other series share the token axis; each figure has its own scale. */
-  figures(state, scale) {
-    const scalars = [...state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]) && !isEntropy(figure));
-    return scalars.map((figure) => scalarFigure(figure, this.width, scale.room));
+  /** Other series of all lanes share the token axis; each figure has its own scale. */
+  figures(cards, scale) {
+    return cards.flatMap(({ state, order }) => {
+      const scalars = [...state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]) && !isEntropy(figure));
+      return scalars.map((figure) => scalarFigure(cards.length > 1 ? { ...figure, name: `lane ${order + 1}: ${figure.name}` } : figure, this.width, scale.room));
+    });
   }
 }
 
@@ -200,7 +202,7 @@ class Scale {
 
   axes(unit) {
     const parts = [];
-    for (const value of ticks(this.top - this.bottom, 3).map((tick) => tick + this.bottom)) {
+    for (const value of roundValues(this.bottom, this.top, 3)) {
       const y = this.y(value);
       parts.push(svg("line", { class: "grid", x1: CHART.left, x2: this.width - CHART.right, y1: y, y2: y }));
       parts.push(svg("text", { class: "tick", x: CHART.left - 6, y: y + 3.5, "text-anchor": "end" }, shortNumber(value)));

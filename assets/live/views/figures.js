@@ -88,7 +88,7 @@ function barsFigure({ parts }) {
     const fill = el("i", values[i] < 0 ? "final below" : "final");
     fill.style.width = isNumber(values[i]) ? (Math.abs(values[i]) / top) * 100 + "%" : "0";
     bar.append(fill);
-    row.append(el("span", "piece", pieceLabel(String(label))), bar, el("span", "num", isNumber(values[i]) ? String(Number(values[i].toPrecision(4))) : DASH));
+    row.append(el("span", "piece", pieceLabel(String(label))), bar, el("span", "num", isNumber(values[i]) ? shortNumber(values[i]) : DASH));
     host.append(row);
   });
   return host;
@@ -173,7 +173,7 @@ function spansFigure({ parts }, width, room, card) {
   const spans = parts.flatMap((part) => part.spans || []);
   const host = el("table", "span-list");
   host.append(...spans.slice(-MOST_SPANS).map((span) => spanRow(span, card.state.shown.tokens)));
-  if (spans.length > MOST_SPANS) host.append(el("caption", "vacancy", `and ${spans.length - MOST_SPANS} earlier ones`));
+  if (spans.length > MOST_SPANS) host.prepend(el("caption", "vacancy", `The last ${MOST_SPANS} of ${spans.length}.`));
   return host;
 }
 
@@ -181,7 +181,7 @@ function spanRow([from, to, label, value], tokens) {
   const row = el("tr");
   const text = tokens.slice(from, to).map((token) => pieceLabel(token.piece)).join("");
   row.append(el("th", "num", to - from > 1 ? `tokens ${from + 1}–${to}` : `token ${from + 1}`), el("td", "piece", pieceLabel(text, 60)));
-  row.append(el("td", "label", String(label ?? "")), el("td", "num", isNumber(value) ? shortNumber(value) : ""));
+  row.append(el("td", "label", String(label ?? "")), el("td", "num", isNumber(value) && !(label && (value === 0 || value === 1)) ? shortNumber(value) : ""));
   return row;
 }
 

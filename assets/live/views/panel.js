@@ -203,6 +203,14 @@ function ticks(top, wanted = 4) {
   return values;
 }
 
+/** Round values for an axis from `bottom` to `top`. */
+function roundValues(bottom, top, wanted) {
+  const step = tickStep((top - bottom) / wanted);
+  const first = Math.ceil(bottom / step - 0.001);
+  const last = Math.floor(top / step + 0.001);
+  return Array.from({ length: Math.max(0, last - first + 1) }, (_, i) => Number(((first + i) * step).toPrecision(6)));
+}
+
 /** The next round number: 1, 2 or 5 with any number of zeros. */
 function tickStep(rough) {
   const power = 10 ** Math.floor(Math.log10(rough));

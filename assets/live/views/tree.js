@@ -60,6 +60,7 @@ class TreePanel extends Panel {
     scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
     const residual = round.hasNext && round.verdict.leftover.length ? [residualPart(round.verdict.leftover)] : [];
     this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...residual, this.beside(card, app));
+    bringPathInSight(scroller);
   }
 
   beside(card, app) {
@@ -171,6 +172,12 @@ function treeDrawing(round, rootPiece, room) {
   });
   drawing.append(edges, nodes);
   return drawing;
+}
+
+/** A large tree opens where its root is, not at its topmost branch. */
+function bringPathInSight(scroller) {
+  const root = scroller.querySelector(".node.root").transform.baseVal.consolidate().matrix.f;
+  scroller.scrollTop = root + TREE.height / 2 - scroller.clientHeight / 2;
 }
 
 const SMALL_TREE = { column: 13, row: 9, margin: 6 };
