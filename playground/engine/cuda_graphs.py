@@ -291,8 +291,11 @@ class GraphReplay:
 
 
 def build_graph_replay(network: FusedLlama | None) -> GraphReplay | None:
-    """Graph replay for a network; None if it has no fused implementation or is not on a CUDA device."""
+    """Graph replay for a network; None if it has no fused implementation, or is not on one CUDA device."""
     if network is None or not network.embeddings.is_cuda:
+        return None
+    if network.spread:
+        log.info("forwards over several GPUs are not recorded: a CUDA graph holds the work of one")
         return None
     return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), int(network.bytes * FREE_SHARE))
 

@@ -81,7 +81,7 @@ class KVCache:
     """
 
     depth: int  # decoder layers with keys and values
-    device: torch.device | str = "cpu"
+    device: torch.device | str = "cpu"  # of positions and masks, and of what policies get and return
     capacity: Capacity = UNKNOWN
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
     parents: list[int] = field(default_factory=list)  # of the scratch nodes, within the scratch
@@ -101,6 +101,7 @@ class KVCache:
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
     absent: dict[int, set[int]] = field(default_factory=dict)  # by layer, scratch nodes that left it no states
     freed: FreedSlots | None = None  # what was evicted since `take_freed`; None before it, and after a roll back
+    devices: tuple[torch.device, ...] = ()  # of the keys and values of each layer, if they are not all on `device`
 
     def __post_init__(self) -> None:
         self.keys, self.values = ([KVBuffer(self.capacity) for _ in range(self.depth)] for _ in range(2))
@@ -140,6 +141,10 @@ class KVCache:
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
         return self.slots[layer if len(self.slots) > 1 else 0]
+
+    def device_of(self, layer: int) -> torch.device | str:
+        """Where the keys and values of a layer are."""
+        return self.devices[layer] if self.devices else self.device
 
     # --- changes to nodes and slots ---
 
@@ -347,7 +352,7 @@ class KVCache:
         nodes = [segment.first + row for row in segment.watched]
         if not (self.attention and self.attention[-1].nodes == nodes):
             self.attention.append(Attention(nodes, {}))
-        self.attention[-1].layers[layer] = weights
+        self.attention[-1].layers[layer] = weights.to(self.device)
 
     def _update_attention(self, path: list[int], remaining: list[int]) -> None:
         """Report the weights of committed rows, and reorder those of `remaining` nodes like the slots.
