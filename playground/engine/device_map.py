@@ -1,9 +1,9 @@
 """Which part of a network lies on which GPU, where one GPU has no room for all of it.
 
-The division is accelerate's, which transformers uses for `device_map="auto"`: consecutive layers share a device, so that
-the hidden states move from one to the next once per forward. Only one GPU computes at a time. Splitting each layer over
-the GPUs (tensor parallelism) would use all of them at once; the plans of the transformers library for that need one
-process for each GPU, so they cannot run inside the page's process.
+The division is accelerate's, which transformers uses for `device_map="auto"`. Consecutive layers share a device, so
+that the hidden states move from one GPU to the next, and only one of them computes at a time. Splitting each layer over
+the GPUs (tensor parallelism) would use all of them at once. The plans of the transformers library for that need one
+process for each GPU, so they do not run in the one process of the page.
 """
 from __future__ import annotations
 

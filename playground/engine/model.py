@@ -354,9 +354,15 @@ class Model:
         self.reaches = layer_reaches(self.network)
         use_own_attention(self.network)
         self.fused = self._checked("fused", lambda: build_fused_llama(self.network, self.context), reference)
-        self.replay = self._checked("replay", lambda: build_graph_replay(self.fused), reference)
+        self.replay = self._checked("replay", self._build_replay, reference)
         if not self.fused:
             self._check(reference)
+
+    def _build_replay(self) -> GraphReplay | None:
+        replay = build_graph_replay(self.fused)
+        if replay:
+            replay.record_usual(self.context)
+        return replay
 
     def _install_library_attention(self, implementation: str, reference: Reference) -> None:
         """Raises Refusal if a cache of the playground's does not do for the library's."""
