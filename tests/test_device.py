@@ -15,7 +15,8 @@ from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
-from playground.engine.cuda_graphs import GraphSegment
+from playground.engine.cuda_graphs import USUAL_ROWS, GraphSegment
+from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
 from playground.events import Commit, Done, Event, Failed
 from strategies.sampling.adadec.entropy_threshold import judge
@@ -61,8 +62,8 @@ LANES = {
     "top-p": (lane("temperature", "top_p"), Recorder, 2),
     "regex": (lane("regex", regex={"pattern": "[a-z ,]{1,400}"}), Recorder, 2),
     "heavy hitters": (lane("h2o"), Recorder, 2),
-    "heavy hitters, evicting": (lane("h2o", h2o={"heavy": 8, "recent": 8}), Recorder, 3),
-    "last token's attention, evicting": (lane("tova", tova={"size": 16}), Recorder, 3),
+    "heavy hitters, evicting": (lane("h2o", h2o={"heavy": 8, "recent": 8}), Recorder, 2),
+    "last token's attention, evicting": (lane("tova", tova={"size": 16}), Recorder, 2),
 }
 """Lanes by kind, how they are recorded, and the most waits per token, whatever the number of layers."""
 ROUNDS = {
@@ -126,13 +127,24 @@ def count(session: Session, kind: type[Event]) -> int:
     return sum(isinstance(stamped.event, kind) for stamped in session.trace.events)
 
 
-def test_forwards_are_recorded_once_and_then_replayed(gpu):
-    machine, pair = gpu
+def test_the_usual_forwards_are_recorded_when_a_model_is_loaded_and_then_replayed(gpu):
+    machine, _ = gpu
     with machine:
-        measured(pair, lane())
-        captured, replayed = machine.captured, machine.replayed
-        measured(pair, lane())
-    assert machine.captured == captured > 0 and machine.replayed >= replayed + LENGTH - 1
+        before = machine.captured
+        loaded = models(machine.move)
+        recorded, replayed = machine.captured - before, machine.replayed
+        list(prepare(loaded, [lane(), lane(*DRAFT, strategy="speculative")], Prompt(3 * PROMPT.text), Limits(0, 4)))
+    # of target and draft; a second capacity exceeds the share of so small a model
+    assert recorded == 2 * len(USUAL_ROWS)
+    assert machine.captured == before + recorded and machine.replayed > replayed
+
+
+def test_loading_on_cuda_switches_off_attention_that_plans_each_shape(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", chosen.append)
+    with Standin() as machine:
+        loaded_model(machine.move(network("llama")), TOKENIZER, "target", "", "none")
+    assert chosen == [False]
 
 
 # --- planted faults, each of which the stand-in finds ---

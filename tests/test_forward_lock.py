@@ -101,3 +101,20 @@ def test_models_on_one_accelerator_share_a_lock_and_those_on_a_cpu_do_not():
     cuda, first, second, cpu = map(torch.device, ("cuda", "cuda:0", "cuda:1", "cpu"))
     assert lock_for(cuda) is lock_for(first) is not lock_for(second)
     assert lock_for(cpu) is not lock_for(cpu)
+
+
+def test_a_model_over_two_accelerators_holds_the_locks_of_both():
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    held, released = [], []
+    with ThreadPoolExecutor(1) as other:
+        def is_free(device):
+            def taken():
+                free = lock_for(device).acquire(blocking=False)
+                if free:
+                    lock_for(device).release()
+                return free
+            return other.submit(taken).result()
+        with lock_for(second, first), lock_for(first, second):  # re-entrant
+            held = [is_free(first), is_free(second)]
+        released = [is_free(first), is_free(second)]
+    assert held == [False, False] and released == [True, True]

@@ -342,9 +342,12 @@ def test_the_meters_show_what_was_measured_of_the_machine_and_nothing_else(page,
     expect(page.locator(".player .machine")).to_have_attribute(
         "title", "processor 63 % of all cores; memory 1.0 GiB of 4.0 GiB"
     )
-    reading = {"memory": 2**31, "memory_total": 2**32, "gpu_memory": 2**30, "gpu_memory_total": 2**31, "gpu": 0.5}
+    reading = {"memory": 2**31, "memory_total": 2**32, "gpu_memory": [2**30], "gpu_memory_total": [2**31], "gpu": 0.5}
     send(page, feed, {**second, "machine": reading})
     expect(meters).to_have_text(["RAM50 %", "GPU50 %", "VRAM50 %"])
+    reading |= {"gpu_memory": [2**30, 2**29], "gpu_memory_total": [2**31, 2**31]}
+    send(page, feed, {**first, "machine": reading})
+    expect(meters).to_have_text(["RAM50 %", "GPU50 %", "VRAM 150 %", "VRAM 225 %"])
     send(page, feed, *plain_frames(1))
     expect(page.locator(".player .machine"), "not those of the run before").to_be_hidden()
 

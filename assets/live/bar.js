@@ -32,7 +32,7 @@ class PlayerBar {
 
   /** The newest reading of the machine, or null to hide the meters. Only what was measured has a meter. */
   showMachine(reading) {
-    const meters = reading ? METERS.filter(({ share }) => isNumber(share(reading))) : [];
+    const meters = reading ? [...METERS, ...vramMeters(reading)].filter(({ share }) => isNumber(share(reading))) : [];
     this.machine.hidden = !meters.length;
     this.machine.replaceChildren(...meters.map((one) => meter(one, reading)));
     this.machine.title = meters.map(({ says }) => says(reading)).join("; ");
@@ -59,8 +59,15 @@ const METERS = [
   { name: "CPU", share: ({ cpu }) => cpu, says: ({ cpu }) => `processor ${percent(cpu)} of all cores` },
   { name: "RAM", share: ({ memory, memory_total: all }) => memory / all, says: ({ memory, memory_total: all }) => `memory ${bytes(memory)} of ${bytes(all)}` },
   { name: "GPU", share: ({ gpu }) => gpu, says: ({ gpu }) => `GPU busy ${percent(gpu)} of the time` },
-  { name: "VRAM", share: ({ gpu_memory: memory, gpu_memory_total: all }) => memory / all, says: ({ gpu_memory: memory, gpu_memory_total: all }) => `GPU memory ${bytes(memory)} of ${bytes(all)}` },
 ];
+
+/** The memory of each GPU in use, numbered if there are several. */
+function vramMeters({ gpu_memory: memories = [], gpu_memory_total: totals = [] }) {
+  return memories.map((memory, i) => {
+    const number = memories.length > 1 ? ` ${i + 1}` : "";
+    return { name: `VRAM${number}`, share: () => memory / totals[i], says: () => `memory of GPU${number} ${bytes(memory)} of ${bytes(totals[i])}` };
+  });
+}
 
 function meter({ name, share, says }, reading) {
   const node = el("span", "machine-meter");

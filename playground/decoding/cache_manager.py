@@ -193,10 +193,10 @@ class CacheManager:
         slots = store.slots_of(layer)
 
         def read(part: str) -> Tensor:
-            return getattr(store, part)[layer].read(slots.count)
+            return getattr(store, part)[layer].read(slots.count).to(store.device)
 
         def write(part: str, rows: Tensor) -> None:
-            getattr(store, part)[layer].write(0, rows)
+            getattr(store, part)[layer].write(0, rows.to(store.device_of(layer)))
 
         return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 

@@ -102,7 +102,8 @@ class Stream:
         """Key and value states of the last layer, of the committed tokens that were read."""
         layer = self.model.depth - 1
         slots = self.store.slots_of(layer)
-        keys, values = (buffers[layer].read(slots.count) for buffers in (self.store.keys, self.store.values))
+        held = (buffers[layer].read(slots.count) for buffers in (self.store.keys, self.store.values))
+        keys, values = (states.to(self.store.device) for states in held)
         return LayerStates(keys, values, None if slots.dense else slots.positions != EMPTY)
 
     def resume(self, layer: int, states: Tensor) -> Request:

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from playground.engine.cascade_attention import PartialAttention
 from playground.engine.host_copies import moved, on_device
 from playground.engine.kv_buffer import KVBuffer, write_both
 from playground.engine.recurrent_state import RecurrentMemory
@@ -88,6 +89,7 @@ class SlotStore(Protocol):
     on_queries: Callable | None
     on_query_heads: Callable | None
     recurrent: RecurrentMemory | None
+    devices: tuple[torch.device, ...]
 
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
@@ -209,16 +211,46 @@ class Segment:
     def report_query_heads(self, layer: int, weights: Tensor) -> None:
         """Report the attention weights of all rows by query head, [kv_heads, group, rows, slots], as they are fed."""
         if self.store.on_query_heads:
-            self.store.on_query_heads(layer, weights, self.positions())
+            self.store.on_query_heads(layer, weights.to(self.store.device), self.positions())
+
+    def report_queries(self, layer: int, query: Tensor) -> None:
+        """Report the query states of all rows, [kv_heads, group, rows, d], as they are fed."""
+        if self.reports_queries:
+            self.store.on_queries(layer, query.to(self.store.device), self.positions())
+
+    def with_memory(self, layer: int, query: Tensor, seen: PartialAttention) -> Tensor:
+        """Attention of query states [heads, rows, d] over the slots and what a policy holds beside them."""
+        home = self.store.device
+        return self.store.memory(layer, query.to(home), self.positions(), seen.to(home))
 
     def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
-        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything."""
+        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything.
+
+        It is on the layer's device.
+        """
+        if not self.store.devices:
+            return self._mask_at_home(layer, sliding_window)
+        device = self.store.devices[layer]
+        key = (sliding_window, self._own_slots(layer), device)
+        if layer in self.store.absent:
+            return self._mask_at_home(layer, sliding_window).to(device)
+        if key not in self._masks:
+            mask = self._mask_at_home(layer, sliding_window)
+            self._masks[key] = mask.to(device) if isinstance(mask, Tensor) else mask
+        return self._masks[key]
+
+    def _mask_at_home(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
+        """The mask of a layer on the device of the KV cache."""
         if absent := self.store.absent.get(layer):
             return self._mask_without(absent, self.store.slots_of(layer), sliding_window)
-        key = (sliding_window, layer if len(self.store.slots) > 1 else 0)
+        key = (sliding_window, self._own_slots(layer))
         if key not in self._masks:
             self._masks[key] = self._build_mask(self.store.slots_of(layer), sliding_window)
         return self._masks[key]
+
+    def _own_slots(self, layer: int) -> int:
+        """Which entry of the slots is the layer's."""
+        return layer if len(self.store.slots) > 1 else 0
 
     def leave_out(self, layer: int, rows: list[int]) -> None:
         """These rows leave no states in a layer."""
@@ -238,6 +270,8 @@ class Segment:
         mask = self.mask(layer, sliding_window)
         if mask is None or isinstance(mask, str):
             return mask
+        if layer in self.store.absent:  # a mask of its own, which nobody holds
+            return as_bias(mask, groups, dtype)
         key = (id(mask), groups, dtype)
         if key not in self._biases:
             self._biases[key] = as_bias(mask, groups, dtype)
@@ -253,12 +287,13 @@ class Segment:
 
         `weights` [kv_heads, rows, slots] are those under `mask` [1 or kv_heads, rows, slots]; None is no mask.
         """
-        (rows, positions), choose = self._selected_rows, self.store.focus.choose
+        (rows, positions), choose, at_home = self._selected_rows, self.store.focus.choose, weights.to(self.store.device)
         if len(rows) == self.rows:
-            seen = choose(layer, weights, positions)
+            seen = choose(layer, at_home, positions)
         else:
-            seen = torch.ones_like(weights, dtype=torch.bool)
-            seen[:, rows] = choose(layer, weights[:, rows], positions)
+            seen = torch.ones_like(at_home, dtype=torch.bool)
+            seen[:, rows] = choose(layer, at_home[:, rows], positions)
+        seen = seen.to(weights.device)
         return seen if mask is None else seen & mask
 
     @cached_property
@@ -291,7 +326,7 @@ class Segment:
         """
         renumbering, at = self.store.renumbering, on_device(self.positions(), self.store.device)
         skipped = renumbering.skipped(at).masked_fill(at < renumbering.start, 0)
-        far = renumbering.far(self._slot_positions(layer))[..., None]
+        far = renumbering.far(self._slot_positions(layer))[..., None].to(keys.device)
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
 
     @cached_property
@@ -301,12 +336,14 @@ class Segment:
 
     def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""
+        home, there = self.store.device, keys.device
+        query, keys, mask = query.to(home), keys.to(home), None if mask is None else mask.to(home)
         rows, positions = self._selected_rows
         seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
         visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
         around = RowsAndSlots(positions, self._slot_positions(layer), visible[:, rows])
         seen[:, rows] = self.store.focus.by_states(layer, query[:, :, rows], keys, around)
-        return seen & visible
+        return (seen & visible).to(there)
 
     def _slot_positions(self, layer: int) -> Tensor:
         """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""
@@ -395,6 +432,7 @@ class LateSegment(Segment):
         """Report the attention at once, because the tokens are committed already."""
         if self.store.on_attention:
             watched = on_device([self.token_positions[row] for row in self.watched], self.store.device)
+            weights = weights.to(self.store.device)
             self.store.on_attention(layer, weights, watched, self._slot_positions(layer))
 
     def _slot_positions(self, layer: int) -> Tensor:

@@ -21,6 +21,10 @@ class PartialAttention(NamedTuple):
     out: Tensor  # [heads, n, d], as if there were no other keys
     total: Tensor  # [heads, n], log-sum-exp of the scaled and masked scores
 
+    def to(self, device: torch.device | str) -> PartialAttention:
+        """The same on another device."""
+        return PartialAttention(self.out.to(device), self.total.to(device))
+
 
 def attend_part(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, scaling: float) -> PartialAttention:
     """Attention of query [heads, n, d] over keys and values [kv_heads, m, d], with a bias as `Segment.bias` makes it.

@@ -20,6 +20,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows; longer blocks keep a GPU busy without graphs
+USUAL_ROWS = (1, 2, 4, 8)  # a decode step and short rounds, which are recorded when a model is loaded
 MIN_CAPACITY = 256  # slots
 FREE_SHARE = (HEADROOM - 1) / 2  # of the weights' memory, which free buffers may take; the rest is for caches in use
 
@@ -99,15 +101,29 @@ class GraphInputs:
 
     def fill(self, tokens: list[int], segment: Segment) -> None:
         """Set the inputs to the rows of a segment, followed by padding."""
-        self._wait_for_copies()
-        rows, trunk, spare = segment.rows, segment.store.slots_of(0).count, self.size.slots - 1
-        numbers, seen = (staged.numpy() for staged in self._staged)
-        numbers[:] = [[0], [0], [spare]]
+        rows, trunk = segment.rows, segment.store.slots_of(0).count
+        numbers, seen = self._padding(rows)
         numbers[:, :rows] = tokens, segment.positions(), range(trunk + segment.first, trunk + segment.end)
-        seen[:] = False
         seen[:rows, :trunk] = True
         seen[:rows, trunk:trunk + segment.end] = segment.ancestors()
-        seen[rows:, spare] = True  # some attention kernels return NaN for a row that sees nothing
+        self._copy()
+
+    def fill_with_padding(self) -> None:
+        """Set the inputs to rows of no text."""
+        self._padding(0)
+        self._copy()
+
+    def _padding(self, first: int) -> list[numpy.ndarray]:
+        """The staged inputs, with padding in the rows from `first` on, and rows before it that see nothing yet."""
+        self._wait_for_copies()
+        spare = self.size.slots - 1
+        numbers, seen = (staged.numpy() for staged in self._staged)
+        numbers[:] = [[0], [0], [spare]]
+        seen[:] = False
+        seen[first:, spare] = True  # some attention kernels return NaN for a row that sees nothing
+        return [numbers, seen]
+
+    def _copy(self) -> None:
         for staged, static in zip(self._staged, self._static):
             if static is not staged:
                 static.copy_(staged, non_blocking=True)
@@ -244,8 +260,34 @@ class GraphReplay:
         if size.rows in memory.runs:
             memory.runs[size.rows]()
         else:
-            memory.runs[size.rows] = self._record(lambda: self._forward(memory, inputs))
+            self._record_into(memory, inputs)
         return self._logits[size.rows][:segment.rows].clone()
+
+    def _record_into(self, memory: GraphBuffers, inputs: GraphInputs) -> None:
+        memory.runs[inputs.size.rows] = self._record(lambda: self._forward(memory, inputs))
+
+    def record_usual(self, context: int) -> None:
+        """Record the usual sizes before the first text, so that no run waits for it.
+
+        There is one buffer of each capacity, from the smallest on, as many as the share of free ones holds but at least
+        one. Other sizes are recorded when they are first needed.
+        """
+        try:
+            for slots in dict.fromkeys(size.slots for size in buckets(context)):
+                memory = GraphBuffers(slots, self.network)
+                if self.buffers and memory.bytes + sum(other.bytes for other in self.buffers) > self._free_bytes:
+                    return
+                self.buffers.append(memory)
+                self._record_padding(memory)
+        except torch.OutOfMemoryError as reason:
+            log.warning("no memory to record all usual forwards: %s", reason)
+
+    def _record_padding(self, memory: GraphBuffers) -> None:
+        """Record the usual numbers of rows over a buffer; their rows are of no text yet."""
+        for rows in USUAL_ROWS:
+            inputs = self._inputs_of(Bucket(rows, memory.slots))
+            inputs.fill_with_padding()
+            self._record_into(memory, inputs)
 
     def recorded(self) -> set[Bucket]:
         """Sizes of the forwards that are recorded."""
@@ -291,8 +333,11 @@ class GraphReplay:
 
 
 def build_graph_replay(network: FusedLlama | None) -> GraphReplay | None:
-    """Graph replay for a network; None if it has no fused implementation or is not on a CUDA device."""
+    """Graph replay for a network; None if it has no fused implementation, or is not on one CUDA device."""
     if network is None or not network.embeddings.is_cuda:
+        return None
+    if network.spread:
+        log.info("forwards over several GPUs are not recorded: a CUDA graph holds the work of one")
         return None
     return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), int(network.bytes * FREE_SHARE))
 

@@ -37,6 +37,12 @@ def free_bytes(device: str) -> int:
     return available if limit is None else min(available, limit)
 
 
+def gpu_memory() -> list[tuple[int, int]]:
+    """Bytes of each CUDA device, in all and free."""
+    devices = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    return [(torch.cuda.mem_get_info(device)[1], free_bytes(device)) for device in devices]
+
+
 def container_limit(control: Path = Path("/sys/fs/cgroup")) -> int | None:
     """The most memory a container may take; None where there is no limit."""
     try:

@@ -23,6 +23,13 @@ class FreedSlots:
     _positions: list[Tensor] = field(default_factory=list)  # [slots], one after the other for all of these
     _freed: list[Tensor] = field(default_factory=list)
     _counts: list[int] = field(default_factory=list)
+    _known: dict[tuple[int, int], list[int]] = field(default_factory=dict)  # positions that the host knows already
+
+    def note_one_each(self, entry: int, freed: list[int], positions: list[int]) -> None:
+        """Of each head of a layer, or of all layers, at most one slot is being freed: how many, and its position."""
+        self.count += sum(freed)
+        heads = enumerate(zip(freed, positions))
+        self._known |= {(entry, head): [position] for head, (count, position) in heads if count}
 
     def note(self, entry: int, positions: Tensor, freed: Tensor, count: int) -> None:
         """`count` slots of a layer, or of all layers, are being freed: those at positions [1 or kv_heads, slots] where
@@ -37,10 +44,13 @@ class FreedSlots:
 
     @property
     def empty(self) -> bool:
-        return not self._freed
+        return not self._freed and not self._known
 
     def positions(self) -> dict[tuple[int, int], list[int]]:
         """Freed positions in ascending order, by layer entry and head; those without any are left out."""
+        return dict(sorted({**self._known, **self._read()}.items()))
+
+    def _read(self) -> dict[tuple[int, int], list[int]]:
         if not self._freed:
             return {}
         freed = torch.cat(self._freed)

@@ -3,11 +3,12 @@
 The library's modules make some forty small calls per layer. Here the same weights take about twenty: query, key and
 value projections are one product, gate and up projections another, and the rotary embedding is three operations on a
 table. The logits equal the library's up to rounding, which is checked for every model when it is loaded. Layer plans,
-KV caches and masks are those of the hooks.
+KV caches and masks are those of the hooks. If the layers are on several devices, the hidden states move between them.
 """
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -144,6 +145,7 @@ class FusedLayer:
         self.ffn = FeedForward(FusedLinear.of(mlp.gate_proj, mlp.up_proj), FusedLinear.of(mlp.down_proj))
         self.linears = [self.qkv, self.out, self.ffn.gate_up, self.ffn.down]
         self.head_norms = [_norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+        self.device = self.qkv.weight.device
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
@@ -234,6 +236,9 @@ class FusedLlama:
         self.layers = [FusedLayer(layer, index) for index, layer in enumerate(inner.layers)]
         self.norm = _norm(inner.norm)
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
+        self.device = self.embeddings.device
+        # whether the layers are on several devices, between which the hidden states move
+        self.spread = len({weight.device for weight in network.parameters()}) > 1
         self.bytes = sum(weight.nbytes for weight in network.parameters())
         self.weights = sum(weight.numel() for weight in network.parameters())
         # parts of a small network are kept for the next lane: copying them takes longer than a short answer
@@ -245,18 +250,27 @@ class FusedLlama:
 
     def at_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] with the rotary embedding at positions [n]."""
-        return torch.addcmul(rows * self.cos[positions], rows.roll(rows.shape[-1] // 2, -1), self.sin[positions])
+        cos, sin = self._angles_at(positions, rows)
+        return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
+
+    def _angles_at(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions [n] on the device of `like`, [n, d] each."""
+        at = positions.to(self.device)
+        return self.cos[at].to(like.device), self.sin[at].to(like.device)
 
     def rotate_back(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] rotated back by so many positions [n]."""
         # some tables are scaled by a constant (YaRN); the states have that factor already
-        cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
+        cos, sin = self._unscaled_at(positions, rows)
         return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), -sin)
 
     def rotate(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] rotated by so many positions [n]; undoes `rotate_back`."""
-        cos, sin = (table[positions] / self.cos[0, 0] for table in (self.cos, self.sin))
+        cos, sin = self._unscaled_at(positions, rows)
         return torch.addcmul(rows * cos, rows.roll(rows.shape[-1] // 2, -1), sin)
+
+    def _unscaled_at(self, positions: Tensor, like: Tensor) -> Iterator[Tensor]:
+        return (table / self.cos[0, 0].to(table.device) for table in self._angles_at(positions, like))
 
     def __call__(
         self,
@@ -272,18 +286,27 @@ class FusedLlama:
         """
         hidden = embedding(input_ids[0], self.embeddings) if inputs_embeds is None else inputs_embeds[0]
         cos, sin = self.cos[positions[0]], self.sin[positions[0]]
-        if call.plan.is_plain:
+        if call.plan.is_plain and not self.spread:
             for layer in self.layers:
                 hidden = layer(hidden, cos, sin, call)
         else:
             hidden = self._planned(hidden, cos, sin, call)
-        return self.head(self.norm(hidden if isinstance(wanted, int) else hidden[wanted]))
+        return self._head(hidden if isinstance(wanted, int) else hidden[wanted.to(hidden.device)])
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """Logits of hidden states; what they need may be on several devices."""
+        if not self.spread:
+            return self.head(self.norm(hidden))
+        normed = self.norm(hidden.to(self.norm.weight.device))
+        return self.head(normed.to(self.head.weight.device)).to(self.device)
 
     def _planned(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         """Run the layers of the plan, capturing hidden states."""
         compute = call.plan.compute
         for layer in self.layers:
             hidden = call.enter(layer.index, hidden)
+            if self.spread:
+                hidden, cos, sin = (states.to(layer.device) for states in (hidden, cos, sin))
             if compute:
                 hidden = layer.choose(hidden, cos, sin, call, compute)
             elif call.plan.runs(layer.index):
@@ -305,7 +328,7 @@ class FusedLlama:
 
     def attention_input(self, layer: int, hidden: Tensor) -> Tensor:
         """What the projections of a layer multiply, [n, width], from the layer's input [n, width]."""
-        return self.layers[layer].input_norm(hidden)
+        return self.layers[layer].input_norm(hidden.to(self.layers[layer].device))
 
     # --- what a compute policy selects from ---
 
@@ -338,19 +361,20 @@ class FusedLlama:
 
     def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
         """What the feed-forward network of a layer reads of the hidden states [n, d] after attention: their norm."""
-        return self.layers[layer].mlp_norm(hidden)
+        return self.layers[layer].mlp_norm(hidden.to(self.layers[layer].device))
 
     def narrowed(self, layer: int, channels: Tensor) -> FeedForward:
         """The feed-forward network of a layer with only these channels [k]."""
         return self._narrowed(layer, tuple(channels.tolist()))
 
     def _narrow(self, layer: int, channels: tuple[int, ...]) -> FeedForward:
-        index = torch.tensor(channels, dtype=torch.long, device=self.embeddings.device)
+        index = torch.tensor(channels, dtype=torch.long, device=self.layers[layer].device)
         return self._reordered(self.layers[layer].ffn.narrowed(index))
 
-    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForward:
-        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
-        gate_up, down = torch.cat([gate, up]).to(self.embeddings), down.to(self.embeddings)
+    def feed_forward(self, layer: int, gate: Tensor, up: Tensor, down: Tensor) -> FeedForward:
+        """Another feed-forward network for the hidden states of a layer, from weights [k, d], [k, d] and [d, k]."""
+        like = self.layers[layer].ffn.down.weight
+        gate_up, down = torch.cat([gate, up]).to(like), down.to(like)
         return self._reordered(FeedForward(FusedLinear(gate_up, None), FusedLinear(down, None)))
 
     def norm_before(self, layer: int) -> tuple[Tensor, float]:
@@ -374,9 +398,9 @@ def build_fused_llama(network: PreTrainedModel, context: int) -> FusedLlama | No
     """The fused forward of a network; None for other model types, quantised weights, other devices or dtypes."""
     config, weight = network.config, network.get_input_embeddings().weight
     supported = (
-        weight.device.type in DEVICES
+        all(weight.device.type in DEVICES for weight in network.parameters())
+        and len({weight.device.type for weight in network.parameters()}) == 1
         and weight.dtype in DTYPES
-        and len({weight.device for weight in network.parameters()}) == 1
     )
     if config.model_type not in MODEL_TYPES or not supported or not _is_standard(network):
         return None
@@ -411,5 +435,6 @@ def _angles(rotary: nn.Module, context: int, like: Tensor) -> tuple[Tensor, Tens
 
     The first half of the sines is negated, so that a rotation needs only products and a swap of halves.
     """
-    cos, sin = (table[0] for table in rotary(like[None, :1], torch.arange(context, device=like.device)[None]))
+    tables = rotary(like[None, :1], torch.arange(context, device=like.device)[None])
+    cos, sin = (table[0].to(like.device) for table in tables)  # the module may be on another device
     return cos.contiguous(), torch.cat([-sin[:, :sin.shape[1] // 2], sin[:, sin.shape[1] // 2:]], -1)

@@ -147,7 +147,7 @@ class Call:
         if self.plan.resume and self.plan.resume[0] == layer:
             hidden = self.plan.resume[1]
         if layer in self.plan.capture:
-            self.captured[layer] = hidden
+            self.captured[layer] = hidden.to(self.segments[0].store.device)
         return hidden
 
 
@@ -270,15 +270,14 @@ def _attend_alone(
     query, new_keys, new_values = new
     keys, values = segment.write(layer, new_keys, new_values)
     if segment.needs_keys:
-        if segment.reports_queries:
-            segment.store.on_queries(layer, query.unflatten(0, (len(keys), -1)), segment.positions())
+        segment.report_queries(layer, query.unflatten(0, (len(keys), -1)))
         if segment.renumbers:
             query, keys = segment.renumbered(layer, query, keys)
         if segment.focused:
             return _attend_selected(layer, segment, (query, keys, values), scaling, sliding_window, scoring)
         if segment.store.memory:
             seen = _attend_slots(layer, segment, (query, keys, values), scaling, sliding_window)
-            return segment.store.memory(layer, new[0], segment.positions(), seen).to(values.dtype)
+            return segment.with_memory(layer, new[0], seen).to(values)
     if len(segment.watched) == segment.rows:
         mask = segment.mask(layer, sliding_window)
         output, weights = _eager_attention(query, keys, values, mask, scaling, scoring)
@@ -447,6 +446,13 @@ def decoder_layers(network: PreTrainedModel) -> list[nn.Module]:
         "choose another model.",
         "model",
     )
+
+
+def layer_devices(network: PreTrainedModel) -> tuple[torch.device, ...]:
+    """The device of each decoder layer; empty if all weights are on one. Raises Refusal if no layers are found."""
+    if len({weight.device for weight in network.parameters()}) == 1:
+        return ()
+    return tuple(next(layer.parameters()).device for layer in decoder_layers(network))
 
 
 def _decoder(network: PreTrainedModel) -> nn.Module:

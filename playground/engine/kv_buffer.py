@@ -49,15 +49,15 @@ class SlotOrder:
     slots: Tensor  # [1 or kv_heads, n]
     _rows: dict = field(default_factory=dict)
 
-    def rows(self, heads: int, capacity: int, offset: int, appended: range = range(0), spare: int = 0) -> Tensor:
-        """Indices into a buffer's memory [heads * capacity, d] of the slots after the first `offset`, head by head.
+    def rows(self, memory: Tensor, offset: int, appended: range = range(0), spare: int = 0) -> Tensor:
+        """Indices into a buffer's memory [heads, capacity, d] of the slots after the first `offset`, head by head.
 
         In each head the slots `appended` follow, and `spare` arbitrary ones. Buffers of one size share the result.
         """
-        key = heads, capacity, offset, appended, spare
+        key = len(memory), memory.shape[1], offset, appended, spare, memory.device
         if key not in self._rows:
-            starts, tail = _heads_and_tails(*key, self.slots.device)
-            self._rows[key] = torch.cat([self.slots[:, offset:] + starts, tail], 1).flatten()
+            starts, tail = _heads_and_tails(*key)
+            self._rows[key] = torch.cat([self.slots[:, offset:].to(memory.device) + starts, tail], 1).flatten()
         return self._rows[key]
 
     def keeps_first(self, count: int) -> bool:
@@ -91,6 +91,11 @@ class MergeMap(NamedTuple):
         """Each source is merged into one of `slots` [m] of its own head, which has `count` slots."""
         targets, into = (sources[0] * count + slots).unique(return_inverse=True)
         return cls(sources, into, (targets // count, targets % count))
+
+    def to(self, device: torch.device) -> MergeMap:
+        """The same on the device of a layer."""
+        sources, targets = (tuple(part.to(device) for part in both) for both in (self.sources, self.targets))
+        return MergeMap(sources, self.into.to(device), targets)
 
 
 class MergedTokens(NamedTuple):
@@ -216,7 +221,7 @@ class KVBuffer:
         """Move slots start + chosen [n], in this order, to the slots from `start` on."""
         if self.rows is not None:
             rows = self.rows[:, start - self.offset:]
-            rows[:, :len(chosen)] = rows.index_select(1, chosen)
+            rows[:, :len(chosen)] = rows.index_select(1, chosen.to(rows.device))
 
     def compact(self, order: SlotOrder, trunk: int, scratch: int) -> None:
         """Keep only the slots of `order` among the first `trunk`, and move the scratch up behind them.
@@ -255,8 +260,8 @@ class KVBuffer:
 
         `index_select` copies whole rows; `gather` would copy element by element.
         """
-        heads, allocated, d = self.rows.shape
-        rows = order.rows(heads, allocated, self.offset, appended, spare)
+        heads, _, d = self.rows.shape
+        rows = order.rows(self.rows, self.offset, appended, spare)
         return self.rows.reshape(-1, d).index_select(0, rows).view(heads, -1, d)
 
     def _shorten_prefix(self, order: SlotOrder, used: int) -> None:
@@ -279,6 +284,7 @@ class KVBuffer:
 
         None of the slots is quantised.
         """
+        merges, added, kept = merges.to(self.rows.device), added.to(self.rows.device), kept.to(self.rows.device)
         wide = torch.promote_types(self.rows.dtype, torch.float32)
         total = self.rows[merges.targets].to(wide) * kept[:, None].to(wide)
         total.index_add_(0, merges.into, self.rows[merges.sources].to(wide) * added[:, None].to(wide))

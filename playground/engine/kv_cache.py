@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -35,6 +36,16 @@ Memory = Callable[[int, Tensor, list[int], PartialAttention], Tensor]
 
 OnQueryHeads = Callable[[int, Tensor, list[int]], None]
 """on_query_heads(layer, weights [kv_heads, group, rows, slots], query positions [rows])"""
+
+
+class HeadCounts(NamedTuple):
+    """What an eviction does to each head of a layer: slots that stay, slots that are freed, and the position of the
+    first of these. Only the former if no eviction is reported.
+    """
+
+    kept: list[int]
+    freed: list[int] = []
+    first: list[int] = []
 
 
 @dataclass
@@ -81,7 +92,7 @@ class KVCache:
     """
 
     depth: int  # decoder layers with keys and values
-    device: torch.device | str = "cpu"
+    device: torch.device | str = "cpu"  # of positions and masks, and of what policies get and return
     capacity: Capacity = UNKNOWN
     length: int = 0  # tokens of the trunk, evicted ones included: the true position of the next token
     parents: list[int] = field(default_factory=list)  # of the scratch nodes, within the scratch
@@ -101,6 +112,7 @@ class KVCache:
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
     absent: dict[int, set[int]] = field(default_factory=dict)  # by layer, scratch nodes that left it no states
     freed: FreedSlots | None = None  # what was evicted since `take_freed`; None before it, and after a roll back
+    devices: tuple[torch.device, ...] = ()  # of the keys and values of each layer, if they are not all on `device`
 
     def __post_init__(self) -> None:
         self.keys, self.values = ([KVBuffer(self.capacity) for _ in range(self.depth)] for _ in range(2))
@@ -140,6 +152,10 @@ class KVCache:
     def slots_of(self, layer: int) -> Slots:
         """Positions of the slots of one layer."""
         return self.slots[layer if len(self.slots) > 1 else 0]
+
+    def device_of(self, layer: int) -> torch.device | str:
+        """Where the keys and values of a layer are."""
+        return self.devices[layer] if self.devices else self.device
 
     # --- changes to nodes and slots ---
 
@@ -276,19 +292,27 @@ class KVCache:
             at = index if len(live) > 1 else 0
             retained = slots.among(live[at])
             if self.freed:
-                freed = slots.among(~live[at])
-                self.freed.note(index, slots.positions, freed, slots.live_of(len(freed)) - sum(counts[at]))
-            self._compact(slots, retained, counts[at], layers)
+                self._note(index, slots, live[at], counts[at])
+            self._compact(slots, retained, counts[at].kept, layers)
         return before - self.live_slots()
 
-    def _count(self, live: list[Tensor]) -> list[list[int]] | None:
-        """How many slots of each head stay, by layer; None if no slot is freed. Read in one transfer for all layers."""
-        masks = [self.slots_of(layer).among(mask) for layer, mask in enumerate(live)]
-        numbers = torch.cat([*(mask.sum(1) for mask in masks), torch.stack([mask.all() for mask in live])]).tolist()
+    def _note(self, index: int, slots: Slots, live: Tensor, counts: HeadCounts) -> None:
+        """Report an eviction. Where each head frees at most one slot, nothing more has to be read."""
+        if max(counts.freed) <= 1:
+            self.freed.note_one_each(index, counts.freed, counts.first)
+        else:
+            self.freed.note(index, slots.positions, slots.among(~live), sum(counts.freed))
+
+    def _count(self, live: list[Tensor]) -> list[HeadCounts] | None:
+        """What is kept and freed, by layer; None if no slot is freed. Read in one transfer for all layers."""
+        reported = self.freed is not None and self.freed.empty
+        counts = [_head_counts(self.slots_of(layer), mask, reported) for layer, mask in enumerate(live)]
+        ends = torch.stack([mask.all() for mask in live])
+        numbers = torch.cat([*(each.flatten() for each in counts), ends]).tolist()
         if all(numbers[-len(live):]):
             return None
-        heads = iter(numbers)
-        return [[next(heads) for _ in mask] for mask in masks]
+        rest = iter(numbers)
+        return [HeadCounts(*([next(rest) for _ in row] for row in each)) for each in counts]
 
     def take_freed(self) -> FreedSlots | None:
         """What was evicted since the last call; None if that is not known, so that `runs` has to be read instead."""
@@ -347,7 +371,7 @@ class KVCache:
         nodes = [segment.first + row for row in segment.watched]
         if not (self.attention and self.attention[-1].nodes == nodes):
             self.attention.append(Attention(nodes, {}))
-        self.attention[-1].layers[layer] = weights
+        self.attention[-1].layers[layer] = weights.to(self.device)
 
     def _update_attention(self, path: list[int], remaining: list[int]) -> None:
         """Report the weights of committed rows, and reorder those of `remaining` nodes like the slots.
@@ -455,6 +479,16 @@ class KVCache:
 
     def _holds_all(self, slots: Slots) -> bool:
         return slots.dense and slots.count == self.length
+
+
+def _head_counts(slots: Slots, live: Tensor, reported: bool) -> Tensor:
+    """The numbers of `HeadCounts`, [1 or 3, heads], of a mask [1 or kv_heads, slots]."""
+    kept = slots.among(live)
+    if not reported:
+        return kept.sum(1)[None]
+    freed = slots.among(~live)
+    first = slots.positions.expand_as(freed).gather(1, freed.byte().argmax(1, keepdim=True))[:, 0]
+    return torch.stack([kept.sum(1), freed.sum(1), first])
 
 
 def _intervals(each: list[Slots]) -> list[list[tuple[int, int]]]:

@@ -46,8 +46,8 @@ class NetworkParts(Protocol):
     def ffn_input(self, layer: int, hidden: Tensor) -> Tensor:
         """What the feed-forward network of a layer reads of the hidden states [n, d] after attention: their norm."""
 
-    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
-        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
+    def feed_forward(self, layer: int, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
+        """Another feed-forward network for the hidden states of a layer, from weights [k, d], [k, d] and [d, k]."""
 
     def norm_before(self, layer: int) -> tuple[Tensor, float]:
         """Weight [d] and epsilon of the RMS norm before the feed-forward network of a layer; the depth means before

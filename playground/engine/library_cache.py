@@ -42,7 +42,8 @@ class LibraryLayer(DynamicLayer):
         """Write the new states [1, kv_heads, rows, d]; returns those of all ancestors and of the rows themselves."""
         keys, values = self.branch.write(self.layer, key_states[0], value_states[0])
         if self.ancestors is not None:
-            keys, values = keys[:, self.ancestors], values[:, self.ancestors]
+            ancestors = self.ancestors.to(keys.device)
+            keys, values = keys[:, ancestors], values[:, ancestors]
         self.seen = self.branch.rows
         return keys[None], values[None]
 

@@ -63,8 +63,13 @@ def _rules(network: PreTrainedModel) -> dict[int, Rule | None]:
 
 
 def _mask_with_rule(q_length: int, kv_length: int, mask_function: Rule, device: Any = "cpu", **_: Any) -> Tensor:
-    mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device)
-    mask.rule = mask_function
+    return _ruled(torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device=device), mask_function)
+
+
+def _ruled(mask: Tensor, rule: Rule) -> Tensor:
+    """A mask that carries its rule, also when it moves to the device of another layer."""
+    move = mask.to
+    mask.rule, mask.to = rule, lambda *where, **how: _ruled(move(*where, **how), rule)
     return mask
 
 

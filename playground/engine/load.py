@@ -9,7 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -29,10 +29,12 @@ from transformers import (
 )
 
 from playground.engine.config_limits import check_against_weights
+from playground.engine.device_map import spread_over_gpus
 from playground.engine.device_memory import (
     HEADROOM,
     container_limit,
     free_bytes,
+    gpu_memory,
     loaded_bytes,
     size_text,
     stored_bytes,
@@ -81,6 +83,8 @@ class Loading:
     device: str = "auto"
     dtype: str = "auto"
     quantization: str = "none"
+    # resolved from "auto" on a machine with several GPUs: weights that do not fit on `device` are spread over all
+    may_spread: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if not re.fullmatch("|".join(DEVICES) + r"|cuda:\d+", self.device):
@@ -102,7 +106,9 @@ class Loading:
         device = pick_device(self.device)
         if device == "mps" and self.dtype == "float64":
             raise Refusal("Apple GPUs have no float64: choose float32, or the cpu.", "dtype")
-        return Loading(device, _pick_dtype(device) if self.dtype == "auto" else self.dtype, self.quantization)
+        several = device == "cuda" and torch.cuda.device_count() > 1
+        return Loading(device, _pick_dtype(device) if self.dtype == "auto" else self.dtype, self.quantization,
+                       self.may_spread or several and self.device == "auto")
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,7 @@ class Estimate:
     bytes: int
     parameters: int
     free_bytes: int
+    spread: bool = False  # over all GPUs, whose free memory `free_bytes` is then
 
     @property
     def fits(self) -> bool:
@@ -150,8 +157,14 @@ def estimate(name: str, loading: Loading) -> Estimate:
     return _estimate(find_source(name), loading.resolve())
 
 
-def device_memory(device: str) -> tuple[int, int]:
-    """Bytes of a device in all and free; on a CPU the machine's memory, or a container's limit where that is less."""
+def device_memory(device: str, may_spread: bool = False) -> tuple[int, int]:
+    """Bytes of a device in all and free; on a CPU the machine's memory, or a container's limit where that is less.
+
+    With `may_spread` those of all GPUs together.
+    """
+    if may_spread:
+        totals, free = zip(*gpu_memory())
+        return sum(totals), sum(free)
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[1], free_bytes(device)
     total, limit = psutil.virtual_memory().total, container_limit()
@@ -180,12 +193,13 @@ def load(
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     tokenizer = read_tokenizer(name, folder)
-    network = _read_network(name, folder, config, loading)
+    places = spread_over_gpus(name, config, loading) if cost.spread else {"": loading.device}
+    network = _read_network(name, folder, config, loading, places)
     progress(1.0, f"{name} is ready")
     facts = Facts(
         name,
         source.revision,
-        loading.device,
+        " + ".join(sorted(set(places.values()))),
         loading.dtype,
         loading.quantization,
         cost.parameters,
@@ -296,7 +310,10 @@ def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
     quantized = _is_quantized(source, loading)
     found = tensors(source)
     needed = stored_bytes(found) if quantized else loaded_bytes(found, loading.dtype, loading.quantization)
-    return Estimate(needed, sum(tensor.parameter_count for tensor in found.values()), free_bytes(loading.device))
+    free = free_bytes(loading.device)
+    spread = loading.may_spread and needed * HEADROOM > free
+    count = sum(tensor.parameter_count for tensor in found.values())
+    return Estimate(needed, count, sum(free for _, free in gpu_memory()) if spread else free, spread)
 
 
 def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
@@ -304,7 +321,7 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     weights = loading.dtype if loading.quantization == "none" else loading.quantization
     return Refusal(
         f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free"
-        f" on {loading.device}: {advice}, or free memory first.",
+        f" on {'all GPUs together' if cost.spread else loading.device}: {advice}, or free memory first.",
         "model",
     )
 
@@ -333,13 +350,16 @@ def _tokenizer_class(folder: Path) -> type:
     return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
 
 
-def _read_network(name: str, folder: Path, config: PretrainedConfig, loading: Loading) -> PreTrainedModel:
+def _read_network(
+    name: str, folder: Path, config: PretrainedConfig, loading: Loading, places: dict[str, str]
+) -> PreTrainedModel:
+    """`places`: the device of each part of the network, "" for all of it."""
     try:
         network, report = _class_of(config).from_pretrained(
             folder,
             **_renaming(config),
             dtype=getattr(torch, loading.dtype),
-            device_map={"": loading.device},
+            device_map=places,
             quantization_config=_quantization(loading),
             use_safetensors=True,
             trust_remote_code=False,

@@ -1,6 +1,7 @@
 """The model made of a loaded network: one that continues text, or one that fills masks, as its config says."""
 from __future__ import annotations
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.block_denoiser import BlockDenoiser, KnownFirstDenoiser
@@ -14,6 +15,9 @@ def loaded_model(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str, quantization: str
 ) -> Model | CanvasNetwork:
     """Raises Refusal if the network cannot be run."""
+    if network.device.type == "cuda":
+        # its kernels are planned again for each shape and thread, and contexts grow with every token
+        torch.backends.cuda.enable_cudnn_sdp(False)
     if is_noise_model(network.config):
         return NoiseDenoiser(network, tokenizer, name, revision, quantization)
     return _kind(masking_of(network.config))(network, tokenizer, name, revision, quantization)

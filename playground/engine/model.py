@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -19,7 +19,15 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, install_plans, running, running_routing, use_own_attention
+from playground.engine.hooks import (
+    Call,
+    LayerPlan,
+    install_plans,
+    layer_devices,
+    running,
+    running_routing,
+    use_own_attention,
+)
 from playground.engine.host_copies import on_device
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
@@ -67,7 +75,10 @@ class Model:
         self.parameters = network.num_parameters()  # counts the weights of quantised tensors correctly
         self.expert_weights = expert_weights(network)
         self.tokens = Tokens(tokenizer, self.vocabulary)
-        self.lock = lock_for(self.device)  # held by every forward, since several threads use one model
+        # of each decoder layer, if they are not all on one; inputs, logits and captured states are on `device`
+        self.devices: tuple[torch.device, ...] = layer_devices(network)
+        # held by every forward, since several threads use one model
+        self.lock = lock_for(self.device, *self.devices)
         self.fused = self.replay = self.library = None
         self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
@@ -97,10 +108,19 @@ class Model:
 
     @property
     def lm_head_weights(self) -> Tensor | None:
-        """Weights of the lm_head, [V, hidden_size]; None if they are not a plain matrix, for example quantised."""
+        """Weights of the lm_head, [V, hidden_size]; None if they are not a plain matrix, for example quantised.
+
+        A copy where they are on another device than the inputs.
+        """
         weight = getattr(self.network.get_output_embeddings(), "weight", None)
         plain = weight is not None and weight.is_floating_point() and weight.shape[1:] == (self.width,)
+        if plain and weight.device != self.device:
+            return self._copied_head
         return weight.detach() if plain else None
+
+    @cached_property
+    def _copied_head(self) -> Tensor:
+        return self.network.get_output_embeddings().weight.detach().to(self.device)
 
     @cached_property
     def mtp_count(self) -> int:
@@ -134,9 +154,13 @@ class Model:
 
     def new_store(self, capacity: Capacity = UNKNOWN) -> KVCache:
         if self.recurrence is None:
-            return KVCache(self.depth, self.device, capacity)
+            return KVCache(self.depth, self.device, capacity, devices=self.devices)
         memory = self.recurrence.new_memory()
-        return KVCache(len(self.recurrence.cache_layers), self.device, capacity, recurrent=memory)
+        layers = self.recurrence.cache_layers
+        return KVCache(len(layers), self.device, capacity, recurrent=memory, devices=self._devices_of(layers))
+
+    def _devices_of(self, layers: Iterable[int]) -> tuple[torch.device, ...]:
+        return tuple(self.devices[layer] for layer in layers) if self.devices else ()
 
     @torch.inference_mode()
     def forward(
@@ -209,7 +233,7 @@ class Model:
         else:
             with self.lock:
                 logits = self.network.get_output_embeddings()(hidden)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.to(self.device, torch.promote_types(logits.dtype, torch.float32))
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> Tensor:
@@ -220,7 +244,7 @@ class Model:
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:
         """Hidden states [n, hidden_size] of the last layer after the final norm, the input of the lm_head."""
-        return self._after_layers(self.network.base_model, hidden).last_hidden_state[0]
+        return self._after_layers(self.network.base_model, hidden).last_hidden_state[0].to(self.device)
 
     def _after_layers(self, part: PreTrainedModel, hidden: Tensor) -> ModelOutput:
         """The forward of a network, or of its base model, resumed after the last layer."""
@@ -256,7 +280,8 @@ class Model:
             end = start + len(work.tokens)
             rows.append(range(end - 1, end) if work.last_only else range(start, end))
             start = end
-        return on_device([i for r in rows for i in r], self.device), [len(r) for r in rows]
+        # an index on the host selects rows on any device, and the last layer may be on another than the inputs
+        return on_device([i for r in rows for i in r], "cpu" if self.devices else self.device), [len(r) for r in rows]
 
     def flops(self, rows: int, context: int, layers: int, experts: int | None = None) -> float:
         """Estimated FLOPs: two per weight and row for the layers that ran, plus attention over the context.
@@ -329,9 +354,15 @@ class Model:
         self.reaches = layer_reaches(self.network)
         use_own_attention(self.network)
         self.fused = self._checked("fused", lambda: build_fused_llama(self.network, self.context), reference)
-        self.replay = self._checked("replay", lambda: build_graph_replay(self.fused), reference)
+        self.replay = self._checked("replay", self._build_replay, reference)
         if not self.fused:
             self._check(reference)
+
+    def _build_replay(self) -> GraphReplay | None:
+        replay = build_graph_replay(self.fused)
+        if replay:
+            replay.record_usual(self.context)
+        return replay
 
     def _install_library_attention(self, implementation: str, reference: Reference) -> None:
         """Raises Refusal if a cache of the playground's does not do for the library's."""

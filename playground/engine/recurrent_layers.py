@@ -103,9 +103,12 @@ class Recurrence:
 
 def find_recurrence(network: PreTrainedModel) -> Recurrence | None:
     """The recurrent layers of a network; None if it has none. Raises Refusal if they cannot be run."""
-    if not any(isinstance(kind, LinearAttentionCacheLayerMixin) for kind in _layer_kinds(network)):
-        return None
-    return Recurrence(network)
+    return Recurrence(network) if is_recurrent(network) else None
+
+
+def is_recurrent(network: PreTrainedModel) -> bool:
+    """Whether a network has recurrent layers."""
+    return any(isinstance(kind, LinearAttentionCacheLayerMixin) for kind in _layer_kinds(network))
 
 
 def _layer_kinds(network: PreTrainedModel) -> list[Any]:

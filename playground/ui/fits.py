@@ -23,6 +23,7 @@ class Needed:
 
     bytes: int
     device: str
+    may_spread: bool = False  # over all GPUs
 
 
 def needed_by(request) -> Needed:
@@ -37,22 +38,23 @@ def needed_by(request) -> Needed:
     draft = request.draft or catalogue.partner(name)
     parts = [(name, how)]
     if draft in catalogue.PACKED:
-        parts.append((name, Loading(how.device, how.dtype, draft)))
+        parts.append((name, Loading(how.device, how.dtype, draft, how.may_spread)))
     elif draft and draft != "none" and not names_head(draft):  # a head is small beside its target
         parts.append((draft, how))
-    return Needed(round(sum(estimate(part, loading).bytes for part, loading in parts) * HEADROOM), how.device)
+    needed = round(sum(estimate(part, loading).bytes for part, loading in parts) * HEADROOM)
+    return Needed(needed, how.device, how.may_spread)
 
 
-def memory_of(device: str) -> DeviceMemory:
-    """The memory of a device."""
+def memory_of(device: str, may_spread: bool = False) -> DeviceMemory:
+    """The memory of a device, or of all GPUs."""
     from playground.engine.load import device_memory  # imports torch
-    return DeviceMemory(*device_memory(device))
+    return DeviceMemory(*device_memory(device, may_spread))
 
 
 class MemoryGuard:
     """Refuses models that do not fit. Loaded weights count too (`held`): mapped files do not show as used memory."""
 
-    def __init__(self, needed: Callable[..., Needed] = needed_by, memory: Callable[[str], DeviceMemory] = memory_of):
+    def __init__(self, needed: Callable[..., Needed] = needed_by, memory: Callable[..., DeviceMemory] = memory_of):
         self._needed, self._memory = needed, memory
 
     def check(self, request, held: int) -> int:
@@ -62,7 +64,7 @@ class MemoryGuard:
         """
         from playground.engine.load import size_text
         needed = self._needed(request)
-        memory = self._memory(needed.device)
+        memory = self._memory(needed.device, needed.may_spread) if needed.may_spread else self._memory(needed.device)
         room = max(0, round(min(memory.free, memory.total - held) - RESERVED * memory.total))
         if needed.bytes > room:
             name = request.model or "The bundled model"

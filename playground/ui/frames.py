@@ -5,10 +5,13 @@ A run is identified by its name; the browser starts over when the name changes a
 from __future__ import annotations
 
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from playground.events import VERSION
 from playground.trace import FORMAT, Trace
+
+if TYPE_CHECKING:
+    from playground.ui.machine_meters import Reading
 
 CLOCK, SLOWEST = 0.05, 0.5  # least seconds between two frames; the same for the slowest browser or a busy device
 Facts = list[dict[str, Any]]
@@ -25,7 +28,7 @@ def frame(
     state: str,
     headers: Facts | None = None,
     oldest_at: float | None = None,
-    machine: dict[str, float] | None = None,
+    machine: Reading | None = None,
 ) -> dict[str, Any]:
     """One frame; the first of a run carries the headers of its lanes. oldest_at: time of its oldest event, Unix
     seconds. machine: a reading of MachineMeters.

@@ -522,7 +522,8 @@ def described(models: Any) -> str:
     """Names, dtype and device of the loaded models, and the draft's device if it differs."""
     target, draft = models.target, models.draft
     names = [_short(target.name), *([_short(draft.name) + models.draft_place] if draft else [])]
-    return " · ".join([*names, str(target.dtype).removeprefix("torch."), target.device.type])
+    spread = sorted(map(str, set(getattr(target, "devices", ()))))  # a canvas model is never spread
+    return " · ".join([*names, str(target.dtype).removeprefix("torch."), " + ".join(spread) or target.device.type])
 
 
 def _short(name: str) -> str:

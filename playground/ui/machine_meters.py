@@ -10,6 +10,8 @@ import psutil
 
 from playground.engine.device_memory import container_free, container_limit
 
+Reading = dict[str, float | list[int]]
+
 FRESH = 0.9  # seconds a reading is used for all runs: meters must cost next to nothing
 STALE = 3.0  # seconds without a reading after which the processor's average since then is out of date
 
@@ -19,12 +21,12 @@ class MachineMeters:
 
     def __init__(self):
         self._lock = threading.Lock()
-        self._last: dict[str, float] = {}
+        self._last: Reading = {}
         self._read_at = -STALE
 
-    def read(self) -> dict[str, float]:
-        """`cpu` and `gpu` as shares of 1; `memory`, `memory_total`, `gpu_memory` and `gpu_memory_total` in bytes.
-        What cannot be measured is omitted: `cpu` needs an earlier reading, the others a GPU.
+    def read(self) -> Reading:
+        """`cpu` and `gpu` as shares of 1; `memory` and `memory_total` in bytes; `gpu_memory` and `gpu_memory_total` in
+        bytes of each GPU in use. What cannot be measured is omitted: `cpu` needs an earlier reading, the others a GPU.
         """
         with self._lock:
             age = time.monotonic() - self._read_at
@@ -49,18 +51,22 @@ def memory() -> dict[str, float]:
     return {"memory": seen.total - seen.available, "memory_total": seen.total}
 
 
-def gpu() -> dict[str, float]:
-    """Of the first GPU that this process computes on; empty if there is none. Does not start CUDA by itself."""
+def gpu() -> Reading:
+    """Of the GPUs that this process computes on; empty if there is none. Does not start CUDA by itself."""
     import torch  # slow to import, and loaded by the first model anyway
 
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):
         return {}
-    free, total = torch.cuda.mem_get_info()
-    return {"gpu_memory": total - free, "gpu_memory_total": total} | _utilisation(torch.cuda)
+    cuda = torch.cuda
+    used = [device for device in range(cuda.device_count()) if cuda.memory_reserved(device)] or [cuda.current_device()]
+    memories = [cuda.mem_get_info(device) for device in used]
+    filled, totals = [total - free for free, total in memories], [total for _, total in memories]
+    return {"gpu_memory": filled, "gpu_memory_total": totals} | _utilisation(cuda, used)
 
 
-def _utilisation(cuda: Any) -> dict[str, float]:
+def _utilisation(cuda: Any, devices: list[int]) -> dict[str, float]:
+    """The mean over the devices."""
     with suppress(Exception):  # needs a library of the driver that may be missing, or may not know this device
-        return {"gpu": cuda.utilization() / 100}
+        return {"gpu": sum(map(cuda.utilization, devices)) / len(devices) / 100}
     return {}
 

@@ -46,7 +46,7 @@ class Controlled(LayerChoices):
 
     def _decide(self, layers: int, hidden: Tensor) -> None:
         """Ask the controller about the state [1, d] after so many layers."""
-        q = linear(hidden[0], self._policy.controller).float().softmax(0).tolist()
+        q = linear(hidden[0], self._policy.controller.to(hidden.device)).float().softmax(0).tolist()
         self.classes.append(q)
         best = q.index(max(q))
         self.stopped = best == STOP and q[STOP] > self._policy.theta_stop
@@ -91,7 +91,7 @@ class StopExit(ComputePolicy):
             return
         self.controller = weights["controller"].to(parts.lm_head)
         heads = (weights[name].float() for name in ("gate", "up", "down"))
-        self.heads = [parts.feed_forward(*head) for head in zip(*heads)]
+        self.heads = [parts.feed_forward(parts.depth - 1, *head) for head in zip(*heads)]
 
     def choices(self, positions, prompt):
         decoding = self.controller is not None and len(positions) == 1 and positions[0] >= prompt

@@ -61,7 +61,7 @@ class ThinK(CachePolicy):
         """Choose the channels of each head that stay."""
         wide = torch.promote_types(keys.dtype, torch.float32)
         # a layer that reports no queries keeps the channels with the largest keys
-        queries = self._queries.pop(layer, torch.ones_like(keys[:, None, :1])).to(wide)
+        queries = self._queries.pop(layer, torch.ones_like(keys[:, None, :1])).to(keys.device, wide)
         energy = queries.square().mean((1, 2)) * keys.to(wide).square().mean(1)
         kept = energy.argsort(dim=-1, stable=True)[:, self.dropped(keys.shape[2]):]
         self._kept[layer] = kept.sort(-1).values

@@ -163,8 +163,9 @@ class OnlineSpeculative(Drafter):
     def _correct(self, rows, leaf: int) -> None:
         """Change the logits of a draft row by what was learned, before any mask or sampler."""
         row = rows.row(leaf)
-        self._hidden[leaf], self._logits[leaf] = rows.hidden[row], rows.raw[row]
-        rows.raw = rows.raw + self._change(rows.hidden).to(rows.raw.dtype)
+        # logits are on the target's device, hidden states on the draft's
+        self._hidden[leaf], self._logits[leaf] = rows.hidden[row], rows.raw[row].to(rows.hidden.device)
+        rows.raw = rows.raw + self._change(rows.hidden).to(rows.raw)
 
     @torch.inference_mode()
     def _change(self, hidden: Tensor) -> Tensor:

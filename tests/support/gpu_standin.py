@@ -7,12 +7,16 @@
 
 Tensors on the device are `DeviceTensor`s, which say that they are on cuda:0 or mps:0 and hold a tensor on the CPU. As
 on a GPU, operations between devices are refused, and so are waiting while a graph is recorded and float64 on an Apple
-GPU. A recording leaves NaN in its results until it is replayed. Kernels, times and memory limits are not emulated.
+GPU. A recording leaves NaN in its results until it is replayed. Kernels and times are not emulated, nor are memory
+limits, but `memory` says what is free. Standin(count=2) is two CUDA devices, and `moves` counts the copies between
+them.
 """
 from __future__ import annotations
 
 import operator
 from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from unittest.mock import patch
 
@@ -36,11 +40,11 @@ class DeviceTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, held: Tensor, machine: Standin) -> DeviceTensor:
+    def __new__(cls, held: Tensor, machine: Standin, device: torch.device | None = None) -> DeviceTensor:
         with torch.inference_mode(held.is_inference()):
             self = Tensor._make_wrapper_subclass(
                 cls, held.size(), strides=held.stride(), storage_offset=held.storage_offset(), dtype=held.dtype,
-                device=machine.device,
+                device=device or machine.device,
             )
         self.held, self.machine = held, machine
         return self
@@ -147,7 +151,7 @@ class DeviceTensor(Tensor):
 
     @property
     def data(self) -> DeviceTensor:
-        return DeviceTensor(self.held.detach(), self.machine)
+        return DeviceTensor(self.held.detach(), self.machine, self.device)
 
     @data.setter
     def data(self, new: DeviceTensor) -> None:
@@ -226,12 +230,14 @@ class Event:
 
 
 class Standin(TorchDispatchMode):
-    """The device, while the context is open. Only graphs of a CUDA device are recorded."""
+    """The device, or several, while the context is open. Only graphs of a CUDA device are recorded."""
 
-    def __init__(self, kind: str = "cuda"):
+    def __init__(self, kind: str = "cuda", count: int = 1):
         super().__init__()
-        self.device, self.float64 = torch.device(kind, 0), kind != "mps"
-        self.waits, self.captured, self.replayed = Counter(), 0, 0
+        self.devices = [torch.device(kind, index) for index in range(count)]
+        self.device, self.float64 = self.devices[0], kind != "mps"
+        self.memory = [(2 ** 30, 2 ** 30)] * count  # bytes of each device, free and in all
+        self.waits, self.captured, self.replayed, self.moves = Counter(), 0, 0, 0
         self.launched = self.ended = 0  # operations, and those of them that the host knows to have ended
         self.recording: Graph | None = None
         self._pinned: dict[int, object] = {}  # storages by address
@@ -240,7 +246,9 @@ class Standin(TorchDispatchMode):
     def __enter__(self):
         stream = Stream(self)
         fakes = {
-            "is_available": lambda: True, "device_count": lambda: 1, "current_device": lambda: 0,
+            "is_available": lambda: True, "device_count": lambda: len(self.devices), "current_device": lambda: 0,
+            "mem_get_info": lambda device=None: self.memory[self._number(device)],
+            "memory_reserved": lambda device=None: 0, "memory_allocated": lambda device=None: 0,
             "_lazy_init": lambda: None, "is_initialized": lambda: True, "empty_cache": lambda: None,
             "synchronize": lambda device=None: self.wait("device"), "graph_pool_handle": object,
             "Stream": lambda device=None: stream, "current_stream": lambda device=None: stream,
@@ -251,6 +259,11 @@ class Standin(TorchDispatchMode):
             self._patches.enter_context(patch.multiple(torch.cuda, **fakes))
         else:
             self._patches.enter_context(patch.object(torch.mps, "synchronize", lambda: self.wait("device")))
+        # modules that move here get new weights, since the old ones are of another class
+        before = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        self._patches.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        self._patches.enter_context(patch.object(ThreadPoolExecutor, "submit", in_every_thread(self)))
         torch._C._set_only_lift_cpu_tensors(True)
         self._patches.callback(torch._C._set_only_lift_cpu_tensors, False)
         return super().__enter__()
@@ -259,21 +272,31 @@ class Standin(TorchDispatchMode):
         super().__exit__(*error)
         self._patches.close()
 
-    def move(self, network: nn.Module) -> nn.Module:
-        """Move parameters and buffers to the device, tied ones together."""
+    def _number(self, device: torch.device | str | int | None) -> int:
+        if device is None or isinstance(device, int):
+            return device or 0
+        return torch.device(device).index or 0
+
+    def move(self, network: nn.Module, places: dict[str, int] | None = None) -> nn.Module:
+        """Move parameters and buffers to the first device, tied ones together.
+
+        `places` gives parts of the network another device, by the beginning of their names.
+        """
         moved: dict[int, Tensor] = {}
 
-        def to_device(tensor: Tensor) -> Tensor:
+        def to_device(tensor: Tensor, device: torch.device) -> Tensor:
             if id(tensor) not in moved:
-                there = DeviceTensor(tensor.detach(), self)
+                there = DeviceTensor(tensor.detach(), self, device)
                 is_weight = isinstance(tensor, nn.Parameter)
                 moved[id(tensor)] = nn.Parameter(there, requires_grad=False) if is_weight else there
             return moved[id(tensor)]
 
-        for module in network.modules():
+        for path, module in network.named_modules():
+            device = self.devices[next((at for part, at in (places or {}).items() if f"{path}.".startswith(f"{part}.")),
+                                       0)]
             for place in (module._parameters, module._buffers, vars(module)):
                 ours = {name: value for name, value in place.items() if type(value) in (Tensor, nn.Parameter)}
-                place.update({name: to_device(value) for name, value in ours.items()})
+                place.update({name: to_device(value, device) for name, value in ours.items()})
         return network
 
     def wait(self, why: str) -> None:
@@ -294,13 +317,24 @@ class Standin(TorchDispatchMode):
         there = asked is not None and torch.device(asked).type == self.device.type
         if not here and not there:
             return self._on_host(operation, name, args, kwargs)
+        if name == "_has_compatible_shallow_copy_type":
+            return False
         if name in COPIES:
             return self._copy(operation, name, args, kwargs)
         if asked is not None and not there:  # a CPU tensor in the shape of one on the device
             return operation(*tree_map(held, args), **tree_map(held, kwargs))
         self._check(name, args, kwargs, leaves)
         kwargs = {**kwargs, "device": torch.device("cpu")} if there else kwargs
-        return self._run(operation, tree_map(held, args), tree_map(held, kwargs), leaves)
+        device = self.devices[self._number(asked)] if there else self._device_of(name, leaves)
+        return self._run(operation, tree_map(held, args), tree_map(held, kwargs), leaves, device)
+
+    def _device_of(self, name: str, leaves: list) -> torch.device:
+        """The device that all tensors on a device have; raises RuntimeError if there are two."""
+        found = {leaf.device for leaf in leaves if is_here(leaf)}
+        if len(found) > 1:
+            names = " and ".join(sorted(map(str, found)))
+            raise RuntimeError(f"Expected all tensors to be on the same device, but found {names} (in {name})")
+        return found.pop()
 
     def _on_host(self, operation, name: str, args: tuple, kwargs: dict):
         if name == "is_pinned":
@@ -327,7 +361,7 @@ class Standin(TorchDispatchMode):
             on_host = not is_here(leaf)
             if on_host and any(leaf is index for index in indices):
                 self.wait("copy")  # an index on the CPU is copied first
-            elif on_host and leaf.dim():
+            elif on_host and leaf.dim() and not name.endswith("_like"):
                 raise RuntimeError(f"Expected all tensors to be on the same device, {self.device} and cpu (in {name})")
         if not self.float64 and kwargs.get("dtype") == torch.float64:
             raise TypeError(f"{NOT_ON_MPS} (in {name})")
@@ -345,32 +379,34 @@ class Standin(TorchDispatchMode):
         wanted = {argument.name: value for argument, value in zip(operation._schema.arguments, args)} | kwargs
         like = wanted.get("other")
         source, like = args[0], args[0] if like is None else like
-        device, dtype = wanted.get("device") or like.device, wanted.get("dtype") or like.dtype
-        to_device = torch.device(device).type == self.device.type
+        device, dtype = torch.device(wanted.get("device") or like.device), wanted.get("dtype") or like.dtype
+        to_device = device.type == self.device.type
+        device = self.devices[self._number(device)] if to_device else device
         if to_device and not self.float64 and dtype == torch.float64:
             raise TypeError(NOT_ON_MPS)
-        if name == "to" and not wanted.get("copy") and (to_device, dtype) == (is_here(source), source.dtype):
+        if name == "to" and not wanted.get("copy") and (device, dtype) == (source.device, source.dtype):
             return source
         out = self._computed(aten._to_copy.default, (held(source),), {"dtype": dtype})
-        out = DeviceTensor(out, self) if to_device else out
+        out = DeviceTensor(out, self, device) if to_device else out
         self._transfer(source, out, wanted.get("non_blocking"))
         return out
 
     def _transfer(self, source: Tensor, into: Tensor, asynchronous: bool) -> None:
         """A copy between host and device waits unless it is asynchronous and the host's memory is pinned."""
         host = [end for end in (source, into) if not is_here(end)]
+        self.moves += not host and source.device != into.device
         pinned = all(end.untyped_storage().data_ptr() in self._pinned for end in host)
         if host and (self.recording or not (asynchronous and pinned)):
             self.wait("copy")
 
-    def _run(self, operation, args: tuple, kwargs: dict, leaves: list):
+    def _run(self, operation, args: tuple, kwargs: dict, leaves: list, device: torch.device):
         """An input that is returned is the very same object."""
         known = {id(leaf.held): leaf for leaf in leaves if is_here(leaf)}
 
         def wrapped(out):
             if not isinstance(out, Tensor):
                 return out
-            return known[id(out)] if id(out) in known else DeviceTensor(out, self)
+            return known[id(out)] if id(out) in known else DeviceTensor(out, self, device)
 
         return tree_map(wrapped, self._computed(operation, args, kwargs))
 
@@ -383,6 +419,31 @@ class Standin(TorchDispatchMode):
             if new or operation._schema.is_mutable:
                 self.recording.operations.append((operation, args, kwargs, new))
         return out
+
+
+class InThread(TorchDispatchMode):
+    """The mode of a device in another thread."""
+
+    def __init__(self, machine: Standin):
+        super().__init__()
+        self._machine = machine
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return self._machine.dispatch(operation, args, kwargs or {})
+
+
+def in_every_thread(machine: Standin) -> Callable[..., Future]:
+    """`ThreadPoolExecutor.submit` for work that uses the device: torch's modes hold in one thread only."""
+    submit = ThreadPoolExecutor.submit
+
+    def submitted(pool: ThreadPoolExecutor, work: Callable, *args, **kwargs) -> Future:
+        def with_device(*args, **kwargs):
+            with InThread(machine):
+                return work(*args, **kwargs)
+
+        return submit(pool, with_device, *args, **kwargs)
+
+    return submitted
 
 
 def is_here(value) -> bool:

@@ -125,8 +125,8 @@ class GeneratedParts:
         """What the feed-forward network of a layer reads: the hidden states, since there is no norm."""
         return hidden
 
-    def feed_forward(self, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
-        """Another feed-forward network, from weights [k, d], [k, d] and [d, k]."""
+    def feed_forward(self, layer: int, gate: Tensor, up: Tensor, down: Tensor) -> FeedForwardPart:
+        """Another feed-forward network for a layer, from weights [k, d], [k, d] and [d, k]."""
         return AddsNothing()
 
     def norm_before(self, layer: int) -> tuple[Tensor, float]:

@@ -79,7 +79,7 @@ class AdaptiveModules(ComputePolicy):
         order = channel_order(parts, layer, weights).to(gate.device)
         down = weights["down"][layer].to(down) if weights else down[:, order]
         pieces = zip(gate[order].chunk(LEARNERS), up[order].chunk(LEARNERS), down.chunk(LEARNERS, 1))
-        return [parts.feed_forward(*piece) for piece in pieces]
+        return [parts.feed_forward(layer, *piece) for piece in pieces]
 
     def _fixed_counts(self, depth: int) -> list[int]:
         listed = self._listed() if self.mode == "by_layer" else []

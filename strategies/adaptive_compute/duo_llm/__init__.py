@@ -111,6 +111,6 @@ class DuoLlm(ComputePolicy):
 def small_part(parts, layer: int, weights):
     """The small network of a layer; without a fit, the channels of the large one with the largest output weights."""
     if weights:
-        return parts.feed_forward(*(weights[f"small.{name}"][layer].float() for name in ("gate", "up", "down")))
+        return parts.feed_forward(layer, *(weights[f"small.{name}"][layer].float() for name in ("gate", "up", "down")))
     kept = parts.output_norms(layer).topk(max(1, parts.channels(layer) // SHARE)).indices.sort().values
     return parts.narrowed(layer, kept)

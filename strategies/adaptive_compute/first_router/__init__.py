@@ -153,4 +153,4 @@ def adapted(parts, layer: int, weights):
     """The feed-forward network of a layer with its low-rank adapters added."""
     names = zip(("gate", "up", "down"), parts.ffn_projections(layer))
     changes = [(own, weights[f"{name}.b"][layer].float() @ weights[f"{name}.a"][layer].float()) for name, own in names]
-    return parts.feed_forward(*(own + change.to(own) for own, change in changes))
+    return parts.feed_forward(layer, *(own + change.to(own) for own, change in changes))
