@@ -8,7 +8,6 @@ process for each GPU, so they do not run in the one process of the page.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from accelerate import infer_auto_device_map, init_empty_weights
@@ -20,14 +19,14 @@ from playground.engine.masked_models import is_noise_model, masking_of
 from playground.engine.recurrent_layers import is_recurrent
 from playground.errors import Refusal
 
-if TYPE_CHECKING:
-    from playground.engine.load import Loading
-
 WEIGHT_TYPES = {"int8": torch.int8, "nf4": CustomDtype.INT4, "fp4": CustomDtype.INT4}
 
 
-def spread_over_gpus(name: str, config: PretrainedConfig, loading: Loading) -> dict[str, str]:
-    """The GPU of each part of a network by its name; raises Refusal if it cannot be divided among the GPUs."""
+def spread_over_gpus(name: str, config: PretrainedConfig, dtype: str, quantization: str) -> dict[str, str]:
+    """The GPU of each part of a network by its name; raises Refusal if it cannot be divided among the GPUs.
+
+    dtype: of the weights that are not quantised, by its name in torch. quantization: int8, nf4, fp4 or none.
+    """
     if masking_of(config) is not None or is_noise_model(config):
         raise _refusal(name, "it fills a canvas, which lies on one GPU")
     with init_empty_weights():
@@ -36,17 +35,18 @@ def spread_over_gpus(name: str, config: PretrainedConfig, loading: Loading) -> d
     if is_recurrent(network):
         raise _refusal(name, "the states of its recurrent layers lie on one GPU")
     room = {index: int(free / HEADROOM) for index, (_, free) in enumerate(gpu_memory())}
-    found = _divided(network, room, loading)
+    found = _divided(network, room, getattr(torch, dtype), quantization)
     if not all(isinstance(place, int) for place in found.values()):
         raise _refusal(name, "its layers cannot be divided so that each GPU has room for its part")
     return {part: f"cuda:{place}" for part, place in found.items()}
 
 
-def _divided(network: PreTrainedModel, room: Mapping[int, int], loading: Loading) -> dict[str, int | str]:
+def _divided(
+    network: PreTrainedModel, room: Mapping[int, int], dtype: torch.dtype, quantization: str
+) -> dict[str, int | str]:
     """Parts by GPU, as evenly as whole layers allow; "disk" for what fits nowhere."""
-    dtype = getattr(torch, loading.dtype)
     whole = {name: dtype for name, _ in network.named_parameters() if any(part in name for part in UNQUANTIZED)}
-    sizes = {"dtype": WEIGHT_TYPES.get(loading.quantization, dtype), "special_dtypes": whole}
+    sizes = {"dtype": WEIGHT_TYPES.get(quantization, dtype), "special_dtypes": whole}
     blocks = network._no_split_modules
     balanced = get_balanced_memory(network, dict(room), no_split_module_classes=blocks, **sizes)
     return infer_auto_device_map(network, balanced, no_split_module_classes=blocks, **sizes)

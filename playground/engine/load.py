@@ -193,7 +193,9 @@ def load(
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     tokenizer = read_tokenizer(name, folder)
-    places = spread_over_gpus(name, config, loading) if cost.spread else {"": loading.device}
+    places = {"": loading.device}
+    if cost.spread:
+        places = spread_over_gpus(name, config, loading.dtype, loading.quantization)
     network = _read_network(name, folder, config, loading, places)
     progress(1.0, f"{name} is ready")
     facts = Facts(

@@ -33,7 +33,7 @@ ENCODINGS = {"br": lambda body: brotli.compress(body, quality=QUALITY), "gzip": 
 
 
 @dataclass
-class Page:
+class StoredPage:
     """A response, with its body in every encoding that was asked for."""
 
     body: bytes
@@ -41,7 +41,7 @@ class Page:
     encoded: dict[str, bytes] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: bytes, headers: Headers) -> Page:
+    def of(cls, body: bytes, headers: Headers) -> StoredPage:
         kept = {name: headers[name] for name in COPIED if name in headers}
         etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
         return cls(body, {**kept, "etag": etag, "cache-control": "no-cache", "vary": "Accept-Encoding"})
@@ -68,7 +68,7 @@ class ResponseCache:
     def __init__(self, app: ASGIApp, pages: Iterable[str], most: int = MOST_BYTES):
         self.app, self.most = app, most
         self.paths = {CONFIG, *(f"/{page}" for page in pages)}
-        self._pages: OrderedDict[tuple, Page] = OrderedDict()
+        self._pages: OrderedDict[tuple, StoredPage] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope) if scope["type"] == "http" else Headers()
@@ -117,8 +117,8 @@ class Capture:
         elif message["type"] == "http.response.body":
             self._parts.append(message.get("body", b""))
 
-    def page(self) -> Page | None:
-        return None if self._passes or self._head is None else Page.of(b"".join(self._parts), self._head)
+    def page(self) -> StoredPage | None:
+        return None if self._passes or self._head is None else StoredPage.of(b"".join(self._parts), self._head)
 
 
 def _unconditional(scope: Scope) -> Scope:
