@@ -68,6 +68,7 @@ CONTROLS = (
     "quantization",
     "lanes",
     "before",
+    "form",
 )
 REFUSED = ("429", "503")
 
@@ -143,6 +144,7 @@ def controls(asked: Request, seed: int) -> list[Any]:
         "quantization": "none",
         "lanes": asked.lanes,
         "before": [],
+        "form": "",
     }
     return [None, *(values[name] for name in CONTROLS)]
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from load_page import SEATS, Load, Outcome, Request, percentile, summary
+from load_page import CONTROLS, SEATS, Load, Outcome, Request, percentile, summary
 from soak import Report
+from visitor import ARGUMENTS
 
 from playground.ui.admission_queue import QueueLimits
+from playground.ui.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 HELD = {"threads": 6, "handles": 9, "children": 0}
@@ -68,6 +70,11 @@ def test_the_ideal_share_counts_concurrent_and_queued_visitors():
 
 def test_the_load_knows_how_many_runs_the_page_serves_at_once():
     assert QueueLimits().whole.seats == SEATS
+
+
+def test_the_load_sends_every_control_of_the_page_and_every_argument_of_an_endpoint():
+    assert list(CONTROLS) == Settings.names()
+    assert {*CONTROLS} - {*ARGUMENTS} == {"dtype", "quantization"}  # the server's own choice for programs
 
 
 def test_a_percentile_is_an_observed_value():

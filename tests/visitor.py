@@ -52,6 +52,7 @@ ARGUMENTS = {
     "remote": "",
     "remote_model": "",
     "remote_key": "",
+    "form": "",
 }
 
 
