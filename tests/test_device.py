@@ -15,7 +15,7 @@ from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
-from playground.engine.cuda_graphs import USUAL_ROWS, GraphSegment
+from playground.engine.cuda_graphs import BLOCK_SIZES, GraphSegment
 from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
 from playground.events import Commit, Done, Event, Failed
@@ -133,9 +133,9 @@ def test_the_usual_forwards_are_recorded_when_a_model_is_loaded_and_then_replaye
         before = machine.captured
         loaded = models(machine.move)
         recorded, replayed = machine.captured - before, machine.replayed
-        list(prepare(loaded, [lane(), lane(*DRAFT, strategy="speculative")], Prompt(3 * PROMPT.text), Limits(0, 4)))
+        list(prepare(loaded, [lane(*DRAFT, strategy="speculative")], Prompt(3 * PROMPT.text), Limits(0, 6)))
     # of target and draft; a second capacity exceeds the share of so small a model
-    assert recorded == 2 * len(USUAL_ROWS)
+    assert recorded == 2 * len(BLOCK_SIZES)
     assert machine.captured == before + recorded and machine.replayed > replayed
 
 

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows; longer blocks keep a GPU busy without graphs
-USUAL_ROWS = (1, 2, 4, 8)  # a decode step and short rounds, which are recorded when a model is loaded
 MIN_CAPACITY = 256  # slots
 FREE_SHARE = (HEADROOM - 1) / 2  # of the weights' memory, which free buffers may take; the rest is for caches in use
 
@@ -283,8 +282,8 @@ class GraphReplay:
             log.warning("no memory to record all usual forwards: %s", reason)
 
     def _record_padding(self, memory: GraphBuffers) -> None:
-        """Record the usual numbers of rows over a buffer; their rows are of no text yet."""
-        for rows in USUAL_ROWS:
+        """Record blocks of all sizes over a buffer; their rows are of no text yet."""
+        for rows in BLOCK_SIZES:
             inputs = self._inputs_of(Bucket(rows, memory.slots))
             inputs.fill_with_padding()
             self._record_into(memory, inputs)
