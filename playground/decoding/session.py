@@ -36,7 +36,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped, rounded
+from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Part, Stamped, rounded
 from playground.request_limits import check_text, quoted
 from playground.trace import Trace
 from playground.trace.result import Result
@@ -60,6 +60,20 @@ class Models:
     draft: Model | None = None
     # weights of draft heads that were given in place of a draft model, by strategy
     heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
+    # the target again with quantised weights, by quantisation, for lanes that ask for them
+    quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
+
+    def with_weights(self, quantization: str) -> Models:
+        """The same with the target in another quantisation; raises Refusal if it was not loaded."""
+        if quantization in ("", self.target.quantization):
+            return self
+        if quantization not in self.quantized:
+            raise Refusal(
+                f"This lane needs {quoted(quantization)} weights of {self.target.name}, which are not loaded: set the "
+                "quantisation of the whole run instead.",
+                "weights",
+            )
+        return replace(self, target=self.quantized[quantization])
 
     @cached_property
     def differences(self) -> str:
@@ -543,8 +557,11 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
         try:
             lane_limits.check()
             assembly = assemble(config)
-            _describe(header, assembly, models)
-            lane = _new_lane(models, assembly, prompt, lane_limits, recorder, memory)
+            own = models.with_weights(config.weights)
+            _describe(header, assembly, own)
+            if own is not models:
+                header.quantization, header.parts = config.weights, [*header.parts, Part(config.weights, "weights")]
+            lane = _new_lane(own, assembly, prompt, lane_limits, recorder, memory)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
