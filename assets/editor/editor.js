@@ -65,7 +65,7 @@ function recipe(lane) {
   const main = byName.get(lane.strategy);
   const slots = (main?.slots || []).map((slot) => filling(lane, slot));
   const rest = lane.extras.filter(([name]) => !(main?.slots || []).some((slot) => slot.kind === byName.get(name)?.kind));
-  const own = lane.seed === undefined ? [] : [`seed ${lane.seed}`];
+  const own = [...(lane.weights ? [`${lane.weights} weights`] : []), ...(lane.seed === undefined ? [] : [`seed ${lane.seed}`])];
   return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
 }
 
@@ -195,12 +195,12 @@ function promises(names, lane) {
 }
 
 /** A lossless lane is compared with plain decoding under the same additions, whose text may differ from that without them. */
-function qualified(name, names, { extras = [] }) {
+function qualified(name, names, { extras = [], weights }) {
   const [label] = PROMISES[name] || [];
   if (!label?.startsWith("same ")) return label;
   const greedy = name === "greedy_identical";
   const has = (kind) => extras.some(([extra]) => byName.get(extra)?.kind === kind);
-  const own = [["cache", names.includes("budget_respected") || has("cache_policy")], ["compute policy", has("compute_policy")],
+  const own = [["cache", names.includes("budget_respected") || has("cache_policy")], ["compute policy", has("compute_policy")], ["weights", weights],
     ["constraint", greedy && has("constraint")], ["processors", greedy && has("sampler")]];
   const named = own.filter(([, added]) => added).map(([addition]) => addition);
   return named.length ? `${label} with its ${named.join(" and ")}` : label;
@@ -514,6 +514,19 @@ function seedRow(lane, i) {
     h("small", { class: "help" }, "If empty, the lane uses the run's seed and the same random numbers as the other lanes."));
 }
 
+const WEIGHTS = ["int8", "nf4", "fp4"];
+
+/** A lane may run the target with quantised weights, beside lanes with those of the run. Only a page that runs lanes loads them. */
+function weightsRow(lane, i) {
+  if (!around()) return null;
+  const id = `weights-${Math.random().toString(36).slice(2, 9)}`;
+  const choose = (name) => { if (name) lane.weights = name; else delete lane.weights; changed(i); };
+  const options = ["", ...WEIGHTS].map((name) => h("option", { value: name, selected: name === (lane.weights || "") }, name || "as in the run"));
+  return h("div", { class: "knob own-weights", "data-about": "weights" }, h("span", { class: "row" }, h("label", { for: id }, "Weights"),
+    h("select", { id, onchange: (e) => choose(e.target.value) }, ...options)),
+  h("small", { class: "help" }, "Quantised weights of the target, in this lane only: what they change and what they cost."));
+}
+
 function recipeNodes(lane) {
   return recipe(lane).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
 }
@@ -526,7 +539,7 @@ function body(lane, i) {
   const toggles = lane.extras.filter(([name]) => !slotKinds.includes(byName.get(name)?.kind));
   return h("div", { class: "body", id: `lane-body-${i}` },
     h("p", { class: "summary" }, main.summary), knobGrid(main, lane.knobs, i), ...sections,
-    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i), seedRow(lane, i), new SweepForm(lane, i).draw());
+    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i), weightsRow(lane, i), seedRow(lane, i), new SweepForm(lane, i).draw());
 }
 
 function mainStrategies() {
@@ -586,7 +599,7 @@ function draw() {
 
 const isCount = (value) => Number.isInteger(value) && value >= 0;
 const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
-  ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
+  ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(WEIGHTS.includes(raw.weights) ? { weights: raw.weights } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
 
 /** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy. */
 function laneAdder() {

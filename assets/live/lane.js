@@ -9,6 +9,7 @@ function qualified(name, label, { guarantee, parts }) {
   const own = [
     ["cache", guarantee.includes("budget_respected") || has("cache_policy")],
     ["compute policy", has("compute_policy")],
+    ["weights", has("weights")],
     ["constraint", greedy && has("constraint")],
     ["processors", greedy && has("sampler")],
   ].filter(([, added]) => added).map(([addition]) => addition);

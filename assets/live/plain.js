@@ -10,9 +10,10 @@ function isPlain({ strategy, parts, forced, canvas }) {
   return strategy === "greedy" && parts.length <= 1 && !forced.length && !canvas;
 }
 
-/** Part of a fork's text is given, so its time says nothing about its method. */
+/** Part of a fork's text is given, so its time says nothing about its method. Weights of a lane's own are what it is compared for. */
 function isSameTask(a, b) {
-  const facts = ({ model, revision, dtype, device, quantization, prompt_ids: prompt }) => JSON.stringify([model, revision, dtype, device, quantization, prompt]);
+  const ownWeights = b.parts.some(({ kind }) => kind === "weights");
+  const facts = ({ model, revision, dtype, device, quantization, prompt_ids: prompt }) => JSON.stringify([model, revision, dtype, device, prompt, !ownWeights && quantization]);
   return !b.forced.length && facts(a) === facts(b);
 }
 

@@ -46,6 +46,7 @@ class LaneConfig:
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
     seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
     forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
+    weights: str = ""  # quantisation of the target in this lane alone, such as "int8"; empty: as in the run
 
     def running(self) -> list[str]:
         """Titles of its strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects

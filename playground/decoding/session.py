@@ -37,7 +37,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Stamped, rounded
+from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Part, Stamped, rounded
 from playground.request_limits import check_text, quoted
 from playground.trace import Trace
 from playground.trace.result import Result
@@ -61,6 +61,20 @@ class Models:
     draft: Model | None = None
     # weights of draft heads that were given in place of a draft model, by strategy
     heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
+    # the target again with quantised weights, by quantisation, for lanes that ask for them
+    quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
+
+    def with_weights(self, quantization: str) -> Models:
+        """The same with the target in another quantisation; raises Refusal if it was not loaded."""
+        if quantization in ("", self.target.quantization):
+            return self
+        if quantization not in self.quantized:
+            raise Refusal(
+                f"This lane needs {quoted(quantization)} weights of {self.target.name}, which are not loaded: set the "
+                "quantisation of the whole run instead.",
+                "weights",
+            )
+        return replace(self, target=self.quantized[quantization])
 
     @cached_property
     def differences(self) -> str:
@@ -549,11 +563,14 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
         try:
             lane_limits.check()
             assembly = assemble(config)
-            _describe(header, assembly, models)
-            asked = _told(prompt, assembly)
+            own = models.with_weights(config.weights)
+            _describe(header, assembly, own)
+            if own is not models:
+                header.quantization, header.parts = config.weights, [*header.parts, Part(config.weights, "weights")]
+            asked = _asked(prompt, assembly)
             if asked.tools != prompt.tools:
-                _describe_prompt(header, asked, models.target)
-            lane = _new_lane(models, assembly, asked, lane_limits, recorder, memory)
+                _describe_prompt(header, asked, own.target)
+            lane = _new_lane(own, assembly, asked, lane_limits, recorder, memory)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
@@ -562,7 +579,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
     return Session(headers, runners, judge)
 
 
-def _told(prompt: Prompt, assembly: Assembly) -> Prompt:
+def _asked(prompt: Prompt, assembly: Assembly) -> Prompt:
     """The prompt with the tools that the lane's constraint wants described, unless others are."""
     tools = assembly.constraint.tools_to_describe() if assembly.constraint else ""
     return replace(prompt, tools=tools) if tools and not prompt.tools else prompt

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import chain
 from math import inf
@@ -217,13 +217,13 @@ class Handlers:
     def _look(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
         header = shown.run.headers[whole_number(event, "lane")]
         tokens = [*header["prompt_ids"], *_past(shown.run, event)]
-        return {**self.site.look(shown.settings, header["model"], tokens, chosen), "chosen": chosen}
+        return {**self.site.look(_settings_of(shown, header), header["model"], tokens, chosen), "chosen": chosen}
 
     def _attribute(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
         header = shown.run.headers[whole_number(event, "lane")]
         prompt = header["prompt_ids"]
         tokens = [*prompt, *_past(shown.run, event)]
-        return self.site.attribute(shown.settings, header["model"], tokens, len(prompt), chosen)
+        return self.site.attribute(_settings_of(shown, header), header["model"], tokens, len(prompt), chosen)
 
     def hold(self, visit: Visit | None) -> None:
         if visit and visit.run:
@@ -372,7 +372,9 @@ class Handlers:
             check_ready(visit.settings.recipes(), around)
         loading = self.site.model_load(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self._clear_notices(), self.page.status: status(loading)}
-        for change in chain([] if loading.ended.is_set() else self._progress(loading), self._queue(visit)):
+        awaited = [loading, *self.site.weight_loads(visit.settings).values()]
+        progress = [self._progress(one) for one in awaited if not one.ended.is_set()]
+        for change in chain(*progress, self._queue(visit)):
             yield change
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.idle()
@@ -464,6 +466,12 @@ class Handlers:
 
     def _clear_notices(self) -> Changes:
         return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
+
+
+def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
+    """The settings that choose the model of a lane: one with weights of its own has another target than the run."""
+    own = next((part["name"] for part in header["parts"] if part["kind"] == "weights"), "")
+    return replace(shown.settings, quantization=own) if own else shown.settings
 
 
 def _notice(refusal: Refusal) -> str:

@@ -101,9 +101,13 @@ class ModelLoader:
         return loading.result()
 
     def _drop(self) -> None:
-        """Drop the least recently used sets; a run that still uses one keeps it alive."""
+        """Drop the least recently used sets of other models than the newest; a run that still uses one keeps it alive.
+
+        The newest model may be wanted in several quantisations at once, by lanes beside each other.
+        """
         loaded = [request for request, loading in self._sets.items() if loading.ended.is_set()]
-        idle = [request for request in loaded if request != self._pinned]
+        newest = next(reversed(self._sets))
+        idle = [request for request in loaded if request != self._pinned and request.model != newest.model]
         for request in idle[:max(0, len(self._sets) - KEEP)]:
             del self._sets[request]
 

@@ -33,6 +33,7 @@ CHOICES = {
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "quantization": ("none", "int8", "nf4", "fp4"),
 }
+QUANTIZED = CHOICES["quantization"][1:]  # what one lane may have in place of the run's weights
 TURNS = 32  # earlier turns of a chat
 MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: their events are kept until all have ended
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
@@ -156,10 +157,15 @@ class Settings:
                 list(lane["forced"]),
                 lane.get("seed"),
                 lane.get("forked_at", -1),
+                lane.get("weights", ""),
             )
             for lane in map(_lane, self.lanes)
             if lane
         ]
+
+    def own_weights(self) -> list[str]:
+        """Quantisations of the target that single lanes ask for."""
+        return list(dict.fromkeys(recipe.weights for recipe in self.recipes() if recipe.weights))
 
     def forked(self, fork: Fork) -> Settings:
         """The same with the fork beside its parent, and without the lane that it replaces. Raises Refusal beyond LANES
@@ -254,7 +260,9 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"} with optional "seed" and "forked_at"; None if malformed."""
+    """One lane as {"strategy", "knobs", "extras", "forced"} with optional "seed", "forked_at" and "weights"; None if
+    malformed.
+    """
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
     knobs = raw.get("knobs")
@@ -274,6 +282,8 @@ def _lane(raw: Any) -> dict[str, Any] | None:
         lane["seed"] = raw["seed"]
     if _is_natural(raw.get("forked_at")) and raw["forked_at"] < len(lane["forced"]):
         lane["forked_at"] = raw["forked_at"]
+    if raw.get("weights") in QUANTIZED:
+        lane["weights"] = raw["weights"]
     return lane
 
 

@@ -111,6 +111,11 @@ class Site:
         """The models that a visitor requested, loaded or being loaded; raises Refusal if they are not allowed."""
         return self.model_loader.request(self.model_request_for(settings))
 
+    def weight_loads(self, settings: Settings) -> dict[str, ModelLoad]:
+        """The targets with quantised weights that single lanes ask for, by quantisation; raises Refusal."""
+        request = replace(self.model_request_for(settings), draft=NO_DRAFT)
+        return {name: self.model_loader.request(replace(request, quantization=name)) for name in settings.own_weights()}
+
     def has_draft(self, settings: Settings) -> bool:
         """Whether a draft model belongs to the chosen models, as far as is known before they are loaded."""
         try:
@@ -167,7 +172,20 @@ class Site:
             raise Refusal(f"With the remote lane there are more than {LANES} lanes: remove one of the others.", "lanes")
         add_lane(session, server, _prompt_of(settings), _limits_of(settings))
 
+    def _with_weights(self, models: Any, settings: Settings) -> Any:
+        """Models that include those of lanes with weights of their own; raises Refusal if these cannot be loaded."""
+        if not settings.own_weights():
+            return models
+        if on_zero():
+            request = replace(self.model_request_for(settings), draft=NO_DRAFT)
+            loaded = {name: self.model_loader.inherited(replace(request, quantization=name))
+                      for name in settings.own_weights()}
+        else:
+            loaded = {name: loading.result() for name, loading in self.weight_loads(settings).items()}
+        return replace(models, quantized={name: one.target for name, one in loaded.items()})
+
     def _session(self, models: Any, settings: Settings, memory: Memory, siblings: Siblings | None) -> Any:
+        models = self._with_weights(models, settings)
         if siblings is None:
             return self._judged(models, settings, memory)
         alone = replace(settings, lanes=settings.lanes[siblings.place:siblings.place + 1])
