@@ -173,7 +173,8 @@ class Rows:
     def allowed_logp(self, node: int = ROOT) -> Tensor:
         """Log-probabilities after samplers, [V], of what may follow a node: -inf where the constraint forbids a token.
 
-        They are normalised before the mask, so a sum over a text is the log-probability of that text.
+        They are normalised before the mask, so a sum over a text is the log-probability of that text. Samplers that
+        remove all allowed tokens, as a minimum length does with the end, see the mask first, as in other decoders.
         """
         row = self.row(node)
         if self.masks is None:
@@ -181,7 +182,10 @@ class Rows:
         part = self._part([row])
         part.masks = None
         scores = self.chain.stages(part, Histories(self.committed, self.tree, [node]))[-1].scores[0]
-        return scores.log_softmax(-1).masked_fill(~self.masks[row], REMOVED)
+        allowed = scores.log_softmax(-1).masked_fill(~self.masks[row], REMOVED)
+        if self._raw_is_final or bool((allowed > REMOVED).any()):
+            return allowed
+        return self.stages_of([row])[-1].scores[0].log_softmax(-1)
 
     def _part(self, rows: list[int]) -> Rows:
         """What the chain reads of some rows."""
