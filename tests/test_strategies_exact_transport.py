@@ -12,7 +12,7 @@ import torch
 
 from playground.contract import find, make
 from playground.engine.sampling import residual_distribution
-from strategies.speculative.exact_transport.draft_labels import FreeLabels, accepted_given, labels_of
+from strategies.speculative.exact_transport import draft_labels as labels
 from strategies.speculative.exact_transport.transport_plan import TransportPlan
 from strategies.speculative.k_seq import optimal_transport
 from support.draft_trees import P, Q, tokens_of_first_round
@@ -71,35 +71,36 @@ def planned(p: Numbers, q: Numbers, k: int) -> TransportPlan:
     return TransportPlan(*(torch.tensor([float(x) for x in row], dtype=torch.float64) for row in (p, q)), k)
 
 
-def output(plan: TransportPlan, labels_for=labels_of) -> tuple[float, torch.Tensor]:
+def output(plan: TransportPlan) -> tuple[float, torch.Tensor]:
     """Acceptance rate and output distribution of the rule, summed over all drafts."""
-    accepted = torch.zeros_like(plan.p)
+    accepted, rule = torch.zeros_like(plan.p), labels.DraftLabels(plan)
     for draft in product(plan.q.nonzero()[:, 0].tolist(), repeat=plan.k):
-        for token, chance in accepted_given(labels_for(plan, draft), draft, plan.limit).items():
+        for token, chance in rule.accepted_given(draft).items():
             accepted[token] += chance * prod(plan.q[list(draft)].tolist())
     return float(accepted.sum()), accepted + (1 - accepted.sum()) * plan.residual()
 
 
-def check_rule(labels_for=labels_of) -> None:
-    for p, q, k in cases(60):
+def check_rule() -> None:
+    for p, q, k in cases(50):
         plan = planned(p, q, k)
-        rate, found = output(plan, labels_for)
+        rate, found = output(plan)
         assert (found - plan.p).abs().max() < EXACT
         assert rate == pytest.approx(float(largest_flow(p, q, k)), abs=EXACT)
 
 
-def one_after_another(plan, drafted):
-    """Wrong: every token's labels follow those of the one before, whatever its acceptance probability."""
-    free = FreeLabels(plan.k, plan.limit)
-    return {token: free.take(length, 1.0) for token, length in enumerate(plan.q.tolist()) if length}
+def one_after_another(plan, levels):
+    """Wrong: the labels of a level follow those of the one before, whatever its ratio."""
+    free = labels.FreeLabels(plan)
+    return [free.take(length, 1.0) for length in levels.masses.tolist()]
 
 
-def by_the_draft(plan, drafted):
-    """Wrong: the drafted tokens choose their labels first, so the labels depend on the draft."""
-    free, others = FreeLabels(plan.k, plan.limit), [token for token in range(len(plan.q)) if token not in drafted]
-    sizes = zip(plan.q.tolist(), plan.accepted.tolist())
-    sizes = dict(enumerate(sizes))
-    return {token: free.take(*sizes[token]) for token in [*dict.fromkeys(drafted), *others] if sizes[token][0]}
+def with_too_few_levels(plan):
+    """Wrong: two levels, though the labels for them may not exist."""
+    ratios = labels._ratios(plan)
+    low, high = float(ratios[plan.order].min()), float(ratios.max())
+    share = (ratios - low) / (high - low) if high > low else torch.ones_like(ratios)
+    masses = torch.stack([(plan.q * (1 - share)).sum(), (plan.q * share).sum()])
+    return labels.Levels(torch.tensor([low, high], dtype=torch.float64), masses, torch.ones_like(plan.p).long(), share)
 
 
 @pytest.mark.oracle("exact_transport")
@@ -108,10 +109,11 @@ def test_the_rule_accepts_as_often_as_the_linear_program_and_gives_p():
 
 
 @pytest.mark.refuses("exact_transport")
-@pytest.mark.parametrize("wrong", [one_after_another, by_the_draft])
-def test_other_labels_give_another_distribution(wrong):
+@pytest.mark.parametrize("name, wrong", [("labels_of", one_after_another), ("levels_of", with_too_few_levels)])
+def test_other_labels_give_another_distribution(name, wrong, monkeypatch):
+    monkeypatch.setattr(labels, name, wrong)
     with pytest.raises(AssertionError):
-        check_rule(wrong)
+        check_rule()
 
 
 class TakesEveryDraftTokenTwice(Transport):
@@ -168,15 +170,18 @@ def test_a_round_accepts_most_with_the_exact_solution():
 
 
 @pytest.mark.strategy("exact_transport")
-def test_a_large_vocabulary_needs_the_labels_of_likely_tokens_only():
+@pytest.mark.parametrize("spread", [0.3, 3.0])
+def test_few_levels_suffice_for_a_large_vocabulary(spread):
     generator = torch.Generator().manual_seed(1)
-    p, q = (3 * torch.randn(2, 5000, generator=generator)).softmax(-1)
-    likely = q.argsort(descending=True)[[0, 3, 20]].tolist()
-    plan = TransportPlan(p, q, 3)
-    labels = labels_of(plan, likely)
-    chances = accepted_given(labels, likely, plan.limit)
-    assert len(labels) == 21 and 0 <= sum(chances.values()) <= 1
-    for token in likely:
-        free = FreeLabels(3, plan.limit)
-        ends = [free.below(end) - free.below(start) for start, end in labels[token]]
-        assert sum(ends) == pytest.approx(float(plan.accepted[token]), abs=1e-12)
+    scores = spread * torch.randn(6000, generator=generator)
+    p, q = (scores + 0.5 * torch.randn(6000, generator=generator)).softmax(-1), scores.softmax(-1)
+    plan = TransportPlan(p, q, 4)
+    levels = labels.levels_of(plan)
+    assert len(levels.ratios) < 64
+    for mass, ratio, parts in zip(levels.masses, levels.ratios, labels.labels_of(plan, levels)):
+        assert sum(end - start for start, end in parts) == pytest.approx(float(mass), abs=1e-10)
+        assert sum(plan.below(end) - plan.below(start) for start, end in parts) == pytest.approx(
+            float(mass * ratio), abs=1e-10
+        )
+    means = levels.share * levels.ratios[levels.upper] + (1 - levels.share) * levels.ratios[levels.upper - 1]
+    assert torch.allclose(means * plan.q, plan.accepted, atol=1e-12)

@@ -2,7 +2,7 @@
 from playground.algorithms.speculative.verification import Ruling, match, walk
 from playground.contract import Verifier
 from playground.events import Test
-from strategies.speculative.exact_transport.draft_labels import accepted_given, labels_of
+from strategies.speculative.exact_transport.draft_labels import DraftLabels
 from strategies.speculative.exact_transport.transport_plan import TransportPlan
 
 
@@ -17,8 +17,7 @@ class ExactTransport(Verifier):
     label, and the one with the smallest label is accepted below a limit; the labels of a token are chosen such that it
     is accepted with probability a(x). It is exact for any k. `rejection` and `k_seq` never accept more often on the
     same draft tokens, and it helps most where several sequences are drafted by a model that differs from the target.
-    With one draft token it is `rejection`. Its cost grows with the number of tokens that the draft model prefers to
-    the least probable draft token. The problem: Sun et al. 2023, arXiv 2310.15141.
+    With one draft token it is `rejection`. The problem: Sun et al. 2023, arXiv 2310.15141.
     """
 
     name, title, paper, sheet = "exact_transport", "Optimal transport, exact", "2310.15141", "speculative/spectr"
@@ -41,7 +40,7 @@ class ExactTransport(Verifier):
         nodes = {tree.tokens[child]: child for child in reversed(children)}
         plan = TransportPlan(p, tree.q[children[0]], len(children))
         drafted = [tree.tokens[child] for child in children]
-        chances, left, tests = accepted_given(labels_of(plan, nodes), drafted, plan.limit), 1.0, []
+        chances, left, tests = DraftLabels(plan).accepted_given(drafted), 1.0, []
         for token in dict.fromkeys(drafted):
             accepted, u = lm.flip(min(1.0, chances[token] / left) if left > 0 else 0.0, position)
             tests.append(Test(nodes[token], chances[token], left, u, accepted))

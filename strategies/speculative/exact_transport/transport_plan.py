@@ -20,11 +20,10 @@ class TransportPlan:
         p, q = p.cpu().double(), q.cpu().double()
         self.p, self.q, self.k = p / p.sum(), q / q.sum(), k
 
-    @cached_property
+    @property
     def rate(self) -> float:
         """The largest acceptance rate."""
-        low_p, low_q = self._sums
-        return min(1.0, max(0.0, 1 + float((low_p - low_q**self.k).min())))
+        return min(1.0, max(0.0, 1 + float(self._gains.min())))
 
     @cached_property
     def accepted(self) -> Tensor:
@@ -39,6 +38,11 @@ class TransportPlan:
         """The label from which on no draft token is accepted: the smallest of k labels is below it with `rate`."""
         return 1 - (1 - self.rate) ** (1 / self.k)
 
+    def below(self, label: Tensor | float) -> Tensor | float:
+        """The probability that the smallest of k labels is below a label and below the limit."""
+        least = label.clamp(max=self.limit) if isinstance(label, Tensor) else min(label, self.limit)
+        return 1 - (1 - least) ** self.k
+
     def residual(self) -> Tensor:
         """The distribution [V] of the next token if no draft token is accepted."""
         rest = (self.p - self.accepted).clamp(min=0)
@@ -46,21 +50,32 @@ class TransportPlan:
         return rest / total if total > 0 else self.p
 
     @cached_property
-    def _order(self) -> Tensor:
+    def order(self) -> Tensor:
         """The tokens that can be drafted, by ascending p / q."""
         possible = self.q.nonzero()[:, 0]
         return possible[(self.p[possible] / self.q[possible]).argsort()]
 
+    @property
+    def cut(self) -> int:
+        """The place in this order up to which tokens attain the minimum."""
+        return int(self._gains.argmin())
+
     @cached_property
     def _sums(self) -> tuple[Tensor, Tensor]:
         """Cumulative probabilities in this order."""
-        return self.p[self._order].cumsum(0), self.q[self._order].cumsum(0)
+        return self.p[self.order].cumsum(0), self.q[self.order].cumsum(0)
 
-    @property
+    @cached_property
+    def _gains(self) -> Tensor:
+        """p(B) - q(B)^k for the first tokens of this order."""
+        low_p, low_q = self._sums
+        return low_p - low_q**self.k
+
+    @cached_property
     def _ceiling(self) -> float:
         """c: the ratio to q that no acceptance exceeds. The sum of min(p, c q) is piecewise linear in c."""
-        (low_p, low_q), last = self._sums, len(self._order) - 1
-        ratios = self.p[self._order] / self.q[self._order]
+        (low_p, low_q), last = self._sums, len(self.order) - 1
+        ratios = self.p[self.order] / self.q[self.order]
         reached = low_p + ratios * (1 - low_q)  # the sum at c = each ratio
         place = int(torch.searchsorted(reached, self.rate))
         if place > last:
