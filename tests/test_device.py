@@ -18,6 +18,7 @@ from playground.decoding.session import Limits, Models, Prompt, Session, prepare
 from playground.engine.cuda_graphs import BLOCK_SIZES, GraphSegment
 from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
+from playground.engine.sampling import in_float64
 from playground.events import Commit, Done, Event, Failed
 from strategies.sampling.adadec.entropy_threshold import judge
 from support.gpu_standin import DeviceTensor, Standin
@@ -123,6 +124,31 @@ def test_a_speculative_lane_waits_once_per_level_and_few_times_per_round(cpu, gp
     assert count(session, Done) == 1 and "device" not in waits and waits.total() <= 1 + budget * rounds
 
 
+READING = {
+    "hidden states, by a head": lane("eagle", "greedy_match", strategy="speculative",
+                                     eagle={"weights": "random", "nodes": 5, "depth": 2}),
+    "keys and values, by a head": lane("longspec", "greedy_match", strategy="speculative",
+                                       longspec={"weights": "random", "depth": 2, "first": 2, "width": 2}),
+    "rows of the lm_head, by a head": lane("clover", "greedy_match", strategy="speculative",
+                                           clover={"weights": "random", "depth": 2}),
+    "learners of each layer": lane("acm", acm={"mode": "fixed", "k": 2}),
+    "hidden states of each layer": lane("stop_exit", stop_exit={"weights": "random", "theta_exit": 0.4}),
+    "keys of each row": lane("quest", quest={"size": 8, "page": 4, "full_layers": 0}),
+    "probe tokens": lane("kvzip"),
+    "scores of parts of the text": LaneConfig("ved"),
+}
+"""Lanes by what of the model they read, beside logits and attention weights."""
+
+
+@pytest.mark.parametrize("kind", READING)
+def test_a_lane_that_reads_more_of_the_model_writes_the_cpus_text(cpu, gpu, kind):
+    machine, pair = gpu
+    with machine:
+        text, last, _ = measured(pair, READING[kind], machine)
+    assert isinstance(last, Done), last
+    assert text == measured(cpu, READING[kind]).text
+
+
 def count(session: Session, kind: type[Event]) -> int:
     return sum(isinstance(stamped.event, kind) for stamped in session.trace.events)
 
@@ -192,6 +218,9 @@ WITHOUT_FLOAT64 = {
     "anchored": LaneConfig("anchored"),
     "knn_lm": lane("knn_lm", knn_lm={"tokens": 32, "held": 16}),
     "temperature": lane("temperature", "top_p"),
+    "head": READING["hidden states, by a head"],
+    "compute policy": READING["learners of each layer"],
+    "search": READING["scores of parts of the text"],
 }
 
 
@@ -207,6 +236,14 @@ def test_a_lane_runs_on_a_device_without_float64(apple, kind):
     with machine:
         last = measured(pair, WITHOUT_FLOAT64[kind]).last
     assert isinstance(last, Done), last
+
+
+def test_what_needs_float64_is_computed_on_the_host_there():
+    with Standin("mps") as machine:
+        wide = in_float64(DeviceTensor(torch.ones(3), machine))
+    with Standin() as machine:
+        assert not in_float64(DeviceTensor(torch.ones(3), machine)).is_cpu
+    assert wide.dtype == torch.float64 and wide.is_cpu
 
 
 def test_a_threshold_is_fitted_on_a_device_without_float64():

@@ -25,7 +25,7 @@ from support.gpu_standin import Standin
 PROMPT = Prompt("the red fox, the red fox, the")
 LENGTH = 8
 AUTO = Loading("auto", "float64")
-HOME, AWAY = "cuda:0", "cuda:1"
+FIRST, SECOND = "cuda:0", "cuda:1"
 
 
 def saved(folder, network: PreTrainedModel) -> str:
@@ -108,14 +108,14 @@ def test_a_lane_over_two_gpus_writes_the_text_of_one_device(spread, kind):
 def test_keys_and_values_lie_on_the_device_of_their_layer(spread):
     machine, models = spread
     places = [str(device) for device in models.target.devices]
-    assert set(places) == {HOME, AWAY} and places == sorted(places), "consecutive layers share a device"
+    assert set(places) == {FIRST, SECOND} and places == sorted(places), "consecutive layers share a device"
     with machine:
         session = prepare(models, [lane("h2o")], PROMPT, Limits(0, LENGTH))
         list(session)
     (runner,) = session._runners
     store = runner.lane.target.store
     assert [str(buffer.rows.device) for buffer in store.keys] == places
-    assert {str(slots.positions.device) for slots in store.slots} == {HOME}
+    assert {str(slots.positions.device) for slots in store.slots} == {FIRST}
 
 
 def test_hidden_states_move_once_per_boundary(spread):
@@ -133,7 +133,7 @@ def test_hidden_states_move_once_per_boundary(spread):
 @pytest.mark.refuses
 def test_a_mask_that_stays_on_the_first_gpu_fails_the_lane(spread, monkeypatch):
     machine, models = spread
-    monkeypatch.setattr(Segment, "mask", Segment._mask_at_home)
+    monkeypatch.setattr(Segment, "mask", Segment._store_mask)
     with machine:
         _, last = run(models, LANES["draft model on the second GPU"])
     assert isinstance(last, Failed) and "on the same device" in last.message

@@ -37,7 +37,7 @@ def check(cls: type) -> None:
     for seed in range(10):
         policy, keys, query = cls(size=12, page=PAGE, full_layers=1), states(HEADS, SLOTS, D, seed=seed), None
         query = states(HEADS, GROUP, 2, D, seed=seed + 50)
-        positions, rows = torch.tensor([[*range(20), 20, 20]]), torch.tensor([19, 20])
+        positions, rows = torch.tensor([[*range(20), 20, 20]]), [19, 20]
         visible = torch.zeros(1, 2, SLOTS, dtype=torch.bool)
         visible[0, 0, :20], visible[0, 1, [*range(20), 21]] = True, True
         chosen = policy.select_by_states(1, query, keys, RowsAndSlots(rows, positions, visible)) & visible
@@ -45,7 +45,7 @@ def check(cls: type) -> None:
             for row, slots in enumerate(([*range(20)], [*range(20), 21])):
                 named = {p: slot for p, slot in zip(positions[0, slots].tolist(), slots)}
                 held = [keys[head, named.get(p, 0)].tolist() for p in range(21)]
-                expected = by_hand(query[head, :, row].tolist(), held, sorted(named), int(rows[row]), 3)
+                expected = by_hand(query[head, :, row].tolist(), held, sorted(named), rows[row], 3)
                 found = {p for p, slot in named.items() if chosen[head, row, slot]}
                 assert found == expected
         assert policy.select_by_states(0, query, keys, RowsAndSlots(rows, positions, visible)).all()

@@ -128,7 +128,7 @@ class Focus:
 class RowsAndSlots(NamedTuple):
     """Rows, slots, and which of the slots the rows may see."""
 
-    rows: Tensor  # positions of the rows, [n]
+    rows: list[int]  # positions of the rows
     slots: Tensor  # positions of the slots, [1 or kv_heads, m]; negative: empty
     visible: Tensor  # bool [1 or kv_heads, n, m]
 
@@ -220,8 +220,8 @@ class Segment:
 
     def with_memory(self, layer: int, query: Tensor, seen: PartialAttention) -> Tensor:
         """Attention of query states [heads, rows, d] over the slots and what a policy holds beside them."""
-        home = self.store.device
-        return self.store.memory(layer, query.to(home), self.positions(), seen.to(home))
+        first = self.store.device
+        return self.store.memory(layer, query.to(first), self.positions(), seen.to(first))
 
     def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything.
@@ -229,17 +229,17 @@ class Segment:
         It is on the layer's device.
         """
         if not self.store.devices:
-            return self._mask_at_home(layer, sliding_window)
+            return self._store_mask(layer, sliding_window)
         device = self.store.devices[layer]
         key = (sliding_window, self._own_slots(layer), device)
         if layer in self.store.absent:
-            return self._mask_at_home(layer, sliding_window).to(device)
+            return self._store_mask(layer, sliding_window).to(device)
         if key not in self._masks:
-            mask = self._mask_at_home(layer, sliding_window)
+            mask = self._store_mask(layer, sliding_window)
             self._masks[key] = mask.to(device) if isinstance(mask, Tensor) else mask
         return self._masks[key]
 
-    def _mask_at_home(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
+    def _store_mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """The mask of a layer on the device of the KV cache."""
         if absent := self.store.absent.get(layer):
             return self._mask_without(absent, self.store.slots_of(layer), sliding_window)
@@ -287,12 +287,13 @@ class Segment:
 
         `weights` [kv_heads, rows, slots] are those under `mask` [1 or kv_heads, rows, slots]; None is no mask.
         """
-        (rows, positions), choose, at_home = self._selected_rows, self.store.focus.choose, weights.to(self.store.device)
+        (rows, positions), choose = self._selected_rows, self.store.focus.choose
+        received = weights.to(self.store.device)
         if len(rows) == self.rows:
-            seen = choose(layer, at_home, positions)
+            seen = choose(layer, received, positions)
         else:
-            seen = torch.ones_like(at_home, dtype=torch.bool)
-            seen[:, rows] = choose(layer, at_home[:, rows], positions)
+            seen = torch.ones_like(received, dtype=torch.bool)
+            seen[:, rows] = choose(layer, received[:, rows], positions)
         seen = seen.to(weights.device)
         return seen if mask is None else seen & mask
 
@@ -336,14 +337,16 @@ class Segment:
 
     def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""
-        home, there = self.store.device, keys.device
-        query, keys, mask = query.to(home), keys.to(home), None if mask is None else mask.to(home)
+        first, own = self.store.device, keys.device
+        query, keys, mask = query.to(first), keys.to(first), None if mask is None else mask.to(first)
         rows, positions = self._selected_rows
+        whole, numbers = len(rows) == self.rows, self.positions()
         seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
         visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
-        around = RowsAndSlots(positions, self._slot_positions(layer), visible[:, rows])
-        seen[:, rows] = self.store.focus.by_states(layer, query[:, :, rows], keys, around)
-        return (seen & visible).to(there)
+        index = slice(None) if whole else on_device(rows, first, torch.long)
+        around = RowsAndSlots([numbers[row] for row in rows], self._slot_positions(layer), visible[:, index])
+        seen[:, index] = self.store.focus.by_states(layer, query[:, :, index], keys, around)
+        return (seen & visible).to(own)
 
     def _slot_positions(self, layer: int) -> Tensor:
         """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""

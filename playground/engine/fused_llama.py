@@ -23,7 +23,7 @@ from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerC
 from playground.errors import Refusal
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
-DEVICES, DTYPES = ("cpu", "cuda"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+DEVICES, DTYPES = ("cpu", "cuda", "mps"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
 REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
 NARROWED = 64  # feed-forward networks with some of their channels that a small network keeps
@@ -43,7 +43,7 @@ class RMSNorm:
         self._scaled = weight * weight.shape[0] ** 0.5
         self._floor = torch.tensor(epsilon, dtype=weight.dtype)
         # on a GPU torch's norm is one kernel; half precision needs float32 squares
-        self._native = weight.is_cuda or weight.dtype in (torch.float16, torch.bfloat16)
+        self._native = weight.device.type != "cpu" or weight.dtype in (torch.float16, torch.bfloat16)
 
     def __call__(self, x: Tensor) -> Tensor:
         if x.dtype == torch.float64:  # the library computes the norm in float32

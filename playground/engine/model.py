@@ -239,7 +239,7 @@ class Model:
     def embed(self, tokens: list[int]) -> Tensor:
         """Input embeddings of tokens, [n, hidden_size]."""
         with self.lock:
-            return self.network.get_input_embeddings()(torch.tensor(tokens, device=self.device))
+            return self.network.get_input_embeddings()(on_device(tokens, self.device, torch.long))
 
     @torch.inference_mode()
     def normed(self, hidden: Tensor) -> Tensor:

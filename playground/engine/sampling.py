@@ -155,6 +155,11 @@ def entropy_sum(p: Tensor) -> Tensor:
     return -p.log().clamp_(min=LOWEST).mul_(p).sum(-1)
 
 
+def in_float64(x: Tensor) -> Tensor:
+    """The same numbers in float64, on the CPU where the device has none: Apple GPUs."""
+    return (x.cpu() if x.device.type == "mps" else x).double()
+
+
 def one_hot(token: int, like: Tensor) -> Tensor:
     """Probability 1 on one token, [V]."""
     probabilities = torch.zeros_like(like)

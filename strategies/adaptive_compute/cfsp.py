@@ -6,6 +6,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward, knob
+from playground.engine.sampling import in_float64
 from playground.events import Figure, Note
 
 STEEPNESS = 1e4 / 131072  # the released divisor of the block importance, per calibration token
@@ -54,7 +55,7 @@ class Measuring(LayerChoices):
         return [SharedFeedForward(None, MeasuredFeedForward(full, self, layer))]
 
     def observe(self, layer: int, before: Tensor, after: Tensor) -> None:
-        cosines = cosine_similarity(self._input.double(), after.double(), dim=-1).clamp(-1, 1)
+        cosines = cosine_similarity(in_float64(self._input), in_float64(after), dim=-1).clamp(-1, 1)
         self.turned[layer] += float((cosines.arccos() / torch.pi).sum())
         self.tokens += len(after) if layer == 0 else 0
 
@@ -67,7 +68,7 @@ class MeasuredFeedForward:
 
     def __call__(self, hidden: Tensor) -> Tensor:
         channels = self._part.activations(hidden)
-        self._sums.squares[self._layer] = self._sums.squares[self._layer] + channels.double().square().sum(0)
+        self._sums.squares[self._layer] = self._sums.squares[self._layer] + in_float64(channels).square().sum(0)
         return self._part(hidden)
 
 

@@ -5,6 +5,7 @@ import torch
 
 from playground.algorithms.diffusion.proposals import Proposals, fill
 from playground.contract import CanvasDecoder, Strategy, knob, make
+from playground.engine.sampling import in_float64
 
 LAST = 1e-3  # time at which the schedule ends
 
@@ -71,7 +72,7 @@ class Dream(CanvasDecoder):
 
     def _distribution(self, rows, position: int) -> torch.Tensor:
         """The distribution after temperature, or the model's own at temperature 0, [V] in float64."""
-        return (rows.p[position] if self.temperature else rows.raw[position].softmax(-1)).double()
+        return in_float64(rows.p[position] if self.temperature else rows.raw[position].softmax(-1))
 
 
 def _drawn(lm, scores: dict[int, float], count: int) -> list[int]:

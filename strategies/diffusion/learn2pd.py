@@ -7,6 +7,7 @@ from playground.algorithms.diffusion.block_loop import BlockDecoder
 from playground.algorithms.diffusion.position_filter import FilterTraining, PositionFilter, learn_filter
 from playground.algorithms.diffusion.proposals import fill, propose
 from playground.contract import knob
+from playground.engine.sampling import in_float64
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -78,7 +79,7 @@ class Learn2PD(BlockDecoder):
     def _confidences(self, rows, block: range) -> dict[int, float]:
         """The largest probability at each position, in float64; 1 behind the end."""
         read = block[:max(0, self._stop - block.start)] if self._stop else block
-        largest = rows.raw[list(read)].double().softmax(-1).amax(-1).tolist()
+        largest = in_float64(rows.raw[list(read)]).softmax(-1).amax(-1).tolist()
         return dict.fromkeys(block, 1.0) | dict(zip(read, largest))
 
     def _chances(self, lm, confidence: list[float]) -> list[float]:
@@ -107,7 +108,7 @@ class Learn2PD(BlockDecoder):
     def _predicted_end(self, lm, rows) -> int | None:
         """The masked position whose most probable token is an end token, with the largest probability."""
         ends = [position for position in lm.masked if lm.ends(rows.best(position))]
-        p = {position: float(rows.raw[position].double().softmax(-1).amax()) for position in ends}
+        p = {position: float(in_float64(rows.raw[position]).softmax(-1).amax()) for position in ends}
         return max(ends, key=p.__getitem__, default=None)
 
     def _picture(self, lm, block: range, confidence: dict[int, float], chances: list[float]) -> Figure:

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.contract import CanvasDecoder, Strategy, knob, make
-from playground.engine.sampling import entropy
+from playground.engine.sampling import entropy, in_float64
 from playground.events import Figure, Note
 
 
@@ -49,7 +49,7 @@ class WeDLM(CanvasDecoder):
         chosen = [position for position in masked if sums[position] < self.threshold] or [min(masked, key=sums.get)]
         yield _window(lm, sums, self.threshold)
         tokens = [lm.pick(rows, position) for position in chosen]
-        confidences = rows.raw[chosen].double().softmax(-1)[range(len(chosen)), tokens].tolist()
+        confidences = in_float64(rows.raw[chosen]).softmax(-1)[range(len(chosen)), tokens].tolist()
         yield lm.fill(chosen, tokens, confidences)
         yield from self._end(lm)
 

@@ -221,7 +221,7 @@ class LongSpec(DraftHead):
             seen[row, columns[node]] = True
         device = lm.target_model.device
         at = len(lm.tokens) - 1 + len(columns[nodes[0]])
-        rows.place(torch.full((len(nodes),), at, device=device), seen.to(device))
+        rows.place(torch.full((len(nodes),), at, device=device), seen)
         return self.network(lm.embed([tree.tokens[node] for node in nodes]), rows, self._cross(lm, rows))
 
     def _cross(self, lm, place: Place) -> Attend | None:

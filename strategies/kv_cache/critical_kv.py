@@ -36,10 +36,11 @@ class CriticalKV(PromptCompression):
     def retain(self, held):
         if held.next < held.prompt:
             return held.live
+        # late tokens are never evicted, so the fullest head tells how many early ones there are: nothing is read
+        if held.positions.shape[1] - (held.next - max(0, held.prompt - self.window)) <= self.share(held):
+            return held.live
         late = held.positions >= held.prompt - self.window
         early, pooled = held.live & ~late, self._pooled(held, late)
-        if int(early.sum(-1).max()) <= self.share(held):
-            return held.live
         sizes = self._value_sizes(held)
         rows = min(self.window, held.prompt) * sizes[1]
         best = top_slots(pooled, int(self.first * self.share(held) + 1e-9), early)

@@ -74,8 +74,8 @@ class Mustafar(CachePolicy):
 
 def mean_remaining(norms):
     """Mean ratio of the norms of pruned rows to those of whole rows, from pairs [heads, n] per layer."""
-    home = norms[0][0].device  # layers may be on several devices
-    pruned, whole = (torch.cat([layer.to(home) for layer in each], 1) for each in zip(*norms))
+    first = norms[0][0].device  # layers may be on several devices
+    pruned, whole = (torch.cat([layer.to(first) for layer in each], 1) for each in zip(*norms))
     return float((pruned / whole.clamp(min=TINY)).mean())
 
 

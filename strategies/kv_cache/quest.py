@@ -29,7 +29,7 @@ class Quest(CachePolicy):
     full_layers: int = knob(2, 0, 8, step=1, help="first layers, which read everything")
 
     def __post_init__(self):
-        self._shares: dict[int, dict[str, float]] = {}  # of the tokens that were read, by position and layer
+        self._shares: dict[int, dict[str, Tensor]] = {}  # of the tokens that were read, by position and layer
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
@@ -43,10 +43,9 @@ class Quest(CachePolicy):
         if layer < self.full_layers:
             return torch.ones_like(visible)
         pages = (around.slots.clamp(min=0) // self.page).expand(heads, -1)
-        own = around.rows // self.page
         seen = [
-            self._row(query_states[:, :, row], key_states, visible[:, row], pages, int(own[row]))
-            for row in range(len(own))
+            self._row(query_states[:, :, row], key_states, visible[:, row], pages, position // self.page)
+            for row, position in enumerate(around.rows)
         ]
         self._note(layer, around, seen)
         return torch.stack(seen, 1)
@@ -62,15 +61,16 @@ class Quest(CachePolicy):
         return read.gather(1, pages.clamp(max=own))
 
     def _note(self, layer: int, around, seen: list[Tensor]) -> None:
-        for row, position in enumerate(around.rows.tolist()):
+        for row, position in enumerate(around.rows):
             visible = around.visible[:, row].expand_as(seen[row])
-            share = float((seen[row] & visible).sum() / visible.sum())
+            share = (seen[row] & visible).sum() / visible.sum()
             self._shares.setdefault(position, {})[f"layer {layer}"] = share
 
     def explain(self, prompt, layers):
         committed = sorted(position for position in self._shares if position < self.text_length)
         for position in committed:
-            series = self._shares.pop(position)
+            shares = self._shares.pop(position)
+            series = dict(zip(shares, torch.stack(list(shares.values())).tolist()))  # read once for all layers
             yield Figure("scalar", "share of the cache that is read", {"x": position + 1 - prompt, "series": series})
 
 

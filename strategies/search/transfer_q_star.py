@@ -150,8 +150,8 @@ class TransferQStar(Rewarded):
 
     def _shown(self, lm, rows, tokens: list[int], values: Tensor, texts: list[str], chosen: int) -> Iterator:
         """The candidates, and how far the choice among them is from the model's."""
-        base = rows.stages[-2].scores[0][tokens].double().log_softmax(-1).cpu()
-        final = rows.scores[0][tokens].double().log_softmax(-1).cpu()
+        base = rows.stages[-2].scores[0][tokens].cpu().double().log_softmax(-1)
+        final = rows.scores[0][tokens].cpu().double().log_softmax(-1)
         self._divergence += (kl := float((final.exp() * (final - base)).sum()))
         bound = self.weight / (self.temperature or 1.0) * float(values.max() - values.min())
         labels = [f"{'✓' if token == chosen else '–'} {text[:QUOTED]}" for token, text in zip(tokens, texts)]

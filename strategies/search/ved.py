@@ -249,7 +249,7 @@ class VED(Rewarded):
         valid = list(prefix.following)
         if not valid:
             return
-        raw = logp[valid].double()
+        raw = logp[valid].cpu().double()
         shares = raw.log_softmax(0)
         prefix.raw, prefix.shares = dict(zip(valid, raw.tolist())), dict(zip(valid, shares.tolist()))
         prefix.entropy = float(-(shares.exp() * shares).nan_to_num().sum())

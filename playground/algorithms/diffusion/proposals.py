@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from playground.engine.sampling import in_float64
+
 
 @dataclass(frozen=True)
 class Proposals:
@@ -31,7 +33,7 @@ def propose(lm, rows, positions: Iterable[int]) -> Proposals:
     """Proposals for some positions, which must have been wanted of the forward."""
     positions = list(positions)
     tokens = {position: lm.pick(rows, position) for position in positions}
-    probabilities = rows.raw[positions].double().softmax(-1)
+    probabilities = in_float64(rows.raw[positions]).softmax(-1)
     chosen = probabilities[range(len(positions)), list(tokens.values())].tolist()
     return Proposals(tokens, dict(zip(positions, chosen)))
 

@@ -17,6 +17,7 @@ from playground.algorithms.draft_heads.head_layers import EPS, DecoderLayer, Pla
 from playground.algorithms.draft_heads.scored_tree import ScoredTree, paths_figure
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -103,6 +104,12 @@ class LevelRule(NamedTuple):
         return [[child for *child, stays in zip(*row) if stays] for row in rows]
 
 
+def _head_rows(lm: Lane, tokens: list[int]) -> Tensor:
+    """The lm_head's weights of tokens, [n, width]."""
+    weight = lm.lm_head_weight
+    return weight[on_device(tokens, weight.device, torch.long)]
+
+
 class CloverTree(ScoredTree):
     """A draft tree whose nodes carry the state of their path."""
 
@@ -125,7 +132,7 @@ class CloverTree(ScoredTree):
         return self.lm.read_out(outputs).log_softmax(-1)
 
     def _vectors(self, tokens: list[int]) -> Tensor:
-        return self.network.token_vectors(self.lm.lm_head_weight[tokens])
+        return self.network.token_vectors(_head_rows(self.lm, tokens))
 
     def grow(self, depth: int, budget: int, rule: LevelRule) -> None:
         """Add levels of children by the rule, the most probable paths of the last one, until the budget is spent."""
@@ -180,7 +187,7 @@ class CloverDrafter(DraftHead):
 
         def read(span: range, places: list[Place]) -> Tensor:
             states = lm.target.states.of(lm.depth, span.start)[:len(span)]
-            following = lm.lm_head_weight[lm.tokens[span.start + 1:span.stop + 1]]
+            following = _head_rows(lm, lm.tokens[span.start + 1:span.stop + 1])
             return network.augmented(states, network.token_vectors(following), places)
 
         return self._rows.catch_up(lm, read)

@@ -110,7 +110,8 @@ class NewRows:
 
 def angles(positions: Tensor, width: int, like: Tensor, theta: float = THETA) -> tuple[Tensor, Tensor]:
     """Cosines and sines [rows, width] of the rotary embedding of Llama at positions [rows]; `width` is the heads'."""
-    exponents = torch.arange(0, width, 2, device=like.device, dtype=torch.float64) / width
+    wide = torch.float32 if like.device.type == "mps" else torch.float64  # Apple GPUs have no float64
+    exponents = torch.arange(0, width, 2, device=like.device, dtype=wide) / width
     turns = torch.outer(positions.to(exponents), theta ** -exponents)
     turns = torch.cat([turns, turns], 1)
     return turns.cos().to(like), turns.sin().to(like)

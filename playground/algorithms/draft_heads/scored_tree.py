@@ -10,6 +10,7 @@ from torch import Tensor
 
 from playground.algorithms.draft_heads.head_layers import HeadCache, NewRows
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import moved
 from playground.events import Figure
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class DraftRows:
             seen[row, self._seen[node]] = True
         level = len(self._seen[nodes[0]]) - self.unread - 1
         positions = torch.full((len(nodes),), first + level, device=device)
-        return NewRows(self.cache, positions, seen.to(device))
+        return NewRows(self.cache, positions, moved(seen, device))
 
 
 @dataclass

@@ -13,6 +13,7 @@ from torch import Tensor
 from playground.algorithms.draft_heads.head_layers import Place
 from playground.engine.attention_mask import as_bias
 from playground.engine.cascade_attention import attend_part, merge
+from playground.engine.host_copies import moved
 
 Project = Callable[[list[int], Tensor], tuple[Tensor, Tensor]]
 """Key and value states [kv_heads, n, d] of tokens at positions [n]."""
@@ -53,7 +54,7 @@ class TreeRows(Place):
 
     def place(self, positions: Tensor, seen: Tensor) -> None:
         """Where the next rows stand, and which rows of the tree each sees, itself included: bool [rows, nodes]."""
-        self.positions, self._seen = positions, seen
+        self.positions, self._seen = positions, moved(seen, positions.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         if self._keys is not None:
@@ -69,7 +70,7 @@ class LastToken(Place):
 
     def __init__(self, window: WindowCache):
         self.window = window
-        self.positions = torch.tensor([window.start + len(window.tokens) - 1], device=window.keys.device)
+        self.positions = torch.full((1,), window.start + len(window.tokens) - 1, device=window.keys.device)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return attend_part(query, self.window.keys, self.window.values, None, query.shape[-1] ** -0.5).out
