@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from contextlib import contextmanager
+from statistics import median
 from types import SimpleNamespace
 
 import pytest
@@ -231,23 +232,43 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
     shown = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
     page.locator("#live .scrub").press("End")
     expect(shown.nth(before - 1)).to_be_attached()
-    if page.locator("#stop").is_visible():
-        page.click("#stop")
+    # in one step: the end of the lost run may arrive at any moment and hide the button
+    page.evaluate("document.querySelector('#stop')?.checkVisibility() && document.querySelector('#stop').click()")
     open_settings(page)
     page.fill("#length input", "3")
     page.click("#run")
     expect(status(page, 0)).to_have_text("reached the token limit")
 
 
+def test_the_last_run_can_be_shown_again(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=[GREEDY]))
+    ran(page)
+    open_settings(page)
+    page.click("#again")
+    expect(page.locator("#live [data-recorded='true'] .lane .tokens > .t").nth(11)).to_be_attached()
+
+
 # --- a long visit ---
 
-WINDOW, APART = 4, 9  # runs of which the fewest are counted; runs between them, each of which would leave a node
+WINDOW, APART = 4, 9  # runs of which the median is taken; runs between them, each of which would leave a node
 KEPT = 12  # runs of a visit that the page keeps, as visit.js has it
 
 
+AT_REST = """() => new Promise((done) => {
+    const restart = () => setTimeout(() => { watcher.disconnect(); done(); }, 120);
+    const watcher = new MutationObserver(() => { clearTimeout(timer); timer = restart(); });
+    let timer = restart();
+    watcher.observe(document.body, { subtree: true, childList: true, attributes: true, characterData: true });
+})"""
+
+
 def held(page) -> tuple[int, int]:
-    """Nodes and listeners that garbage collection leaves alive after a run, in the document or out of it."""
+    """Nodes and listeners that garbage collection leaves alive after a run, in the document or out of it.
+
+    On a busy machine Run is back before the views have been drawn: a run that is counted then has fewer nodes.
+    """
     ran(page)
+    page.evaluate(AT_REST)
     client = page.context.new_cdp_session(page)
     client.send("HeapProfiler.collectGarbage")
     counts = client.send("Memory.getDOMCounters")
@@ -260,9 +281,9 @@ def test_a_long_visit_leaves_nothing_behind(page, address):
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
     counts = [held(page) for _ in range(KEPT + APART + WINDOW)]
     print("nodes and listeners after each run:", counts)
-    before, after = ([min(column) for column in zip(*part)] for part in (counts[KEPT:KEPT + WINDOW], counts[-WINDOW:]))
+    before, after = ([median(part) for part in zip(*runs)] for runs in (counts[KEPT:KEPT + WINDOW], counts[-WINDOW:]))
     nodes, listeners = (last - first for first, last in zip(before, after))
-    assert nodes < APART / 2 and listeners <= 0, "the fewest, for what just ended may linger for a moment"
+    assert nodes < APART / 2 and listeners <= 0, "the median, for what just ended may linger for a moment"
 
 
 # --- models that take their time ---

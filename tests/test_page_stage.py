@@ -210,4 +210,5 @@ def test_in_large_type_a_lane_begins_with_its_name(page, address):
     name, said = (page.locator(f"#live .lane[data-lane='0'] {part}") for part in (".lane-name", ".status"))
     expect(name).to_be_visible()
     assert name.bounding_box()["x"] < said.bounding_box()["x"]
+    expect(tokens(page, 0).last).to_be_in_viewport()  # the end of the text, not its beginning
     page.keyboard.press("p")

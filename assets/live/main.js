@@ -501,6 +501,7 @@ class App {
 
   retheme() {
     this.theme = document.body.classList.contains("dark") ? "dark" : "light";
+    if (this.cards.length && this.player.atEnd) for (const card of this.cards) card.text.keepEndInSight(); // large type is taller
     this.schedule();
   }
 
