@@ -203,6 +203,7 @@ def test_a_verifier_that_is_not_exact_is_grey_and_says_why(page, address):
     page.get_by_label("Edit lane 1").click()
     assert in_menu(page, "[data-slot='verifier'] .opener") == {
         "block_verification": True,
+        "exact_transport": True,
         "greedy_match": False,
         "k_seq": False,
         "rejection": True,
