@@ -470,7 +470,7 @@ class Handlers:
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
     """The settings that choose the model of a lane: one with weights of its own has another target than the run."""
-    own = next((part["name"] for part in header["parts"] if part["kind"] == "weights"), "")
+    own = next((part["name"] for part in header.get("parts", ()) if part["kind"] == "weights"), "")
     return replace(shown.settings, quantization=own) if own else shown.settings
 
 
