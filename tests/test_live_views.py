@@ -548,7 +548,8 @@ def test_a_tall_tree_opens_at_its_root(page, feed):
     """With its topmost branch in sight instead, a tree of 64 tokens would look empty."""
     nodes = list(range(40))
     draft = Draft(0, nodes, [" x"] * 40, [-1] * 40, [0.025] * 40, "draft_model")
-    events = [(0.1, draft), (0.2, Forward(tokens=41)), (0.2, Verdict(0, [], [], 4, " e", "redraw")), (0.2, Done("length"))]
+    judged = [(0.2, Forward(tokens=41)), (0.2, Verdict(0, [], [], 4, " e", "redraw"))]
+    events = [(0.1, draft), *judged, (0.2, Done("length"))]
     show(page, feed, run_of((GUESSING, events)))
     root = page.locator(".panel-tree .node.root")
     scroller, at = page.locator(".panel-tree .tree-scroll").bounding_box(), root.bounding_box()
@@ -640,8 +641,9 @@ def test_marks_of_masks_follow_the_player_back_and_forth(page, feed):
 
 def test_a_series_over_the_tokens_is_drawn_whichever_lane_is_chosen(page, feed):
     """The z-score of a watermarked lane, say, beside a plain one."""
-    marked = [*one_by_one()[:-1], *((0.5, Figure("scalar", "mark", {"x": i, "series": {"z": i - 2.0}})) for i in range(5))]
-    show(page, feed, run_of((PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), [*marked, (0.5, Done("length"))])))
+    figures = [Figure("scalar", "mark", {"x": i, "series": {"z": i - 2.0}}) for i in range(5)]
+    marked = [*one_by_one()[:-1], *((0.5, figure) for figure in figures), (0.5, Done("length"))]
+    show(page, feed, run_of((PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), marked)))
     series = page.locator(".panel-entropy .figure.scalar")
     expect(series).to_have_count(1)
     expect(series.locator("b")).to_have_text("lane 2: mark")

@@ -183,7 +183,7 @@ class Rows:
         part.masks = None
         scores = self.chain.stages(part, Histories(self.committed, self.tree, [node]))[-1].scores[0]
         allowed = scores.log_softmax(-1).masked_fill(~self.masks[row], REMOVED)
-        if self._raw_is_final or bool((allowed > REMOVED).any()):
+        if not self.chain.samplers or bool((allowed > REMOVED).any()):
             return allowed
         return self.stages_of([row])[-1].scores[0].log_softmax(-1)
 

@@ -43,7 +43,7 @@ class TaggedSource:
         return cls(**{**read, "tags": tags, "triggers": tuple(read["triggers"])})
 
     def check(self) -> None:
-        """Raise Refusal for tags that cannot be told apart, that nothing triggers, or that have no end."""
+        """Raise Refusal for tags that cannot be distinguished, that nothing triggers, or that have no end."""
         if not 1 <= len(self.tags) <= limits.TAGS:
             raise _refusal(f"there are {len(self.tags)} tags, and 1 to {limits.TAGS} are accepted")
         for tag in self.tags:
