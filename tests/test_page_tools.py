@@ -51,10 +51,11 @@ def test_a_loaded_model_is_asked_whether_it_has_a_place_for_tools_and_none_is_lo
     site = Site(ModelRequest())
     site.check_tools(chat(tools=TOOLS))
     assert site.model_loader.names() == []
-    monkeypatch.setitem(site.model_loader._sets, site.model_request_for(CHAT), ModelLoad(models=pair()))
+    monkeypatch.setitem(site.model_loader._sets, site.model_request_for(Settings()), ModelLoad(models=pair()))
     site.check_tools(CHAT)
-    with pytest.raises(Refusal, match="no place for tools"):
-        site.check_tools(chat(tools=TOOLS))
+    for draft in ("default", "none"):
+        with pytest.raises(Refusal, match="no place for tools"):
+            site.check_tools(chat(tools=TOOLS, draft=draft))
 
 
 # --- on the page ---
@@ -86,7 +87,6 @@ def test_a_problem_is_said_below_the_tools_while_they_are_typed_and_run_opens_th
     expect(page.locator("#tools textarea")).to_be_focused()
     expect(said).to_contain_text("Tool 1 is no JSON object with a name")
     page.fill("#tools textarea", TOOLS)
-    page.click("#run")
     expect(said).to_contain_text("no place for tools")
     page.fill("#tools textarea", "")
     expect(said).to_be_hidden()

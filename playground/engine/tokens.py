@@ -71,7 +71,11 @@ class Tokens:
     def check_tools(self) -> None:
         """Raise Refusal unless the chat template describes tools."""
         if not describes_tools(self.tokenizer):
-            raise Refusal("This model's chat template has no place for tools: describe them in the prompt.", "tools")
+            raise Refusal(
+                "This model's chat template has no place for tools: describe them in the prompt, or choose another "
+                "model.",
+                "tools",
+            )
 
     def _encode_with_tools(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> list[int]:
         """Ids of messages after a description of tools. Raises Refusal: templates read fields of tools unchecked, so

@@ -319,7 +319,7 @@ class Handlers:
         return self.page.show_question_note(Settings(*values))
 
     def check_tools(self, *values: Any) -> Changes:
-        """Show why the tools cannot be used while they are typed, and when the mode or the model changes."""
+        """Show why the tools cannot be used while they are typed, and once the mode or the model is another."""
         try:
             self.site.check_tools(Settings(*values))
         except Refusal as refusal:

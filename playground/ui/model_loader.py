@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from playground.errors import Refusal
@@ -88,11 +88,11 @@ class ModelLoader:
             self._drop()
             return loading
 
-    def loaded(self, request: ModelRequest) -> Any:
-        """The requested models if they are loaded; otherwise None, and nothing is loaded."""
+    def loaded_target(self, request: ModelRequest) -> Any:
+        """The requested target, with whatever draft it was loaded; None if it is not loaded, and nothing is loaded."""
         with self._lock:
-            loading = self._sets.get(request)
-        return loading.models if loading else None
+            sets = [(replace(other, draft=request.draft), loading.models) for other, loading in self._sets.items()]
+        return next((models.target for other, models in sets if models is not None and other == request), None)
 
     def inherited(self, request: ModelRequest) -> Any:
         """The requested models in a forked process, which inherits loaded sets; another is loaded here.

@@ -137,8 +137,8 @@ class Page:
             models = [self.model, self.draft]
             event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
         self.lanes.mend(handlers.mend, None, [self.context, self.draft], queue=False, **PRIVATE)
-        blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
-        self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
+        ready = blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
+        loaded = self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -164,8 +164,8 @@ class Page:
         self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
         opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
         self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
-        checked = [self.tools.change, self.mode.change, self.model.change]
-        gr.on(checked, handlers.check_tools, controls, self.tools_notice, **latest)
+        for event in (self.tools.change, self.mode.change, self.model.change, ready.then, loaded.then):
+            event(handlers.check_tools, controls, self.tools_notice, **latest)
         self._remember(controls)
 
     def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:

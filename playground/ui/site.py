@@ -119,9 +119,9 @@ class Site:
     def check_tools(self, settings: Settings) -> None:
         """Raise Refusal for tools that cannot be used. The model's chat template is asked only if it is loaded."""
         settings.check_tools(self.rules)
-        models = self.model_loader.loaded(self.model_request_for(settings))
-        if models and settings.tools.strip():
-            models.target.tokens.check_tools()
+        target = self.model_loader.loaded_target(self.model_request_for(settings)) if settings.tools.strip() else None
+        if target is not None:
+            target.tokens.check_tools()
 
     def has_draft(self, settings: Settings) -> bool:
         """Whether a draft model belongs to the chosen models, as far as is known before they are loaded."""
