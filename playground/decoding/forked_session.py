@@ -88,6 +88,10 @@ class ForkedSession:
         """Run every live lane up to its next commit."""
         return self._emitted(chain.from_iterable(part.named(part.session.step()) for part in self.parts))
 
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all lanes that go on."""
+        return sum(part.session.cache_bytes() for part in self.parts)
+
     def stop(self, lane: int | None = None) -> list[Stamped]:
         """End one lane, or all of them."""
         return self._emitted(chain.from_iterable(part.stop(lane) for part in self.parts))

@@ -514,6 +514,10 @@ class Session:
     def _events_of(self, runner: Runner | Refused) -> list[Event]:
         return runner.stop() if runner.finished else runner.go_on()
 
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all lanes, ended ones included."""
+        return sum(runner.lane.cache_bytes() for runner in self._runners if isinstance(runner, Runner))
+
     def stop(self, lane: int | None = None) -> list[Stamped]:
         """End one lane, or all of them."""
         chosen = range(len(self._runners)) if lane is None else [lane]
