@@ -104,8 +104,7 @@ class ForkedSession:
     def _appended(self, stamped: Iterable[Stamped]) -> list[Stamped]:
         first = len(self.trace.events)
         fresh = [event._replace(seq=first + i) for i, event in enumerate(stamped)]
-        for event in fresh:
-            self.trace.append(event)
+        self.trace.extend(fresh)
         return fresh
 
 
