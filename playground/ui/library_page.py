@@ -62,8 +62,8 @@ COMMANDS = {
     ),
 }
 FAMILY_NOTES = {
-    "constrained": "The engine llguidance enforces grammars and schemas; `docs/engines.md` compares its masks and times "
-    "with those of XGrammar.",
+    "constrained": "The engine llguidance enforces grammars and schemas; `docs/engines.md` compares its masks and "
+    "times with those of XGrammar.",
 }
 SHORT = 44  # characters of a default that are shown
 
