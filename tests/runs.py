@@ -10,9 +10,9 @@ from torch import Tensor
 
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import Prompt, prepare
 from playground.events import Commit, Event, Figure
 

@@ -23,10 +23,10 @@ from playground.bench.bookkeeping.generated_model import GeneratedParts
 from playground.contract import Decoder, Sampler
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.engine.attention_mask import CAUSAL
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine

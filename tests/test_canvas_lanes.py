@@ -10,9 +10,9 @@ import torch
 
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.engine.canvas_pass import CanvasPass
 from playground.engine.table_denoiser import OracleDenoiser

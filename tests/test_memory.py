@@ -10,9 +10,9 @@ from tables import TableModel
 from playground.contract import Decoder
 from playground.contract.lane_config import Assembly
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.runner import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 

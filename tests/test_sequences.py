@@ -11,10 +11,10 @@ from tables import TableModel, write
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.events import Branches, Cache, Commit, Done, Failed, Forward, Header
 from playground.trace import check

@@ -10,15 +10,15 @@ import torch
 from pairs import pair
 from tables import TableModel
 
-import playground.decoding.runner
+import playground.decoding.lane_runner
 import playground.engine.forward_timer
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import LEAD, Prompt, prepare
 from playground.events import Commit, Done, Failed, Forward
 from support.session_lanes import Raises, last, run, text
@@ -28,7 +28,7 @@ from support.sessions import LENGTH, Clock, side_by_side
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Silences the log of lanes that fail on purpose."""
-    caplog.set_level(logging.CRITICAL, logger="playground.decoding.runner")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.lane_runner")
 
 
 # --- fairness ---
@@ -45,7 +45,7 @@ class Spendthrift(Decoder):
 
 
 def time_with(monkeypatch, clock) -> None:
-    for module in (playground.decoding.runner, playground.engine.forward_timer):
+    for module in (playground.decoding.lane_runner, playground.engine.forward_timer):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 

@@ -11,9 +11,9 @@ from tables import Law, TableModel, Text, distance, law
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.events import Header, Note
 from support.laws import AT_ONE, EXACT, WRONG

@@ -14,9 +14,9 @@ from playground.algorithms.diffusion.proposals import Proposals, above, by_facto
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
-from playground.decoding.runner import Runner
 from playground.engine.table_denoiser import OracleDenoiser
 from playground.events import Figure, Note
 from strategies.diffusion.adablock import AdaBlock

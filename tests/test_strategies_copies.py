@@ -18,9 +18,9 @@ from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.runner import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.events import Failed
 from strategies.speculative.suffix_decoding import ScoredDraft, SuffixDecoding

@@ -19,10 +19,10 @@ import playground
 from playground.contract import CanvasDecoder, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas, check_fit
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.engine import catalogue
 from playground.engine.load import Loading

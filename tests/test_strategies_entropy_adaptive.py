@@ -12,10 +12,10 @@ from toys import byte_tokenizer, sentencepiece_tokenizer
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.engine.load import check_draft
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal

@@ -9,10 +9,10 @@ import playground
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.events import Forward, Step, Switch
 from support.search_runs import of
 from support.speculation import GREEDY, MODEL

@@ -14,9 +14,9 @@ from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
 from strategies.speculative.rasd import RASD, Continuations

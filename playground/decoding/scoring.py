@@ -15,9 +15,9 @@ from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import chain
 from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Refused, Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Refused, Runner
 from playground.decoding.sequence import Bounds
 from playground.decoding.session import Models, Prompt, Session, header_of
 from playground.decoding.stream import chunk_of

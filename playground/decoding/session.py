@@ -22,10 +22,10 @@ from torch import Tensor
 from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, translating
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
 from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Refused, Runner, advance, batchable
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
 from playground.engine.load import differences

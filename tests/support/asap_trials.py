@@ -13,9 +13,9 @@ from toys import byte_tokenizer
 
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.runner import Runner
 from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal

@@ -9,9 +9,9 @@ from torch import Tensor
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.runner import Runner
 from playground.events import Event, Figure, Note
 
 

@@ -11,9 +11,9 @@ from tables import Law, TableModel, Text, product_law
 
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.events import Branches, Event, Figure, Header
 from playground.trace.transcript import sequences

@@ -8,9 +8,9 @@ from tables import TableModel
 from playground.contract import Decoder
 from playground.contract.lane_config import Assembly
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.runner import Runner
 from playground.decoding.session import Session
 from playground.events import Header
 

@@ -9,10 +9,10 @@ from tables import Enumerating, Law, Letters, TableModel
 
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
-from playground.decoding.runner import Runner
 from playground.events import Event, Failed
 
 

@@ -10,9 +10,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 from playground.bench.models.tiny_networks import VOCABULARY, tiny_network
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.runner import Runner
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed
