@@ -448,7 +448,7 @@ class Lane:
         A GPU is waited for once, and also says the probability of each token.
         """
         if p.is_cpu:
-            return [[(self.draws.pick(row, *key), None) for key in keys] for row, keys in zip(p, keys)]
+            return [[(self.draw(row, at, purpose), None) for purpose, at in own] for row, own in zip(p, keys)]
         return self.draws.pick_each(p, keys)
 
     def draw_remaining(self, remaining: Remaining, position: int, purpose: str) -> int:

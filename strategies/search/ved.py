@@ -239,21 +239,22 @@ class VED(Rewarded):
         for prefix in unread:
             prefix.state = None if rows.hidden is None else rows.hidden[rows.row(prefix.node)]  # a new node's
             prefix.rows = rows
-        self._distribute(unread, rows)
+        self._read_shares(unread, rows)
         scores = yield from self.rewards(lm, [self._rewarded(lm, prefix) for prefix in prefixes])
         for prefix, score in zip(prefixes, scores):
             prefix.value = score
 
-    def _distribute(self, prefixes: list[ItemPrefix], rows) -> None:
-        """The distribution over valid tokens after each prefix; a complete item has none."""
+    def _read_shares(self, prefixes: list[ItemPrefix], rows) -> None:
+        """The distributions over valid tokens after prefixes, in one transfer; a complete item has none."""
         pairs = [(rows.row(prefix.node), token) for prefix in prefixes for token in prefix.following]
         if pairs:
             places, tokens = on_device(list(zip(*pairs)), rows.raw.device)
             read = rows.logp[places, tokens].cpu().double()
             for prefix, raw in zip(prefixes, read.split([len(prefix.following) for prefix in prefixes])):
-                self._share(prefix, raw)
+                if prefix.following:
+                    self._distribute(prefix, raw)
 
-    def _share(self, prefix: ItemPrefix, raw: Tensor) -> None:
+    def _distribute(self, prefix: ItemPrefix, raw: Tensor) -> None:
         """Set the distribution of a prefix, by log-probabilities of what may follow, and its entropy in nats."""
         valid, shares = list(prefix.following), raw.log_softmax(0)
         prefix.raw, prefix.shares = dict(zip(valid, raw.tolist())), dict(zip(valid, shares.tolist()))
