@@ -26,7 +26,7 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.attention_mask import CAUSAL
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from pairs import network, pair
 
 from playground.bench.baselines import TwinModels
 from playground.bench.questions import Question
+from playground.bench.speculation import speed_summary
 from playground.bench.speculation.findings import (
     FULL,
     MAX_OVERHEAD,
@@ -21,6 +23,7 @@ from playground.bench.speculation.library_baselines import Library, Watched
 from playground.bench.speculation.observe import LibraryExaminer, ObservedAnswer, ObservedRound, observe, rounds_of
 from playground.bench.speculation.speculation_report import document, page, sections
 from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
+from playground.bench.speculation.speed_summary import summary
 from playground.cli import main
 from playground.contract import discover
 from playground.contract.lane_config import assemble
@@ -30,6 +33,7 @@ from playground.events import Draft, Forward, Stamped
 
 pytestmark = pytest.mark.bench
 
+ROOT = Path(__file__).parents[1]
 BIRD = Question("edit", "The green bird", None, chat=False)
 ASSISTED, LOOKED_UP = PAIRS[0], PAIRS[2]
 
@@ -302,3 +306,61 @@ def test_an_unknown_task_or_lane_is_refused_before_anything_is_loaded(capsys):
         == 2
     )
     assert capsys.readouterr().err.count("knitting") == 2
+
+
+# --- the summary for the library page ---
+
+def row(entrant: str, task: str, speed_up: float, **facts) -> dict:
+    return {
+        "entrant": entrant,
+        "task": task,
+        "times_as_fast": {"median": speed_up},
+        "tokens_per_target_forward": 2 * speed_up,
+        "failed": 0,
+        "same_text": 9,
+        "compared": 9,
+        **facts,
+    }
+
+
+def summed_up(*rows: dict) -> dict:
+    settings = {"model": "m", "draft": "d", "questions": 1, "repeats": 2}
+    return summary({
+        "table": [row("greedy", "edit", 1.0), *rows],
+        "library": [{"theirs": LOOKED_UP.theirs}],
+        "settings": settings,
+        "machine": {"processor": "p", "threads": 1},
+    })
+
+
+def test_a_drafter_is_summed_up_by_its_fastest_setting_over_the_tasks():
+    slow = [row("draft_model", task, times) for task, times in (("edit", 0.5), ("facts", 0.6), ("lists", 3.0))]
+    fast = [row("draft_model:depth=5", task, times) for task, times in (("edit", 1.5), ("facts", 0.7), ("lists", 1.2))]
+    found = summed_up(*fast, *slow, row(LOOKED_UP.theirs, "edit", 9.0))
+    assert found["strategies"] == {
+        "draft_model": {
+            "lane": "draft_model:depth=5",
+            "tasks": 3,
+            "speed_up": 1.2,
+            "slowest": ["facts", 0.7],
+            "fastest": ["edit", 1.5],
+            "tokens_per_target_forward": 2.4,
+        }
+    }
+    assert found["measured"] == {
+        "model": "m", "draft": "d", "questions": 1, "repeats": 2, "processor": "p", "threads": 1
+    }
+
+
+@pytest.mark.parametrize("wrong", [{"same_text": 8}, {"failed": 1}, {"times_as_fast": None}])
+def test_a_lane_that_failed_or_wrote_another_text_has_no_speed(wrong):
+    assert summed_up(row("jacobi", "edit", 1.0), row("jacobi", "facts", 2.0, **wrong))["strategies"] == {}
+
+
+def test_what_the_library_page_shows_is_what_was_measured():
+    documented = json.loads((ROOT / "docs" / "guessing.json").read_text())
+    assert speed_summary.bundled() == summary(documented)
+    line = speed_summary.bundled()["strategies"]["draft_model"]
+    shown = speed_summary.sentence("draft_model")
+    assert f"{line['speed_up']:.2f} times the plain lane's" in shown and line["fastest"][0] in shown
+    assert documented["machine"]["processor"] in shown and speed_summary.sentence("greedy") == ""

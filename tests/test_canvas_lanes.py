@@ -12,7 +12,8 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner, Session
+from playground.decoding.runner import Runner
+from playground.decoding.session import Session
 from playground.engine.canvas_pass import CanvasPass
 from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal

@@ -239,6 +239,20 @@ def test_a_selected_token_is_selected_in_every_lane_and_every_view(page, feed):
     expect(page.locator(".pin, .t.level")).to_have_count(0)
 
 
+def test_a_token_clicked_long_after_the_pointer_reached_it_shows_its_round(page, feed):
+    show(page, feed, THREE)
+    page.locator(".panel-tree").scroll_into_view_if_needed()
+    round_shown = page.locator(".panel-tree .which")
+    page.hover(".lane[data-lane='1'] .tokens > .t >> nth=1")
+    drawn(page)
+    expect(round_shown, "the pointer alone changes no round").to_have_text("round 2 of 2")
+    page.mouse.down()
+    page.mouse.up()
+    expect(round_shown).to_have_text("round 1 of 2")
+    page.keyboard.press("Escape")
+    expect(round_shown).to_have_text("round 2 of 2")
+
+
 def test_the_caches_of_all_lanes_are_bars_on_one_axis_with_layers_on_demand(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (PLAIN, evicting()), (PLAIN, evicting())))
     bars = page.locator(".panel-cache canvas.bars-of-lanes")

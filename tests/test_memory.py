@@ -12,7 +12,7 @@ from playground.contract.lane_config import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 

@@ -38,7 +38,7 @@ def once(monkeypatch):
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Silences the log of lanes that fail on purpose."""
-    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.runner")
 
 
 def side_by_side(
@@ -278,7 +278,7 @@ class ComesLate(Decoder):
 
 
 def test_a_late_lane_reuses_the_shared_prefill_and_reports_it(once, monkeypatch):
-    monkeypatch.setattr("playground.decoding.session.perf_counter", Clock())
+    monkeypatch.setattr("playground.decoding.runner.perf_counter", Clock())
     session = run(decoders(make("greedy"), make("greedy"), ComesLate()))
     (note,) = events_of(session, 2, Note)
     assert note.text.startswith("3 of the 3 prompt tokens of the target were read for another lane")

@@ -301,4 +301,4 @@ def test_buffers_for_cuda_graphs_include_the_prefix():
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Silences the log of lanes that fail on purpose."""
-    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.runner")

@@ -124,9 +124,12 @@ def test_a_process_that_survives_is_detected(bait, without, monkeypatch):
     monkeypatch.setattr(sandbox, "SECONDS", 60)  # the machine may be busy
     started = answer(
         bait.fill(
-            '__import__("subprocess").Popen(["sh", "-c", "sleep 9; : @made@"], stdout=-3, start_new_session=True).pid'
+            '__import__("subprocess").Popen(["sh", "-c", "sleep 99; : @made@"], stdout=-3, start_new_session=True).pid'
         )
     )
+    deadline = time.monotonic() + 5
+    while not bait.processes() and time.monotonic() < deadline:  # a process has no command line while it is loaded
+        time.sleep(0.01)
     assert bait.processes() != [], started
     os.killpg(int(started.strip("[]")), signal.SIGKILL)
 

@@ -14,7 +14,8 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.rng import Draws
-from playground.decoding.session import Runner, Session
+from playground.decoding.runner import Runner
+from playground.decoding.session import Session
 from playground.events import Branches, Cache, Commit, Done, Failed, Forward, Header
 from playground.trace import check
 from playground.trace.transcript import sequences

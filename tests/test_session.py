@@ -16,7 +16,8 @@ from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Models, Prompt, Runner, Session, prepare
+from playground.decoding.runner import Runner
+from playground.decoding.session import Models, Prompt, Session, prepare
 from playground.errors import Refusal
 from playground.events import Done, Failed, Header, Note, Step
 from playground.trace import check
@@ -27,7 +28,7 @@ from support.sessions import LENGTH, MODEL, side_by_side
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Silences the log of lanes that fail on purpose."""
-    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.runner")
 
 
 # --- one lane fails, the others do not ---

@@ -10,7 +10,7 @@ import torch
 from pairs import pair
 from tables import TableModel
 
-import playground.decoding.session
+import playground.decoding.runner
 import playground.engine.forward_timer
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, LaneConfig
@@ -18,7 +18,8 @@ from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import LEAD, Prompt, Runner, prepare
+from playground.decoding.runner import Runner
+from playground.decoding.session import LEAD, Prompt, prepare
 from playground.events import Commit, Done, Failed, Forward
 from support.session_lanes import Raises, last, run, text
 from support.sessions import LENGTH, Clock, side_by_side
@@ -27,7 +28,7 @@ from support.sessions import LENGTH, Clock, side_by_side
 @pytest.fixture(autouse=True)
 def quiet(caplog):
     """Silences the log of lanes that fail on purpose."""
-    caplog.set_level(logging.CRITICAL, logger="playground.decoding.session")
+    caplog.set_level(logging.CRITICAL, logger="playground.decoding.runner")
 
 
 # --- fairness ---
@@ -44,7 +45,7 @@ class Spendthrift(Decoder):
 
 
 def time_with(monkeypatch, clock) -> None:
-    for module in (playground.decoding.session, playground.engine.forward_timer):
+    for module in (playground.decoding.runner, playground.engine.forward_timer):
         monkeypatch.setattr(module, "perf_counter", clock)
 
 

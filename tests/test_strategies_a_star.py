@@ -13,7 +13,8 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner, Session
+from playground.decoding.runner import Runner
+from playground.decoding.session import Session
 from playground.events import Header, Note
 from support.laws import AT_ONE, EXACT, WRONG
 from support.scripted_rewards import hashed, scripted

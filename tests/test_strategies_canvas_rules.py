@@ -16,7 +16,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.table_denoiser import OracleDenoiser
 from playground.events import Figure, Note
 from strategies.diffusion.adablock import AdaBlock

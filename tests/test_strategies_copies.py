@@ -20,7 +20,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.decoding.visitor_memory import Memory
 from playground.events import Failed
 from strategies.speculative.suffix_decoding import ScoredDraft, SuffixDecoding

@@ -22,7 +22,8 @@ from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.rng import Draws
-from playground.decoding.session import Runner, Session
+from playground.decoding.runner import Runner
+from playground.decoding.session import Session
 from playground.engine import catalogue
 from playground.engine.load import Loading
 from playground.engine.load import load as load_network

@@ -15,7 +15,7 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.load import check_draft
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal

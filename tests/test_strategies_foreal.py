@@ -12,7 +12,7 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.events import Forward, Step, Switch
 from support.search_runs import of
 from support.speculation import GREEDY, MODEL

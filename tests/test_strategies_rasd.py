@@ -16,7 +16,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.errors import Refusal
 from playground.events import Done, Draft, Event, Forward, Verdict
 from strategies.speculative.rasd import RASD, Continuations

@@ -6,7 +6,7 @@ import torch
 
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig, assemble
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.errors import Refusal
 from playground.events import Commit
 from support.canvases import MASK, PROMPT, canvas, computed, course, denoiser, fills, run

@@ -483,6 +483,7 @@ class App {
     this.mark(card.order, Number(span.dataset.i));
     if (pinned) this.selected = { lane: card.order, position: Number(span.dataset.i) }; // for a link, also when the card is closed
     this.card.show(span, card.order, card.state, token, pinned);
+    this.schedule(); // a pinned card shows its round in the views, also when its token is already marked
     if (pinned) for (const other of this.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
   }
 
@@ -495,6 +496,7 @@ class App {
   unpin() {
     this.card.hide();
     this.mark(-1, null);
+    this.schedule();
   }
 
   // Painting

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from playground.bench.questions import Question, ask
 from playground.bench.report_text import failure_lines
+from playground.bench.speculation.speed_summary import summary
 from playground.bench.survey import Answer, Progress
 from playground.cli.bench_speed import load_pair, prepare_machine
 from playground.cli.bench_survey import gather, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
 from playground.cli.terminal_view import table
+from playground.contract import discover, make
 from playground.pocket.world import TASKS
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ def measure(options: Namespace) -> bool:
     """Measure, print the tables, and write the requested files. After Ctrl-C, partial results are shown, not written.
     """
     questions = _questions(options)
-    for path in (options.out, options.page):
+    for path in (options.out, options.page, options.summary):
         check_place(path)
     prepare_machine(options)
     from playground.bench.speculation import speculation_report as report  # late, since these import torch
@@ -31,7 +33,7 @@ def measure(options: Namespace) -> bool:
     lanes.entrants(True, options.only)  # raises Refusal for an unknown name before anything is loaded
     target, draft = load_pair(options)
     show_progress(1.0, "")
-    entrants = lanes.entrants(draft is not None, options.only)
+    entrants = lanes.entrants(draft is not None, options.only, _fitted(target))
     pairs = lanes.pairs(entrants)
     answers, stopped = _answers(options, (target, draft), questions, entrants, pairs)
     print(
@@ -41,9 +43,18 @@ def measure(options: Namespace) -> bool:
         print(line)
     if not stopped:
         facts = _facts(options, target, draft)
-        write_text(options.out, json.dumps(report.document(facts, answers, pairs), indent=1))
+        document = report.document(facts, answers, pairs)
+        write_text(options.out, json.dumps(document, indent=1))
         write_text(options.page, report.page(facts, answers, pairs))
+        write_text(options.summary, json.dumps(summary(document), indent=1))
     return stopped
+
+
+def _fitted(target: TwinModels) -> list[str]:
+    """The strategies that need trained weights and have some for the target."""
+    from playground.decoding.fitted_weights import is_fitted
+    trained = [make(name) for name, cls in discover().items() if "trained" in cls.needs and cls.fitted_to_target]
+    return [strategy.name for strategy in trained if is_fitted(strategy, {"target": target.model})]
 
 
 def _questions(options: Namespace) -> list[Question]:

@@ -14,6 +14,7 @@ from playground.bench.speed_defaults import PARTS, SHAPES, Grid
 from playground.errors import Refusal
 
 SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
+SPECULATION_SUMMARY = "assets/speculation.json"
 DIFFUSION, DIFFUSION_PAGE = "docs/diffusion.json", "docs/diffusion.md"
 PARALLEL, PARALLEL_PAGE = "docs/parallel.json", "docs/parallel.md"
 PAGE, EFFECTS, EFFECTS_PAGE = "docs/benchmark.md", "docs/effects.json", "docs/effects.md"
@@ -201,6 +202,8 @@ def _speculation(command: CommandParser) -> None:
     command.set_defaults(shapes=[])
     _threads(command)
     _results(command, SPECULATION, SPECULATION_PAGE, "write the tables as a page")
+    command.add_argument("--summary", nargs="?", const=SPECULATION_SUMMARY, metavar="F.json",
+                         help=f"write a line for each strategy, as the library page shows it, {SPECULATION_SUMMARY}")
 
 
 def _compute(command: CommandParser) -> None:

@@ -209,6 +209,10 @@ class Canvas:
         reading = Reading(*given, **named)
         return Request(self._read(reading))
 
+    def cache_bytes(self) -> int:
+        """Not counted: a canvas has states of its own positions at most, whose number is limited before the run."""
+        return 0
+
     def new_states(self) -> CanvasStates | None:
         """Empty key and value states of this canvas. Raises Refusal for a table, which has none."""
         if not hasattr(self.model, "new_states"):

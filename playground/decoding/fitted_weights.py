@@ -81,6 +81,11 @@ def find(strategy: Strategy, models: Streams, given: Given = MappingProxyType({}
     )
 
 
+def is_fitted(strategy: Strategy, models: Streams) -> bool:
+    """Whether there are weights for exactly these models. Raises Refusal for a damaged file."""
+    return _stored(strategy.weights_of or strategy.name, fitted_to(strategy, models)) is not None
+
+
 def find_all(
     strategies: Iterable[Strategy], models: Streams, given: Given = MappingProxyType({})
 ) -> dict[str, dict[str, Tensor]]:

@@ -88,6 +88,10 @@ class ForkedSession:
         """Run every live lane up to its next commit."""
         return self._emitted(chain.from_iterable(part.named(part.session.step()) for part in self.parts))
 
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all lanes that go on."""
+        return sum(part.session.cache_bytes() for part in self.parts)
+
     def stop(self, lane: int | None = None) -> list[Stamped]:
         """End one lane, or all of them."""
         return self._emitted(chain.from_iterable(part.stop(lane) for part in self.parts))
@@ -100,8 +104,7 @@ class ForkedSession:
     def _appended(self, stamped: Iterable[Stamped]) -> list[Stamped]:
         first = len(self.trace.events)
         fresh = [event._replace(seq=first + i) for i, event in enumerate(stamped)]
-        for event in fresh:
-            self.trace.append(event)
+        self.trace.extend(fresh)
         return fresh
 
 

@@ -269,6 +269,10 @@ class Lane:
             self._streams[name] = self._open_stream(name)
         return self._streams[name]
 
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all streams."""
+        return sum(stream.store.bytes() for stream in self._streams.values())
+
     def _open_stream(self, name: str) -> Stream:
         if name in self._models and name != "target" and name in self.prompts:
             return CrossTokenizerStream(name, self._models[name], self, self.prompts[name])

@@ -158,24 +158,24 @@ class Recorder:
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        freed = store.take_freed()
+        freed, sizes = store.take_freed(), store.sizes()
         live = [] if freed else [[[(0, store.length)]]]
         return [
             Cache(
                 "target",
                 store.length,
                 store.depth,
-                store.heads,
+                sizes.heads,
                 live,
                 drafted,
                 settled.freed,
                 sum(len(moving.heads) for moving in settled.joined if moving),
-                store.quantised_slots(),
-                store.bytes(),
-                store.common,
-                store.common_bytes(),
+                sizes.quantised_slots,
+                sizes.bytes,
+                sizes.common,
+                sizes.common_bytes,
                 dropped=_evictions(store, freed, settled.joined),
-                state_bytes=store.state_bytes(),
+                state_bytes=sizes.state_bytes,
             )
         ]
 

@@ -17,8 +17,9 @@ from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
+from playground.decoding.runner import Refused, Runner
 from playground.decoding.sequence import Bounds
-from playground.decoding.session import Models, Prompt, Refused, Runner, Session, header_of
+from playground.decoding.session import Models, Prompt, Session, header_of
 from playground.decoding.stream import chunk_of
 from playground.engine.model import Model
 from playground.errors import Refusal

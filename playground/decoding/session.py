@@ -11,14 +11,10 @@ synchronous object without threads; it pauses while its caller does not call `ad
 """
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from time import perf_counter
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,27 +25,19 @@ from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
 from playground.decoding.recorder import Recorder
-from playground.decoding.requests import Feed, Pause, Request
+from playground.decoding.runner import Refused, Runner, advance, batchable
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
-from playground.engine.forward_timer import ForwardTimer
-from playground.engine.hooks import LayerPlan
 from playground.engine.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Event, Failed, Fill, Forward, Header, Judged, Part, Stamped, rounded
+from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
 from playground.request_limits import check_text, quoted
 from playground.trace import Trace
 from playground.trace.result import Result
 
-MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
-ROWS_AT_ONCE = 16  # rows of a forward that take about as long to compute as the weights take to read
 LEAD = 4.0  # forwards of one row that a lane may be ahead of the one with the least work for the two to share a forward
-PAUSED = 1.0  # forwards of one row that a part of a long computation counts as
-POLLING = 8.0  # forwards of one row that others may run each time a lane only waits for another process
-HOST = torch.device("cpu")
 SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
-log = logging.getLogger(__name__)
 Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
 
 
@@ -188,252 +176,6 @@ def leave_a_core() -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() - 1))
 
 
-class TimedShare(NamedTuple):
-    """A lane's share of a forward."""
-
-    timer: ForwardTimer
-    part: float
-
-
-class Runner:
-    """One lane's generator, its pending request and its clock."""
-
-    remote = False  # whether a server generates the text; see playground.remote
-
-    def __init__(self, lane: Lane, assembly: Assembly):
-        self.lane, self.clock = lane, 0.0
-        self.work = 0.0  # in forwards of one row, computed from shapes
-        target = lane.target_model
-        self._one_row = target.flops(1, 0, target.depth)
-        self._generator = _decode(assembly, lane)
-        self._request: Request | None = None
-        self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
-        self._started = self._answered = self.finished = False
-
-    @property
-    def feeds(self) -> list[Feed]:
-        """Pending forwards of the lane; empty if it can continue, as when another lane ran a shared forward."""
-        return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
-
-    def advance(self) -> list[Event]:
-        """Run the pending forwards and the strategy up to its next ones; returns the events."""
-        serve([self])
-        return self.go_on()
-
-    def go_on(self) -> list[Event]:
-        """After the pending forwards: run the strategy up to its next ones; returns the events."""
-        start = perf_counter()
-        try:
-            with torch.inference_mode():  # a strategy that trains enables gradients itself
-                self._go_on()
-        except Exception as error:
-            self.fail(error)
-        finally:
-            self.clock += perf_counter() - start
-        events = self._drain()
-        self.work += self._work_of([event for event in events if isinstance(event, Forward)])
-        return events
-
-    def _work_of(self, forwards: list[Forward]) -> float:
-        """The weights are read once for all rows of a forward, and each row is computed."""
-        if not (forwards or self.feeds or self.finished):
-            return PAUSED if isinstance(self._request, Pause) else POLLING
-        flops = sum(forward.flops * (1 / forward.tokens + 1 / ROWS_AT_ONCE) for forward in forwards)
-        return flops / self._one_row
-
-    def _go_on(self) -> None:
-        if not self._started:
-            self._started = True
-            self.lane.begin()
-            self._resume(None)
-        elif self._answered or self._request.go_on():
-            self._resume(self._request.result)
-
-    def fail(self, error: Exception) -> None:
-        """End the lane with an error, turned into a message that says what to do."""
-        if isinstance(error, Refusal):
-            message = str(error)
-        elif isinstance(error, torch.OutOfMemoryError):
-            message = "The device ran out of memory: shorten the prompt, choose a smaller model, or quantise it."
-        else:
-            log.error("a lane failed", exc_info=error)
-            message = (
-                f"The strategy stopped with an unexpected error ({type(error).__name__}: {error}). "
-                "The other lanes continue."
-            )
-        self._finish(Failed(message))
-
-    def _resume(self, answer: object) -> None:
-        """Run the strategy until it yields a request or the text is complete."""
-        while not self.lane.reason:
-            if len(self.lane.events) > MOST_EVENTS:
-                raise RuntimeError(f"it yielded {MOST_EVENTS} events without a request: it may be in an endless loop")
-            try:
-                yielded = self._generator.send(answer)
-            except StopIteration:
-                self.lane.reason = "end"
-                break
-            answer = None
-            if isinstance(yielded, Request):
-                self._request, self._answered = yielded, yielded.go_on()
-                if self.lane.reason:  # a commit completed the text
-                    break
-                return
-            if not isinstance(yielded, Event):
-                raise TypeError(f"a strategy yields events and requests, not {type(yielded).__name__}")
-            self.lane.record(yielded)
-        self._finish(Done(self.lane.reason))
-
-    def stop(self) -> list[Event]:
-        """End the lane now; the text so far remains."""
-        if not self.finished:
-            self._finish(Done("stopped"))
-        return self._drain()
-
-    def _finish(self, last: Event) -> None:
-        self.finished = True
-        self.lane.remember()
-        self.lane.events.append(last)
-        try:
-            self._generator.close()
-        except Exception:  # the lane has ended, so this is only logged
-            log.exception("a strategy failed while it was closed")
-
-    def charge(self, event: Forward, share: TimedShare) -> None:
-        """Record a forward. Its device may still compute it; the clock then runs on while the lane waits for it."""
-        self.clock += share.timer.host * share.part
-        if share.timer.pending:
-            self._untimed.append((event, share))
-        else:
-            event.seconds = rounded(share.timer.host * share.part)
-        self.lane.record(event)
-
-    def _drain(self) -> list[Event]:
-        untimed, self._untimed = self._untimed, []
-        with suppress(RuntimeError):  # of a device: it has failed the lane already
-            for event, share in untimed:
-                event.seconds = rounded(share.timer.seconds() * share.part)
-        events, self.lane.events = self.lane.events, []
-        return events
-
-
-class PendingFeed(NamedTuple):
-    """A feed and the runners that wait for it; several if it belongs to a shared prefix."""
-
-    feed: Feed
-    runners: list[Runner]
-
-
-def serve(runners: list[Runner]) -> None:
-    """Run the pending forwards of these lanes, batched by model."""
-    pending: dict[int, PendingFeed] = {}
-    for runner in runners:
-        for feed in runner.feeds:
-            pending.setdefault(id(feed), PendingFeed(feed, [])).runners.append(runner)
-    batches: dict[int, list[PendingFeed]] = {}
-    for item in pending.values():
-        batches.setdefault(id(item.feed.stream.model if item.feed.plain else item.feed), []).append(item)
-    with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
-        for batch in batches.values():
-            _forward(batch)
-
-
-def _forward(batch: list[PendingFeed]) -> None:
-    """Run one batched forward. If it fails, as for lack of memory, every feed is run separately."""
-    if len(batch) > 1:
-        try:
-            return _run(batch)
-        except Exception:
-            log.info("a forward of %d lanes failed; running them separately", len(batch))
-    for item in batch:
-        _run_alone(item)
-
-
-def _run_alone(pending: PendingFeed) -> None:
-    """Run one feed. If it fails, one waiting lane fails and it is retried for the others."""
-    for index, runner in enumerate(pending.runners):
-        try:
-            return _run([PendingFeed(pending.feed, pending.runners[index:])])
-        except Exception as error:
-            runner.fail(error)
-
-
-def _run(batch: list[PendingFeed]) -> None:
-    feeds, events = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
-    logits, captured, timer = _timed_forward(feeds)
-    counts = [feed.rows for feed in feeds]
-    shares = {layer: states.split(counts) for layer, states in captured.items()}
-    chosen = list(feeds[0].plan.routing.chosen) if feeds[0].plan.routing else []
-    lanes = len({id(runner) for _, runners in batch for runner in runners})
-    if lanes > 1:
-        timer.wait()  # otherwise the lane that reads its rows first would bear the whole wait
-    for i, ((feed, runners), event, raw) in enumerate(zip(batch, events, logits)):
-        feed.logits, feed.captured = raw, {layer: shares[layer][i] for layer in feed.plan.capture}
-        feed.lanes = [runner.lane for runner in runners]
-        if len(batch) > 1 and feed.plan.routing:
-            feed.plan.routing.chosen = [layer.split(counts)[i] for layer in chosen]
-        feed.settle(event)
-        event.lanes = lanes
-        _charge(runners, event, TimedShare(timer, counts[i] / sum(counts) / len(runners)))
-
-
-def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], ForwardTimer]:
-    """Logits of each feed, captured states of all, and their timer. An asynchronous feed is the only one."""
-    model, in_flight = feeds[0].stream.model, feeds[0].in_flight
-    if in_flight:
-        with ForwardTimer(HOST) as timer:
-            outputs = in_flight.wait()
-        return *outputs, timer
-    with model.lock, ForwardTimer(model.device) as timer:
-        outputs = model.forward([feed.work for feed in feeds], _plan_of(feeds))
-    return *outputs, timer
-
-
-def _plan_of(feeds: list[Feed]) -> LayerPlan:
-    """The plan of a batched forward, which captures every layer that any feed needs."""
-    plan = feeds[0].plan  # with its routing, which in a batch only notes what the routers chose
-    return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
-
-
-def _charge(runners: list[Runner], event: Forward, share: TimedShare) -> None:
-    """Record a forward in the lanes that waited for it and split its cost equally among them."""
-    event.readers, event.flops = len(runners), event.flops / len(runners)
-    for runner in runners:
-        runner.charge(event if event.readers == 1 else replace(event), share)  # events are mutable: a copy for each
-
-
-def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
-    """What samplers yield before the prompt is read, then what the decoder yields.
-
-    It runs when the lane is first scheduled, so that errors belong to this lane.
-    """
-    steps = assembly.decoder.decode(lane)
-    if not isinstance(steps, Iterator):
-        raise TypeError(
-            f"decode of {type(assembly.decoder).__name__} returned {type(steps).__name__}: it has to be a generator, "
-            "so write `yield`"
-        )
-    for sampler in assembly.samplers:
-        yield from sampler.prepare(lane)
-    return (yield from steps)
-
-
-class Refused:
-    """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
-
-    clock, work, feeds, remote = 0.0, 0.0, (), False
-
-    def __init__(self, message: str):
-        self._message, self.finished = message, False
-
-    def go_on(self) -> list[Event]:
-        self.finished = True
-        return [Failed(self._message)]
-
-    def stop(self) -> list[Event]:
-        return [] if self.finished else self.go_on()
-
-
 class Session:
     """Lanes over one prompt. `trace` grows while they run. A `judge` scores the text of every lane that completes."""
 
@@ -501,18 +243,19 @@ class Session:
         similar = [lane for lane in lanes if runners[lane].work <= runners[slowest].work + LEAD]
         ready = [lane for lane in similar if not runners[lane].feeds]
         return self._serve(
-            ready[:1] or [lane for lane in similar if lane == slowest or _batchable(runners[lane], runners[slowest])]
+            ready[:1] or [lane for lane in similar if lane == slowest or batchable(runners[lane], runners[slowest])]
         )
 
     def _local(self, lanes: list[int]) -> list[int]:
         return [lane for lane in lanes if not self._runners[lane].remote]
 
     def _serve(self, lanes: list[int]) -> list[Stamped]:
-        serve([self._runners[lane] for lane in lanes])
-        return [stamped for lane in lanes for stamped in self._stamp(lane, self._events_of(self._runners[lane]))]
+        events = advance([self._runners[lane] for lane in lanes])
+        return [stamped for lane, own in zip(lanes, events) for stamped in self._stamp(lane, own)]
 
-    def _events_of(self, runner: Runner | Refused) -> list[Event]:
-        return runner.stop() if runner.finished else runner.go_on()
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all lanes, ended ones included."""
+        return sum(runner.lane.cache_bytes() for runner in self._runners if isinstance(runner, Runner))
 
     def stop(self, lane: int | None = None) -> list[Stamped]:
         """End one lane, or all of them."""
@@ -520,17 +263,23 @@ class Session:
         return [stamped for index in chosen for stamped in self._stamp(index, self._runners[index].stop())]
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
-        stamped, clock = [], round(self._runners[lane].clock, 6)  # rounded as in a saved trace
-        for event in events:
-            for item in (*self._judged(lane, event), event):
-                stamped.append(Stamped(lane, len(self.trace.events), clock, item))
-                self.trace.append(stamped[-1])
-        return stamped
+        """Record events; the score of a completed text comes before its Done."""
+        if not (events and self._is_judged(lane, events[-1])):
+            return self._recorded(lane, events)
+        text = self._recorded(lane, events[:-1])
+        score = self.judge(Result(self.trace.lane(lane)).text)
+        return text + self._recorded(lane, [score, events[-1]])
 
-    def _judged(self, lane: int, event: Event) -> list[Judged]:
-        """The judge's score if `event` completes a text. Stopped lanes and canvases are not judged."""
-        complete = isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
-        return [self.judge(Result(self.trace.lane(lane)).text)] if self.judge and complete else []
+    def _is_judged(self, lane: int, event: Event) -> bool:
+        """Whether an event completes a text that is scored. Stopped lanes and canvases are not."""
+        complete = isinstance(event, Done) and event.reason != "stopped"
+        return complete and self.judge is not None and not self.headers[lane].canvas
+
+    def _recorded(self, lane: int, events: list[Event]) -> list[Stamped]:
+        clock, first = round(self._runners[lane].clock, 6), len(self.trace.events)  # rounded as in a saved trace
+        stamped = [Stamped(lane, first + index, clock, event) for index, event in enumerate(events)]
+        self.trace.extend(stamped)
+        return stamped
 
 
 def _share_prefixes(lanes: list[Lane]) -> None:
@@ -538,12 +287,6 @@ def _share_prefixes(lanes: list[Lane]) -> None:
     prefixes = SharedPrefixes(lanes)
     for lane in lanes:
         lane.prefixes = prefixes
-
-
-def _batchable(runner: Runner, other: Runner) -> bool:
-    """Whether the pending forwards of two lanes can share a batch."""
-    models = {id(feed.stream.model) for feed in other.feeds if feed.plain}
-    return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
 
 
 def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: Limits,

@@ -48,6 +48,17 @@ class HeadCounts(NamedTuple):
     first: list[int] = []
 
 
+class CacheSizes(NamedTuple):
+    """What a KV cache holds and takes. The bytes of the shared prefix and of recurrent states are part of `bytes`."""
+
+    heads: int
+    quantised_slots: int
+    bytes: int
+    common: int
+    common_bytes: int
+    state_bytes: int
+
+
 @dataclass
 class Attention:
     """Attention weights of the rows of one forward, until it is known which of them are committed.
@@ -432,6 +443,12 @@ class KVCache:
         """Live trunk slots over all layers and heads."""
         each = self.depth if len(self.slots) == 1 else 1
         return sum(each * slots.live * (self.heads if slots.positions.shape[0] == 1 else 1) for slots in self.slots)
+
+    def sizes(self) -> CacheSizes:
+        """All sizes that are recorded after a commit."""
+        return CacheSizes(
+            self.heads, self.quantised_slots(), self.bytes(), self.common, self.common_bytes(), self.state_bytes()
+        )
 
     def bytes(self) -> int:
         """Memory of the slots in use, trunk and scratch, of recurrent states, and of what a policy holds beside."""

@@ -35,8 +35,7 @@ class Trace:
         if len(self._numbers) < len(self.headers):
             raise ValueError("two lanes have the same number")
         given, self.events = self.events, []
-        for stamped in given:
-            self.append(stamped)
+        self.extend(given)
 
     def append(self, stamped: Stamped) -> None:
         """Add an event. Raises ValueError for a lane without a header and for a `seq` that does not increase."""
@@ -45,6 +44,11 @@ class Trace:
         if self.events and stamped.seq <= self.events[-1].seq:
             raise ValueError(f"seq {stamped.seq} follows seq {self.events[-1].seq}; it must increase")
         self.events.append(stamped)
+
+    def extend(self, given: Iterable[Stamped]) -> None:
+        """Add events, each as `append` does."""
+        for stamped in given:
+            self.append(stamped)
 
     def lane(self, i: int) -> Trace:
         """The trace of lane number i alone. Raises KeyError if there is no such lane."""

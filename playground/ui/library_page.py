@@ -11,6 +11,7 @@ from typing import Any
 
 import gradio as gr
 
+from playground.bench.speculation.speed_summary import sentence
 from playground.contract import KINDS, Strategy, discover
 from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
@@ -222,6 +223,7 @@ def _facts(cls: Class, found: dict[str, Any]) -> Terms:
         "Slots": slots,
         "Draft tokens": DRAWN[cls.drawn] if cls.kind == "drafter" else "",
         "Not with": "; ".join(refuses(cls)),
+        "Speed": sentence(cls.name),
         "Remembers": "what it learns, for the same visitor's next run" if cls.remembers else "",
         "Confidence": SURE[cls.sure],
         "Reconstruction": REBUILT if cls.reconstruction else "",

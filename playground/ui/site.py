@@ -21,6 +21,7 @@ from playground.ui.admission_queue import STOPPING, AdmissionQueue, QueueLimits,
 from playground.ui.classroom import Classroom
 from playground.ui.fits import MemoryGuard
 from playground.ui.frames import recording
+from playground.ui.memory_watch import MemoryWatch
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.readers import current_request
 from playground.ui.settings import DEFAULT, LANES, NO_DRAFT, Rules, Settings
@@ -273,7 +274,8 @@ class Site:
 
     def worker(self, models: Any) -> Worker:
         """The worker of the device these models are on."""
-        return self._workers.setdefault(str(models.target.device), Worker())
+        device = str(models.target.device)
+        return self._workers.setdefault(device, Worker(MemoryWatch(device) if self.rules.public else None))
 
     def _check_memory(self, model_request: ModelRequest, held: int) -> int:
         """On a public page, refuse models that do not fit into memory. The page's own models are checked on loading."""

@@ -143,6 +143,10 @@ class SurveySession:
 
     step = advance
 
+    def cache_bytes(self) -> int:
+        """Not known, and small: one question is answered at a time."""
+        return 0
+
     def stop(self, lane: int | None = None) -> list[AnswerEvent]:
         """End the survey, whatever the lane; an unfinished answer is dropped."""
         self.finished = True

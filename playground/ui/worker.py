@@ -21,6 +21,7 @@ from playground.events import Commit, Fill
 from playground.trace import Trace
 from playground.ui.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.ui.machine_meters import MachineMeters
+from playground.ui.memory_watch import MemoryWatch
 from playground.ui.record import Record
 
 PATIENCE = 1.0  # seconds without events after which `frames` yields None
@@ -32,6 +33,10 @@ HANDED_OVER = 30.0  # seconds to wait for the session of a run that is forked
 STUCK = 120.0  # seconds of one step after which the worker counts as stuck
 BROKE = "This run failed with an internal error; see the log. Other runs are not affected."
 DIED = "The worker stopped unexpectedly and was restarted, so this run was lost: start it again."
+TOO_LARGE = (
+    "The page ran out of memory, and of all runs this one had the largest KV caches, so it was ended: run fewer lanes, "
+    "a shorter text or a smaller model."
+)
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +82,11 @@ class Run:
     def strategies(self) -> str:
         """The strategies of the run, for the log."""
         return ", ".join(header["strategy"] for header in self.headers) or "survey"
+
+    def cache_bytes(self) -> int:
+        """Memory of the KV caches of all lanes; called by the worker only."""
+        session = self.session
+        return session.cache_bytes() if session is not None else 0
 
     def hold(self) -> None:
         self._command(held=True)
@@ -261,16 +271,16 @@ class Health:
 
 class Worker:
     """Serves its runs round-robin, every other step only those that are starting, if any. The thread starts with the
-    first run and sleeps while none is ready.
+    first run and sleeps while none is ready. With a watch, the run with the largest caches ends before the memory does.
     """
 
-    def __init__(self):
+    def __init__(self, watch: MemoryWatch | None = None):
         self._runs: deque[Run] = deque()
         self._condition = threading.Condition()
         self._thread: threading.Thread | None = None
         self._serving: Run | None = None
         self._favours_starting = False  # in the next step
-        self._meters = MachineMeters()
+        self._meters, self._watch = MachineMeters(), watch
         self._begun = self._ended = time.monotonic()  # when the current step began, and when the last one ended
 
     def take(self, session) -> Run:
@@ -353,6 +363,19 @@ class Worker:
                 self._runs.remove(run)
         if (seconds := self._ended - self._begun) > SLOW:
             log.warning("one step of %s took %.1f s; all other runs waited for it", run.strategies, seconds)
+        if self._watch and (missing := self._watch.missing()):
+            self._release(missing)
+
+    def _release(self, missing: int) -> None:
+        """End the run with the largest caches, unless all caches together are smaller than what is missing: then
+        something else takes the memory.
+        """
+        sizes = {run: run.cache_bytes() for run in self.runs()}
+        if sum(sizes.values()) < missing:
+            return
+        largest = max(sizes, key=sizes.get)
+        log.warning("memory is short: ended %s, whose caches took %d MB", largest.strategies, sizes[largest] // 10**6)
+        largest.fail(TOO_LARGE)
 
     def _next(self) -> Run:
         """The first run that is ready, which is moved to the end of the queue; held runs keep their places."""

@@ -15,7 +15,8 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Models, Prompt, Runner, prepare
+from playground.decoding.runner import Runner
+from playground.decoding.session import Models, Prompt, prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Commit, Event, Failed

@@ -13,7 +13,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.canvas import Canvas
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.denoiser import MaskedDenoiser
 from playground.engine.loaded_model import loaded_model
 from playground.events import Event, Failed, Fill, Forward

@@ -5,7 +5,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.events import Event, Figure
 
 

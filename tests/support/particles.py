@@ -13,7 +13,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 
 TOKENIZER = byte_tokenizer(merges=0)
 END, START = TOKENIZER.eos_token_id, TOKENIZER.convert_tokens_to_ids("q")

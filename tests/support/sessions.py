@@ -10,7 +10,8 @@ from playground.contract.lane_config import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Runner, Session
+from playground.decoding.runner import Runner
+from playground.decoding.session import Session
 from playground.events import Header
 
 MODEL = TableModel("abcde")

@@ -10,7 +10,7 @@ from playground.contract.lane_config import assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.kv_cache import KVCache
 from playground.engine.load import Loading
 from playground.engine.model import Model

@@ -12,7 +12,7 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Runner
+from playground.decoding.runner import Runner
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed

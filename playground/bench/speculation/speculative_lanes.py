@@ -53,17 +53,17 @@ PAIRS = (
 )
 
 
-def entrants(draft: bool, only: Iterable[str] = ()) -> list[Entrant]:
+def entrants(draft: bool, only: Iterable[str] = (), fitted: Iterable[str] = ()) -> list[Entrant]:
     """The plain lane and the speculative ones; with `only`, those with these names. Raises Refusal for an unknown name.
 
-    Draft heads, which have to be fitted to a model, are measured only if they are named.
+    Draft heads are measured if they are among `fitted`, those that have weights for the target, or named.
     """
     classes = {cls.name: cls for cls in discover().values() if _lossless(cls) and (draft or "draft" not in cls.needs)}
     if unknown := next((name for name in only if name not in classes), None):
         raise Refusal(
             f"{unknown} is no lossless speculative strategy here; choose some of {', '.join(classes)}.", "only"
         )
-    every = [cls for cls in classes.values() if "trained" not in cls.needs]
+    every = [cls for cls in classes.values() if "trained" not in cls.needs or cls.name in fitted]
     chosen = [classes[name] for name in dict.fromkeys(only)] or every
     return [Entrant(PLAIN, LaneConfig(PLAIN)), *(Entrant(*lane) for cls in chosen for lane in _lanes(cls))]
 
