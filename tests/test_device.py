@@ -24,6 +24,7 @@ from playground.engine.model import Model
 from playground.engine.sampling import in_float64
 from playground.events import Commit, Done, Event, Failed
 from strategies.sampling.adadec.entropy_threshold import judge
+from support.canvases import denoiser, fills, run
 from support.gpu_standin import DeviceTensor, Standin
 
 PROMPT = Prompt("the red fox, the red fox, the")
@@ -222,6 +223,14 @@ def test_loading_on_cuda_switches_off_attention_that_plans_each_shape(monkeypatc
     with Standin() as machine:
         loaded_model(machine.move(network("llama")), TOKENIZER, "target", "", "none")
     assert chosen == [False]
+
+
+@pytest.mark.parametrize("name", ["masked_diffusion", "explore_then_exploit", "fast_dllm"])
+def test_a_canvas_is_filled_as_on_the_cpu(name):
+    with Standin() as machine:
+        found = fills(run(denoiser(move=machine.move), name))
+    expected = fills(run(denoiser(), name))
+    assert [(fill.positions, fill.ids) for fill in found] == [(fill.positions, fill.ids) for fill in expected]
 
 
 # --- planted faults, each of which the stand-in finds ---
