@@ -49,6 +49,8 @@
     if (!drawer) return;
     const shown = drawer.toggleAttribute("data-open", open);
     document.querySelector(".settings-open")?.setAttribute("aria-expanded", String(shown));
+    // Gradio fits their heights when something is typed, and could not do so for what was filled in while they were hidden.
+    if (shown) for (const field of drawer.querySelectorAll("textarea")) field.dispatchEvent(new Event("input"));
   };
 
   const chosen = { settings: {}, readers: [], lacking: false };
@@ -135,7 +137,7 @@
 
   const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
 
-  const summary = ({ mode, length, seed, model, draft, stop, system, context, before, dtype, quantization }) => [
+  const summary = ({ mode, length, seed, model, draft, stop, system, tools, context, before, dtype, quantization }) => [
     mode === "chat" ? "chat" : "raw text",
     counted(length, "token"),
     `seed ${seed}`,
@@ -145,6 +147,7 @@
     quantization && quantization !== "none" && quantization,
     stop && "stop strings",
     mode === "chat" && system && "system message",
+    mode === "chat" && tools?.trim() && "tools",
     before?.length && counted(before.length, "earlier turn"),
     context?.trim() && `context of ${counted(context.trim().split(/\s+/).length, "word")}`,
   ].filter(Boolean).join(" · ");
@@ -173,15 +176,17 @@
   // The place where a problem is mended: a field of the drawer, or a lane as "lane:index:knob".
 
   const FIELDS = {
-    prompt: "#prompt textarea", context: "#context textarea", form: "#form textarea", system: "#system textarea", before: "#before button", chat: "#mode input",
+    prompt: "#prompt textarea", context: "#context textarea", form: "#form textarea", system: "#system textarea", tools: "#tools textarea", before: "#before button", chat: "#mode input",
     mode: "#mode input", seed: "#seed input", length: "#length input", stop: "#stop-strings textarea", model: "#model input",
     draft: "#draft input", dtype: "#dtype input", quantization: "#quantization input",
   };
+  const NEEDED = ["context", "draft"]; // by lanes
   const MENUS = ["model", "draft", "dtype", "quantization"]; // open when they are focused, over a message beside them
 
   window.openPlace = (about, chooses = false) => {
     const [place, lane, field] = about.split(":");
     if (place === "lane") document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: Number(lane), about: field } }));
+    if (field && !NEEDED.includes(field)) return; // a knob, whatever it is called
     const name = field ?? place;
     const node = document.querySelector(FIELDS[name]);
     if (!node) return;

@@ -92,7 +92,7 @@ async def present(address: str, link: str, tokens: int, runs: int) -> None:
         visitor.functions["page_run"] = function
         values = {"prompt": "Tell me a story about Mia.", "mode": "chat", "system": "", "context": "", "length": tokens,
                   "stop": "", "model": "default", "draft": "default", "dtype": "auto", "quantization": "none",
-                  "lanes": LANES, "before": [], "form": ""}
+                  "lanes": LANES, "before": [], "form": "", "tools": ""}
         for _ in range(runs):
             data = [None, *({**values, "seed": secrets.randbelow(1000)}[name] for name in CONTROLS)]
             async for _message in visitor.ask("page_run", data, 300.0):

@@ -69,6 +69,7 @@ CONTROLS = (
     "lanes",
     "before",
     "form",
+    "tools",
 )
 REFUSED = ("429", "503")
 
@@ -145,6 +146,7 @@ def controls(asked: Request, seed: int) -> list[Any]:
         "lanes": asked.lanes,
         "before": [],
         "form": "",
+        "tools": "",
     }
     return [None, *(values[name] for name in CONTROLS)]
 

@@ -46,7 +46,8 @@ def test_heads_are_bundled():
 def test_a_bundled_head_belongs_to_the_bundled_target_and_is_stored_in_half_precision(name):
     target = {"target": models().target}
     with safe_open(fitted.BUNDLED_FITTED / fitted.file_name(name, target), "pt") as file:
-        kinds = {str(file.get_tensor(key).dtype) for key in file.keys()}
+        tensors = map(file.get_tensor, file.keys())
+        kinds = {str(tensor.dtype) for tensor in tensors if tensor.dim()}  # single numbers keep their precision
         assert fitted.digests(target)["target"] in file.metadata()["models"]
     assert kinds <= {"torch.float16", "torch.int64"}
 

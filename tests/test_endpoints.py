@@ -250,6 +250,14 @@ def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(cli
     assert "judged" not in compare(client, GREEDY)[0]
 
 
+def test_tools_are_a_list_or_its_json_and_need_a_chat_template_with_a_place_for_them(client):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    for given in (tools, json.dumps(tools)):
+        assert "no place for tools" in refused(client, GREEDY, mode="chat", tools=given)
+        assert "Tools require a chat" in refused(client, GREEDY, tools=given)
+    assert "tools must be" in refused(client, GREEDY, mode="chat", tools=3)
+
+
 def test_a_schema_is_a_text_or_an_object(client):
     properties = {"ok": {"type": "boolean"}}
     schema = {"type": "object", "properties": properties, "required": ["ok"], "additionalProperties": False}

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import re
 from html import escape
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,13 @@ def test_a_canvas_strategy_is_opened_with_a_suitable_model():
 
 def test_a_sampling_drafter_is_opened_in_a_sampling_lane():
     assert "temperature" in dict(settings_for(find("rsd_c")).lanes[0]["extras"])
+
+
+def test_the_family_of_constraints_names_the_page_that_compares_engines():
+    named = library.page([find("regex"), find("greedy")])
+    assert named.count("<code>docs/engines.md</code>") == 1
+    assert "docs/engines.md" not in library.page([find("greedy")])
+    assert (Path(__file__).parents[1] / "docs" / "engines.md").is_file()
 
 
 def test_every_guarantee_and_every_need_has_words():

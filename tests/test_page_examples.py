@@ -117,6 +117,7 @@ def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(contro
     acts.page = SimpleNamespace(
         show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
         prompt_notice="p",
+        tools_notice="t",
         model_notice="m",
         lanes_notice="l",
     )

@@ -46,14 +46,27 @@ def test_the_template_gets_the_tools_as_the_library_passes_them():
 
 
 @pytest.mark.parametrize("tools, chat, said", [
-    ("[", True, "list in JSON"),
-    ("[]", True, "list in JSON"),
-    ("[1]", True, "list in JSON"),
+    ("[", True, "not valid JSON .* at line 1, column 2"),
+    ("[]", True, "must be a list in JSON"),
+    ('{"name": "add"}', True, "must be a list in JSON"),
+    ("[1]", True, "Tool 1 is no JSON object with a name"),
+    ('[{"name": "add"}, {"function": {}}]', True, "Tool 2 is no JSON object with a name"),
+    ('[{"name": "\\ud800"}]', True, "surrogate"),
+    ("[" * 100_000, True, "nested too deeply"),
+    ("[" + "1" * 5000 + "]", True, "too large"),
     (json.dumps(TOOLS), False, "require a chat"),
 ])
 def test_unusable_tools_are_refused(tools, chat, said):
     with pytest.raises(Refusal, match=said) as refused:
         Prompt("Hi.", chat, tools=tools).check()
+    assert refused.value.about == "tools"
+
+
+def test_tools_that_the_template_cannot_read_are_refused():
+    template = TEMPLATE.replace("}}]", "}}{% for one in tool.function.parameters %}{% endfor %}]")
+    tokenizer = byte_tokenizer(merges=0, template=template)
+    with pytest.raises(Refusal, match="does not accept these messages and tools") as refused:
+        Tokens(tokenizer, len(tokenizer)).encode_chat("Hi.", tools='[{"function": {"name": "add", "parameters": 3}}]')
     assert refused.value.about == "tools"
 
 

@@ -53,6 +53,7 @@ ARGUMENTS = {
     "remote_model": "",
     "remote_key": "",
     "form": "",
+    "tools": "",
 }
 
 

@@ -243,9 +243,18 @@ function describe(header, all) {
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
   const context = header.context ? [`context “${shorten(header.context)}”`] : [];
+  const names = toolNames(header.tools);
+  const tools = names.length ? [`tools ${shorten(names.join(", "))}`] : [];
   const memory = header.memory ? ["uses memory from earlier runs"] : [];
   const seed = all.some((other) => other.seed !== header.seed) ? [`seed ${header.seed}`] : [];
-  return [...parts.map(describePart), ...seed, ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
+  return [...parts.map(describePart), ...seed, ...tools, ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
+}
+
+/** The names of the tools that a chat template describes, from their JSON. */
+function toolNames(json) {
+  try {
+    return JSON.parse(json || "[]").map((tool) => (tool.function || tool).name).filter((name) => typeof name === "string");
+  } catch (reason) { return []; } // a trace file holds any text
 }
 
 /** A local folder is shown by its last path component. */

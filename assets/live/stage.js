@@ -3,7 +3,7 @@
 
 const NARROWEST = 230; // px of a lane below its card in the editor
 const PHONE = 640; // px of a window in which the lanes stand below each other
-const READ = ["prompt", "mode", "system", "context", "before", "lanes"];
+const READ = ["prompt", "mode", "system", "tools", "context", "form", "before", "lanes"];
 const LOOK_HERE = "Lane 2 writes the text of lane 1 in fewer forwards: a small model drafted the underlined tokens. Lane 3 samples, and parts where the model is unsure.";
 
 class Stage {

@@ -10,6 +10,7 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from functools import cached_property
+from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
@@ -56,18 +57,40 @@ class Tokens:
         for asked, answered in before:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         messages.append({"role": "user", "content": user})
-        if tools and not describes_tools(self.tokenizer):
-            raise Refusal(
-                "This model's chat template has no place for tools: describe them in the prompt.", "tools"
-            )
-        given = {"tools": json.loads(tools)} if tools else {}
+        if tools:
+            return self._encode_with_tools(messages, json.loads(tools))
         try:
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **given)
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         except TemplateError as reason:
             earlier = "remove the earlier turns" if before else "turn chat off"
             advice = "leave the system message empty" if system else earlier
             raise Refusal(
                 f"The model's chat template does not accept these messages ({reason}): {advice}.", "chat"
+            ) from None
+
+    def check_tools(self) -> None:
+        """Raise Refusal unless the chat template describes tools."""
+        if not describes_tools(self.tokenizer):
+            raise Refusal(
+                "This model's chat template has no place for tools: describe them in the prompt, or choose another "
+                "model.",
+                "tools",
+            )
+
+    def _encode_with_tools(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> list[int]:
+        """Ids of messages after a description of tools. Raises Refusal: templates read fields of tools unchecked, so
+        that one of another type raises whatever its operations raise.
+        """
+        self.check_tools()
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=True, return_dict=False
+            )
+        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as reason:
+            raise Refusal(
+                f"The model's chat template does not accept these messages and tools ({reason}): write the tools as "
+                "for a chat API, or remove them.",
+                "tools",
             ) from None
 
     def call_format(self) -> CallFormat | None:

@@ -56,6 +56,7 @@ ARGUMENTS = f"""
             remote_model: the server's name of the model
             remote_key: the server's key, if it needs one
             form: how context and prompt become one text, such as "{{context}} Question: {{prompt}}"
+            tools: tools of a chat as for a chat API, a list or its JSON, which the model's chat template describes
 """
 
 
@@ -192,6 +193,7 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
         remote_model: str = "",
         remote_key: str = "",
         form: str = "",
+        tools: str | list[dict[str, Any]] = "",
     ):
         arguments = {
             "prompt": prompt,
@@ -206,6 +208,7 @@ def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[An
             "draft": draft,
             "before": before or [],
             "form": form,
+            "tools": json.dumps(tools) if isinstance(tools, list) else tools,
         }
         with _refusals_as_errors(), _queued(site, arguments, (remote, remote_model, remote_key)) as request:
             yield from answers(request)

@@ -318,6 +318,14 @@ class Handlers:
         """Show what to look at if the prompt is a question with a known answer."""
         return self.page.show_question_note(Settings(*values))
 
+    def check_tools(self, *values: Any) -> Changes:
+        """Show why the tools cannot be used while they are typed, and once the mode or the model is another."""
+        try:
+            self.site.check_tools(Settings(*values))
+        except Refusal as refusal:
+            return {self.page.tools_notice: escape(str(refusal)) if refusal.about == "tools" else ""}
+        return {self.page.tools_notice: ""}
+
     def offer(self, model: str, draft: str) -> Changes:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
@@ -461,11 +469,14 @@ class Handlers:
         parts = refusal.about.split(":")  # a control, or "lane", the lane's index and the field
         place, field = parts[0], parts[-1]
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
+        if place == "tools":  # a lane may have a knob of this name
+            near["tools"] = self.page.tools_notice
         in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
         return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}
 
     def _clear_notices(self) -> Changes:
-        return dict.fromkeys((self.page.prompt_notice, self.page.model_notice, self.page.lanes_notice), "")
+        page = self.page
+        return dict.fromkeys((page.prompt_notice, page.tools_notice, page.model_notice, page.lanes_notice), "")
 
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:

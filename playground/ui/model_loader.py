@@ -5,7 +5,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from playground.errors import Refusal
@@ -87,6 +87,12 @@ class ModelLoader:
             self._sets.move_to_end(request)
             self._drop()
             return loading
+
+    def loaded_target(self, request: ModelRequest) -> Any:
+        """The requested target, with whatever draft it was loaded; None if it is not loaded, and nothing is loaded."""
+        with self._lock:
+            sets = [(replace(other, draft=request.draft), loading.models) for other, loading in self._sets.items()]
+        return next((models.target for other, models in sets if models is not None and other == request), None)
 
     def inherited(self, request: ModelRequest) -> Any:
         """The requested models in a forked process, which inherits loaded sets; another is loaded here.

@@ -8,6 +8,7 @@ from typing import Any
 
 import gradio as gr
 
+from playground.decoding.prompt_form import TOOL
 from playground.decoding.visitor_memory import Memory
 from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
@@ -26,6 +27,8 @@ from playground.ui.settings_button import SettingsButton, announce
 from playground.ui.site import FIRST_SETTINGS, Site, first_view
 from playground.ui.theme import PRIVATE, notice
 
+SHOW_IN_CHAT = """(mode, tools) => [mode === 'chat', mode === 'chat' || Boolean(tools?.trim())].map(
+    (visible) => ({ __type__: 'update', visible }))"""
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
 
 
@@ -61,9 +64,13 @@ class Page:
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """Set the named controls from `settings`. The system message is shown in a chat only."""
+        """Set the named controls from `settings`. System message and tools are shown in a chat; tools that a link has
+        without a chat are shown too, so that they can be removed.
+        """
         shown = {getattr(self, name): getattr(settings, name) for name in names}
-        return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
+        chat = settings.mode == "chat"
+        return {**shown, self.system: gr.update(value=settings.system, visible=chat),
+                self.tools: gr.update(value=settings.tools, visible=chat or bool(settings.tools.strip())),
                 **self.show_question_note(settings)}
 
     def show_question_note(self, settings: Settings) -> Changes:
@@ -130,8 +137,8 @@ class Page:
             models = [self.model, self.draft]
             event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
         self.lanes.mend(handlers.mend, None, [self.context, self.draft], queue=False, **PRIVATE)
-        blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
-        self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
+        ready = blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
+        loaded = self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -156,9 +163,9 @@ class Page:
         self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
         self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
         opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
-        self.mode.change(
-            None, self.mode, self.system, js="(mode) => ({__type__: 'update', visible: mode === 'chat'})", **PRIVATE
-        )
+        self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
+        for event in (self.tools.change, self.mode.change, self.model.change, ready.then, loaded.then):
+            event(handlers.check_tools, controls, self.tools_notice, **latest)
         self._remember(controls)
 
     def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
@@ -201,7 +208,7 @@ class Page:
         gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
-        return [self.status, self.prompt_notice, self.model_notice, self.lanes_notice]
+        return [self.status, self.prompt_notice, self.tools_notice, self.model_notice, self.lanes_notice]
 
     def _memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
@@ -246,6 +253,7 @@ class Page:
                 visible=start.mode == "chat",
                 elem_id="system",
             )
+            self._tools()
             self.before = EarlierTurns(start.before, elem_id="before")
             with gr.Column(elem_classes="passage", elem_id="passage"):
                 self.context = gr.Textbox(
@@ -264,6 +272,21 @@ class Page:
                     placeholder="Read this: {context} Now answer: {prompt}",
                     elem_id="form",
                 )
+
+    def _tools(self) -> None:
+        start = self.start
+        self.tools = gr.Textbox(
+            start.tools,
+            label="Tools",
+            lines=3,
+            max_lines=10,
+            placeholder=f"[{TOOL}]",
+            visible=start.mode == "chat",
+            elem_id="tools",
+            info="A list in JSON, as for a chat API. The model's own chat template describes the tools in the prompt; "
+            "that of the bundled models has no place for them.",
+        )
+        self.tools_notice = notice("tools-notice")
 
     def _numbers(self) -> None:
         start = self.start

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from playground.bench.questions import Question, known
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.prompt_form import check_tools
 from playground.errors import Refusal
 from playground.request_limits import (
     LOCAL,
@@ -101,6 +102,7 @@ class Settings:
     lanes: list[dict[str, Any]] = field(default_factory=lambda: [{"strategy": "greedy"}])
     before: list[list[str]] = field(default_factory=list)  # earlier turns of a chat: [user, assistant]
     form: str = ""  # how context and prompt become one text
+    tools: str = ""  # of a chat, a list in JSON
 
     def __post_init__(self) -> None:
         """Replace texts and lists of a wrong type by their defaults, since clients can send any JSON.
@@ -211,6 +213,7 @@ class Settings:
 
     def check(self, rules: Rules) -> None:
         """Raise Refusal for anything that can be checked without a model."""
+        self.check_tools(rules)
         self._check_size(rules)
         if not self.prompt.strip():
             raise Refusal("The prompt is empty: write a few words, or choose an example.", "prompt")
@@ -225,13 +228,19 @@ class Settings:
                 "lanes",
             )
 
+    def check_tools(self, rules: Rules) -> None:
+        """Raise Refusal for tools that no model can use here."""
+        check_text(self.tools, "list of tools", rules.characters, "tools")
+        check_tools(self.tools.strip(), self.mode == "chat")
+
     def _check_size(self, rules: Rules) -> None:
         """Raise Refusal for texts and numbers beyond the limits, before anything is computed from them."""
         self._check_numbers(rules)
-        whole = [self.prompt, self.system, self.context, self.form, *(text for turn in self.turns() for text in turn)]
+        turns = [text for turn in self.turns() for text in turn]
+        whole = [self.prompt, self.system, self.context, self.form, self.tools, *turns]
         if sum(map(len, whole)) > rules.characters:
             more = len(self.prompt) < sum(map(len, whole))
-            named = "prompt, system message, context and earlier turns together have" if more else "prompt has"
+            named = "prompt, system message, tools, context and earlier turns together have" if more else "prompt has"
             raise Refusal(f"The {named} more than {rules.characters:,} characters: shorten the text.", "prompt")
         for text in whole:
             check_text(text, "prompt, system message, context or an earlier turn", rules.characters, "prompt")

@@ -38,8 +38,8 @@ def _prepare(models: Any, settings: Settings, memory: Memory):
 def _prompt_of(settings: Settings) -> Any:
     from playground.decoding.session import Prompt
     context = settings.context if settings.context.strip() else ""
-    chat = settings.mode == "chat"
-    return Prompt(settings.prompt, chat, settings.system, context, settings.turns(), settings.form)
+    chat, tools = settings.mode == "chat", settings.tools.strip()
+    return Prompt(settings.prompt, chat, settings.system, context, settings.turns(), settings.form, tools)
 
 
 def _limits_of(settings: Settings) -> Any:
@@ -116,6 +116,13 @@ class Site:
         """The targets with quantised weights that single lanes ask for, by quantisation; raises Refusal."""
         request = replace(self.model_request_for(settings), draft=NO_DRAFT)
         return {name: self.model_loader.request(replace(request, quantization=name)) for name in settings.own_weights()}
+
+    def check_tools(self, settings: Settings) -> None:
+        """Raise Refusal for tools that cannot be used. The model's chat template is asked only if it is loaded."""
+        settings.check_tools(self.rules)
+        target = self.model_loader.loaded_target(self.model_request_for(settings)) if settings.tools.strip() else None
+        if target is not None:
+            target.tokens.check_tools()
 
     def has_draft(self, settings: Settings) -> bool:
         """Whether a draft model belongs to the chosen models, as far as is known before they are loaded."""
