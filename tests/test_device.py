@@ -11,16 +11,20 @@ import pytest
 import torch
 from pairs import TOKENIZER, network
 
+from playground.algorithms.sampling.contrastive import contrast_events
 from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.decoding.stream import experts_figure
 from playground.engine.cuda_graphs import BLOCK_SIZES, GraphSegment
+from playground.engine.expert_routing import ExpertRouting
 from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
 from playground.engine.sampling import in_float64
 from playground.events import Commit, Done, Event, Failed
 from strategies.sampling.adadec.entropy_threshold import judge
+from support.canvases import denoiser, fills, run
 from support.gpu_standin import DeviceTensor, Standin
 
 PROMPT = Prompt("the red fox, the red fox, the")
@@ -70,7 +74,13 @@ LANES = {
 ROUNDS = {
     "prompt lookup": (lane(*LOOKUP, strategy="speculative"), 1),
     "draft model": (lane(*DRAFT, strategy="speculative"), 1 + LEVELS),
-    "draft model, sampled": (lane(*SAMPLED, strategy="speculative"), 4 + LEVELS),
+    "draft model, sampled": (lane(*SAMPLED, strategy="speculative"), 3 + LEVELS),
+    "tree": (lane(*DRAFT, strategy="speculative", draft_model={"width": 2}), 1 + LEVELS),
+    "tree, sampled": (lane(*SAMPLED, strategy="speculative", draft_model={"width": 2}), 4 + LEVELS),
+    "distinct siblings": (lane("temperature", "rsd_c", "rejection", strategy="speculative"), 4 + 3),
+    "distinct paths": (lane("temperature", "rsd_s", "rejection", strategy="speculative"), 4 + 4),
+    "independent paths": (lane("temperature", "spectr", "rejection", strategy="speculative"), 4 + 4),
+    "scores of parts of the text": (LaneConfig("ved"), 3),
 }
 """Speculative lanes, and the most waits per round beside one for the prefill."""
 
@@ -124,6 +134,39 @@ def test_a_speculative_lane_waits_once_per_level_and_few_times_per_round(cpu, gp
     assert count(session, Done) == 1 and "device" not in waits and waits.total() <= 1 + budget * rounds
 
 
+
+
+def head(name: str, **knobs) -> LaneConfig:
+    return lane(name, "greedy_match", strategy="speculative", **{name: {"weights": "random", **knobs}})
+
+
+DEPTH = 2
+HEADS = {
+    **{name: (head(name, depth=DEPTH), DEPTH) for name in (
+        "chimera", "clover", "clover_2", "eagle", "eagle_2", "eagle_3", "fspad", "hydra", "hydra_plus_plus", "longspec",
+    )},
+    "falcon": (head("falcon", passes=DEPTH), DEPTH),
+    **{name: (head(name, depth=DEPTH), 1) for name in ("dflash", "medusa", "ppd")},  # all levels in one forward
+    "hidden_transfer": (head("hidden_transfer", depth=DEPTH), 2),  # and once to compare the states it guessed
+    "kangaroo": (head("kangaroo", depth=DEPTH), DEPTH + 1),  # and once for the time of the first forward
+}
+"""Draft heads, and the most waits per round beside one for the verification."""
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_a_draft_head_waits_once_per_forward_of_its_own(cpu, gpu, name):
+    (machine, pair), (config, budget) = gpu, HEADS[name]
+    with machine:
+        session = prepare(pair, [config], PROMPT, Limits(0, LENGTH))
+        while count(session, Commit) < 2:  # the weights go to the device in the first round
+            session.advance()
+        before, started = Counter(machine.waits), count(session, Commit)
+        list(session)
+    waits, rounds = Counter(machine.waits) - before, count(session, Commit) - started
+    assert written(session) == measured(cpu, config).text and count(session, Done) == 1
+    assert waits.total() <= (1 + budget) * rounds
+
+
 READING = {
     "hidden states, by a head": lane("eagle", "greedy_match", strategy="speculative",
                                      eagle={"weights": "random", "nodes": 5, "depth": 2}),
@@ -149,6 +192,15 @@ def test_a_lane_that_reads_more_of_the_model_writes_the_cpus_text(cpu, gpu, kind
     assert text == measured(cpu, READING[kind]).text
 
 
+def test_what_is_shown_of_a_contrast_or_of_experts_is_read_at_once():
+    with Standin() as machine:
+        better, weaker = (DeviceTensor(torch.randn(40), machine) for _ in range(2))
+        list(contrast_events(better, weaker, better - weaker, 0.1, 0, str))
+        chosen = [DeviceTensor(torch.tensor([[layer, 7]]), machine) for layer in range(4)]
+        figure = experts_figure("target", ExpertRouting(chosen=chosen))
+    assert machine.waits.total() == 2 and figure.data["values"] == [[0, 7], [1, 7], [2, 7], [3, 7]]
+
+
 def count(session: Session, kind: type[Event]) -> int:
     return sum(isinstance(stamped.event, kind) for stamped in session.trace.events)
 
@@ -171,6 +223,14 @@ def test_loading_on_cuda_switches_off_attention_that_plans_each_shape(monkeypatc
     with Standin() as machine:
         loaded_model(machine.move(network("llama")), TOKENIZER, "target", "", "none")
     assert chosen == [False]
+
+
+@pytest.mark.parametrize("name", ["masked_diffusion", "explore_then_exploit", "fast_dllm"])
+def test_a_canvas_is_filled_as_on_the_cpu(name):
+    with Standin() as machine:
+        found = fills(run(denoiser(move=machine.move), name))
+    expected = fills(run(denoiser(), name))
+    assert [(fill.positions, fill.ids) for fill in found] == [(fill.positions, fill.ids) for fill in expected]
 
 
 # --- planted faults, each of which the stand-in finds ---

@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 
 from playground.engine.forward_timer import ForwardTimer
-from playground.engine.host_copies import moved, on_device, read_together
+from playground.engine.host_copies import moved, on_device, read_lists, read_together
 from support.gpu_standin import DeviceTensor, Standin
 
 CUDA = torch.device("cuda", 0)
@@ -40,3 +40,12 @@ def test_numbers_reach_a_device_without_a_wait_and_return_in_one_transfer():
         assert not machine.waits
         assert read_together(ids.double(), mask) == [[[3.0, 1.0], [1.0, 0.0]]]
         assert machine.waits == {"read": 1}
+
+
+def test_lists_of_all_types_and_shapes_are_read_in_one_transfer():
+    parts = [torch.tensor([0.1, 0.2]), torch.tensor([[3], [2 ** 24 - 1]]), torch.tensor(True)]
+    for kind in ("cuda", "mps"):
+        with Standin(kind) as machine:
+            assert read_lists(*(DeviceTensor(part, machine) for part in parts)) == [part.tolist() for part in parts]
+            assert machine.waits.total() == 1
+    assert read_lists(*parts) == [part.tolist() for part in parts]

@@ -26,7 +26,8 @@ LAYERS = (
     ("app",),
 )
 SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.errors", "playground.algorithms",
-                      "playground.engine.sampling", "playground.engine.lalr", "playground.engine.byte_dfa",
+                      "playground.engine.sampling", "playground.engine.host_copies",
+                      "playground.engine.lalr", "playground.engine.byte_dfa",
                       "playground.engine.grammar_limits", "playground.engine.grammar_client",
                       "playground.engine.schema_subset", "playground.engine.triggered_grammar",
                       "playground.engine.template_grammar", "playground.engine.tagged_grammar")

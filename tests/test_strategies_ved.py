@@ -73,8 +73,8 @@ def test_with_nothing_left_after_the_first_search_it_is_a_beam_search_over_the_i
 class WholeVocabulary(VED):
     """Wrong: probabilities among all tokens, not among those that continue an item."""
 
-    def _distribute(self, prefix, logp):
-        super()._distribute(prefix, logp)
+    def _distribute(self, prefix, raw):
+        super()._distribute(prefix, raw)
         prefix.shares = dict(prefix.raw)
 
 
@@ -131,8 +131,8 @@ def test_value_alone_leads_straight_to_a_good_item_of_low_probability():
 
 def test_entropy_is_that_of_the_valid_tokens():
     prefix = ItemPrefix(0, 0, None, {0: {}, 2: {}})
-    logp = torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64).log()
-    make("ved", reward="likelihood")._distribute(prefix, logp)
+    raw = torch.tensor([0.2, 0.3], dtype=torch.float64).log()
+    make("ved", reward="likelihood")._distribute(prefix, raw)
     assert prefix.entropy == pytest.approx(-(0.4 * math.log(0.4) + 0.6 * math.log(0.6)))
 
 

@@ -42,7 +42,9 @@ class TokenTree:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def add(self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float = 1.0) -> int:
+    def add(
+        self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float | None = None
+    ) -> int:
         """Append a node and return its index. Children of one parent are verified in the order they were added."""
         node = len(self.tokens)
         if not ROOT <= parent < node:
@@ -50,7 +52,9 @@ class TokenTree:
         self.tokens.append(token)
         self.parents.append(parent)
         self.q.append(q)
-        self.confidences.append(confidence if q is None else q[token])
+        if confidence is None:
+            confidence = 1.0 if q is None else q[token]
+        self.confidences.append(confidence)
         self.order.append(node)
         return node
 

@@ -432,7 +432,7 @@ class Lane:
         """Whether the compute policy ends the text after a node; never where the model or the grammar has no end."""
         if not self.end_ids or rows.stream != "target":
             return False
-        if rows.masks is not None and not bool(rows.masks[rows.row(node), min(self.end_ids)]):
+        if not rows.may_follow(min(self.end_ids), node):
             return False
         return self.target.computing.stops([*rows.committed, *rows.tree.prefix(node)])
 
@@ -443,6 +443,17 @@ class Lane:
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
         """Sample a token from a distribution p [V] for a position of the sequence."""
         return self.draws.pick(p, purpose, position)
+
+    def draw_each(
+        self, p: torch.Tensor, keys: list[list[tuple[str, int]]]
+    ) -> list[list[tuple[int, float | None]]]:
+        """Sample tokens [n, k] from distributions p [n, V], for keys (purpose, position).
+
+        A GPU is waited for once, and also says the probability of each token.
+        """
+        if p.is_cpu:
+            return [[(self.draw(row, at, purpose), None) for purpose, at in own] for row, own in zip(p, keys)]
+        return self.draws.pick_each(p, keys)
 
     def draw_remaining(self, remaining: Remaining, position: int, purpose: str) -> int:
         """The same without replacement: a token that was not taken from `remaining` before."""

@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from playground.engine.host_copies import on_device, read_lists
+
 SCALE = 2.0 ** -53
 
 
@@ -60,13 +62,28 @@ class Draws:
         cumulated = cumulate(p)
         target = self.uniform(purpose, position, lineage) * cumulated[-1:]  # not read: a GPU would run empty meanwhile
         index = int(torch.searchsorted(cumulated, target, right=True))
-        return index if index < len(p) else int(p.nonzero()[-1])  # rounding may exceed the sum
+        return _within(index, p)
+
+    def pick_each(self, p: Tensor, keys: list[list[tuple[str, int]]]) -> list[list[tuple[int, float]]]:
+        """`pick` from distributions [n, V], and the probability of each index, read in one transfer: [n, k] for k keys
+        (purpose, position) of each distribution.
+        """
+        cumulated = cumulate(p)
+        u = on_device([[self.uniform(*key) for key in row] for row in keys], p.device, cumulated.dtype)
+        drawn = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
+        read = read_lists(drawn, p.gather(1, drawn.clamp(max=p.shape[1] - 1)))
+        return [[(_within(index, row), share) for index, share in zip(*own)] for row, *own in zip(p, *read)]
 
     def take(self, remaining: Remaining, purpose: str, position: int) -> int:
         """Sample a token that was not taken before, and take it. The same token that `pick` would choose."""
         return remaining.take_at(self.uniform(purpose, position))
 
 
+def _within(index: int, p: Tensor) -> int:
+    """An index of p [V]; the last possible one where rounding exceeded the sum."""
+    return index if index < len(p) else int(p.nonzero()[-1])
+
+
 def cumulate(p: Tensor) -> Tensor:
-    """Cumulative sum of a distribution [V], in the widest type of its device: Apple GPUs have no float64."""
-    return p.cumsum(0, dtype=torch.float32 if p.device.type == "mps" else torch.float64)
+    """Cumulative sum of distributions [..., V], in the widest type of their device: Apple GPUs have no float64."""
+    return p.cumsum(-1, dtype=torch.float32 if p.device.type == "mps" else torch.float64)

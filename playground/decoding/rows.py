@@ -62,6 +62,7 @@ class Rows:
         self._stages_by_row: dict[int, list[Stage]] = {}
         self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
         self._staged = False  # whether the decoder added a stage
+        self._host_masks: Tensor | None = None
         if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
             self.masks = self._masks()
 
@@ -110,7 +111,16 @@ class Rows:
                 "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
                 "constraint",
             )
-        return moved(masks, self.raw.device)  # only now: what the host asks of them needs no wait for a GPU
+        self._host_masks = masks  # what the host asks of them needs no wait for a GPU
+        return moved(masks, self.raw.device)
+
+    def dead_end(self, node: int) -> bool:
+        """Whether the grammar allows no token after a node."""
+        return self._host_masks is not None and not bool(self._host_masks[self.row(node)].any())
+
+    def may_follow(self, token: int, node: int) -> bool:
+        """Whether the grammar allows a token after a node."""
+        return self._host_masks is None or bool(self._host_masks[self.row(node), token])
 
     def allows(self, token: int) -> bool:
         """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""

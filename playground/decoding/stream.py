@@ -22,6 +22,7 @@ from playground.engine.attention_mask import EMPTY
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
+from playground.engine.host_copies import read_lists
 from playground.engine.kv_buffer import Capacity
 from playground.engine.layer_choices import ComputePass
 from playground.engine.model import Model
@@ -629,7 +630,8 @@ def _read(stream: Stream, tokens: list[int], hidden: bool) -> Generator[list[Fee
 
 def experts_figure(stream: str, routing: ExpertRouting) -> Figure:
     """The experts that ran for the newest token, by layer and rank."""
-    values = [[float(expert) for expert in layer[-1].tolist()] for layer in routing.chosen]
+    newest = [layer[-1].to(routing.chosen[0].device) for layer in routing.chosen]
+    values = [list(map(float, layer)) for layer in read_lists(*newest)]
     labels = {"rows": [f"layer {layer}" for layer in range(len(values))],
               "columns": [f"expert {number}" for number in range(1, len(values[0]) + 1)]}
     return Figure("matrix", f"experts that ran: {stream}", {**labels, "values": values})

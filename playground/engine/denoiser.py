@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from playground.engine.canvas_pass import CanvasPass
 from playground.engine.forward_lock import lock_for
 from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.host_copies import on_device
 from playground.engine.masked_models import masking_of
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -180,7 +181,8 @@ class MaskedDenoiser(CanvasNetwork):
         logits[:, self.mask_id] = float("-inf")
         parts = logits.split([len(one.predicted) for one in passes])
         for one, part in zip(passes, parts):
-            part[[row for row, source in enumerate(self.sources(one.predicted)) if source < 0]] = float("nan")
+            if unread := [row for row, source in enumerate(self.sources(one.predicted)) if source < 0]:
+                part[on_device(unread, part.device, torch.long)] = float("nan")
         return list(parts)
 
     def _predicting(self, one: CanvasPass, at: Tensor, hidden: Tensor) -> Tensor:

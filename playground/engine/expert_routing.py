@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from playground.engine.host_copies import on_device
+
 PROBE = 3  # rows of the check
 USED = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
@@ -38,7 +40,8 @@ class ExpertRouting:
 def ranked(router: nn.Module, logits: Tensor, ranks: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Gates and indices of the experts of these ranks, normalised over them where the router normalises its own."""
     probabilities = logits.softmax(-1, dtype=torch.float32)
-    gates, indices = (part[:, [rank - 1 for rank in ranks]] for part in probabilities.topk(max(ranks), -1))
+    places = on_device([rank - 1 for rank in ranks], logits.device)
+    gates, indices = (part[:, places] for part in probabilities.topk(max(ranks), -1))
     if getattr(router, "norm_topk_prob", True):
         gates = gates / gates.sum(-1, keepdim=True)
     return gates.to(dtype), indices

@@ -76,7 +76,7 @@ class FusingTree(ScoredTree):
         self.network, cache, states = network, rows.caches[0], lm.target.states
         self._state, self._text = states.of(lm.depth, states.length - 1), lm.tokens
         positions = torch.arange(states.length, len(lm.tokens), device=self._state.device)
-        windows = [window(lm.tokens[:position + 1]) for position in positions.tolist()]
+        windows = [window(lm.tokens[:position + 1]) for position in range(states.length, len(lm.tokens))]
         self._after = self._fused(windows, NewRows(cache, positions))[-1:]  # of the last committed token
         self._number, self._rows = len(positions) - 1, DraftRows(cache)
 

@@ -12,6 +12,7 @@ from playground.algorithms.draft_heads.head_layers import HeadShape
 from playground.algorithms.draft_heads.head_training import HeadTexts
 from playground.contract import knob
 from playground.contract.token_tree import TokenTree
+from playground.engine.host_copies import read_lists
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -88,7 +89,7 @@ class DFlash(DraftHead):
         logits = lm.read_out(hidden) if network.lm_head is None else network.lm_head(hidden)
         shares, tokens = logits.softmax(-1).max(-1)
         tokens = tokens if network.d2t is None else tokens + network.d2t[tokens]
-        return list(zip(shares.tolist(), tokens.tolist()))
+        return list(zip(*read_lists(shares, tokens)))
 
     def _catch_up(self, lm) -> None:
         """Read the states of tokens that the target has read, and forget what is no longer in the text."""

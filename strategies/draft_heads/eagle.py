@@ -22,6 +22,7 @@ from playground.algorithms.draft_heads.head_training import (
 )
 from playground.contract import knob
 from playground.contract.token_tree import ROOT
+from playground.engine.host_copies import read_lists
 
 CHILDREN = """
     :4 0:3 1:2 2:2 3:1
@@ -122,4 +123,4 @@ def _best(growing: GrowingTree, logp: Tensor, wide: int) -> list[list[tuple[floa
     """The most probable tokens of each row with their log-probabilities."""
     values, ids = logp.topk(min(wide, logp.shape[-1]))
     ids = growing.text.network.target_ids(ids)
-    return [list(zip(chances, tokens)) for chances, tokens in zip(values.tolist(), ids.tolist())]
+    return [list(zip(chances, tokens)) for chances, tokens in zip(*read_lists(values, ids))]

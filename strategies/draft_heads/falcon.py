@@ -29,6 +29,7 @@ from playground.algorithms.draft_heads.head_training import (
 from playground.algorithms.draft_heads.scored_tree import tree_figure
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import moved, read_lists
 
 if TYPE_CHECKING:
     from playground.contract.interfaces import LaneInterface
@@ -130,7 +131,8 @@ class BlockedText:
         states = lm.target.states.of(lm.depth, start)[:len(seen)]
         positions = torch.arange(start, start + len(seen), device=states.device)
         embeddings = lm.embed(lm.tokens[start + 1:start + 1 + len(seen)])
-        return self.network(embeddings, states, NewRows(self.cache, positions, seen.to(states.device)), self._memory)
+        place = NewRows(self.cache, positions, moved(seen, states.device))
+        return self.network(embeddings, states, place, self._memory)
 
 
 class BlockTree:
@@ -200,7 +202,7 @@ class BlockTree:
             seen[row, :, each] = True
         begin = self.lm.target.states.length + first
         positions = torch.arange(begin, begin + block, device=device).repeat(len(columns))
-        return NewRows(self.cache, positions, seen.flatten(0, 1).to(device))
+        return NewRows(self.cache, positions, moved(seen.flatten(0, 1), device))
 
     def _read_out(
         self, states: list[Tensor], memories: list[Memory], columns: list[list[int]]
@@ -208,7 +210,7 @@ class BlockTree:
         """The outputs for blocks, with the best tokens at each of their places."""
         shares = self.lm.read_out(torch.cat(states)).softmax(-1)
         best = shares.topk(min(self.ranks, self.lm.vocabulary))
-        values, tokens = (part.unflatten(0, (len(states), -1)).tolist() for part in best)
+        values, tokens = read_lists(*(part.unflatten(0, (len(states), -1)) for part in best))
         return [PassOutput(*each) for each in zip(states, memories, columns, values, tokens)]
 
 
@@ -244,7 +246,7 @@ class Falcon(DraftHead):
         width = weights["lstm.weight_hh_l0"].shape[1]
         network = BlockNetwork(int(weights["block"]), shape_of(weights, "layers.0.", width))
         network.load_state_dict({name: part for name, part in weights.items() if name not in ("block", MEASURED)})
-        network.register_buffer(MEASURED, weights[MEASURED].float())
+        network.accuracy = weights[MEASURED].float()  # no buffer: it stays on the host, which plans the tree
         return network
 
     @classmethod

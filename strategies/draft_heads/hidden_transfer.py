@@ -23,6 +23,7 @@ from playground.algorithms.draft_heads.head_training import (
 from playground.algorithms.draft_heads.pseudo_rows import row_groups
 from playground.contract import knob
 from playground.contract.token_tree import TokenTree
+from playground.engine.host_copies import read_lists
 from playground.events import Figure
 
 STEPS, RANKS = 3, 10
@@ -92,7 +93,7 @@ class HiddenTransfer(DraftHead):
         own = {name: tensor for name, tensor in weights.items() if name.startswith("transfer.")}
         network = Transfer(len(own), weights["transfer.0.weight"].shape[0])
         network.load_state_dict(own)
-        network.register_buffer(MEASURED, weights[MEASURED].float())
+        network.accuracy = weights[MEASURED].float()  # no buffer: it stays on the host, which plans the tree
         return network
 
     @classmethod
@@ -127,10 +128,10 @@ class HiddenTransfer(DraftHead):
         pseudo = self.network(states.of(layer, states.length - 1))[0, :steps]
         self._pseudo = states.length, pseudo
         logits = (yield lm.target.resume(layer, pseudo))[unread - 1:]
-        shares, tokens = logits.softmax(-1).topk(min(self.ranks, lm.vocabulary))
+        shares, tokens = read_lists(*logits.softmax(-1).topk(min(self.ranks, lm.vocabulary)))
         accuracy = self.network.accuracy[unread - 1:][:len(logits), :self.ranks]
         paths = _paths(tuple(map(tuple, accuracy.tolist())), self.nodes)
-        tree, _ = rank_tree(self.name, shares, tokens.tolist(), paths, lm.ends)
+        tree, _ = rank_tree(self.name, shares, tokens, paths, lm.ends)
         yield self._confidence(lm, shares)
         return tree
 
@@ -142,8 +143,8 @@ class HiddenTransfer(DraftHead):
         series = {f"step {step}": value for step, value in enumerate(found, 1)}
         return Figure("scalar", "cosine of pseudo and true hidden states", {"x": lm.generated, "series": series})
 
-    def _confidence(self, lm, shares: Tensor) -> Figure:
-        series = {f"step {step}": share for step, share in enumerate(shares[:, 0].tolist(), 1)}
+    def _confidence(self, lm, shares: list[list[float]]) -> Figure:
+        series = {f"step {step}": best for step, (best, *_) in enumerate(shares, 1)}
         return Figure("scalar", "probability of each step's best token", {"x": lm.generated, "series": series})
 
 

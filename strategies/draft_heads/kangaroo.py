@@ -30,6 +30,7 @@ from playground.algorithms.draft_heads.head_training import (
 )
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import read_lists
 from playground.events import Figure
 
 CHUNK = 512  # tokens of the text that the adapter reads at once
@@ -115,9 +116,8 @@ class Kangaroo(DraftHead):
         for _ in range(min(self.depth, budget)):
             yield early.extend(tree)
             found = self._adapted(early.hidden, len(self._read) + self._cache.rows - self._cache.length)
-            shares = lm.read_out(found[-1:])[0].softmax(-1)
-            token = int(shares.argmax())
-            last = tree.add(token, last, confidence=float(shares[token]))
+            share, token = read_lists(*lm.read_out(found[-1:])[0].softmax(-1).max(-1))
+            last = tree.add(token, last, confidence=share)
             if lm.ends(token) or tree.confidence[last] < self.eta:
                 break
         if len(tree):

@@ -28,6 +28,7 @@ from playground.algorithms.draft_heads.head_training import (
 from playground.algorithms.draft_heads.window_attention import LastToken, TreeRows, WindowCache, WindowedTexts
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import on_device, read_lists
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -261,10 +262,10 @@ def best_continuations(chances: Tensor, before: list[float], count: int) -> list
     """The `count` most probable paths, as (row, token, log-probability): `chances` [rows, V] continue paths of
     log-probabilities `before`.
     """
-    total = chances + torch.tensor(before, dtype=chances.dtype, device=chances.device)[:, None]
-    values, places = total.flatten().topk(min(count, total.numel()))
+    total = chances + on_device(before, chances.device, chances.dtype)[:, None]
+    values, places = read_lists(*total.flatten().topk(min(count, total.numel())))
     vocabulary = chances.shape[1]
-    return [(at // vocabulary, at % vocabulary, value) for at, value in zip(places.tolist(), values.tolist())]
+    return [(at // vocabulary, at % vocabulary, value) for at, value in zip(places, values)]
 
 
 def read_texts(network: GlideLayer, texts: HeadTexts, batch: HeadBatch) -> Tensor:

@@ -23,6 +23,7 @@ from playground.algorithms.draft_heads.head_training import (
 )
 from playground.contract import knob
 from playground.contract.token_tree import TokenTree
+from playground.engine.host_copies import read_lists
 from playground.events import Figure
 
 HEADS, RANKS = 4, 10
@@ -71,7 +72,7 @@ class Medusa(DraftHead):
         heads, blocks = (1 + max(int(name[place]) for name in names) for place in (0, 1))
         network = MedusaHeads(heads, blocks, weights["0.0.linear.bias"].shape[0])
         network.heads.load_state_dict({name: tensor for name, tensor in weights.items() if name != MEASURED})
-        network.register_buffer(MEASURED, weights[MEASURED].float())
+        network.accuracy = weights[MEASURED].float()  # no buffer: it stays on the host, which plans the tree
         return network
 
     @classmethod
@@ -100,14 +101,14 @@ class Medusa(DraftHead):
         if not wanted or not self.nodes:
             return TokenTree(self.name)
         logits = lm.read_out(torch.cat([head(hidden) for head in wanted]))
-        shares, tokens = logits.softmax(-1).topk(min(self.ranks, lm.vocabulary))
+        shares, tokens = read_lists(*logits.softmax(-1).topk(min(self.ranks, lm.vocabulary)))
         accuracy = self.network.accuracy[unread - 1:][:len(wanted), :self.ranks]
-        tree, _ = rank_tree(self.name, shares, tokens.tolist(), _paths(_frozen(accuracy), self.nodes), lm.ends)
+        tree, _ = rank_tree(self.name, shares, tokens, _paths(_frozen(accuracy), self.nodes), lm.ends)
         yield self._figure(lm, shares)
         return tree
 
-    def _figure(self, lm, shares: Tensor) -> Figure:
-        series = {f"head {head}": share for head, share in enumerate(shares[:, 0].tolist(), 1)}
+    def _figure(self, lm, shares: list[list[float]]) -> Figure:
+        series = {f"head {head}": best for head, (best, *_) in enumerate(shares, 1)}
         return Figure("scalar", "probability of each head's best token", {"x": lm.generated, "series": series})
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import TokenTree
+from playground.engine.host_copies import read_lists
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -120,5 +121,5 @@ class MtpText:
 
 def _best(logits: Tensor) -> tuple[int, float]:
     """The most probable token of a row [1, V], and its probability."""
-    share, token = logits.softmax(-1)[0].max(-1)
-    return int(token), float(share)
+    share, token = read_lists(*logits.softmax(-1)[0].max(-1))
+    return token, share

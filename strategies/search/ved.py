@@ -11,6 +11,7 @@ from playground.algorithms.search.explored_prefixes import Explored
 from playground.algorithms.search.rewards import Rewarded, classifier_knob, reward_knob
 from playground.contract import RewardedText, knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -236,21 +237,26 @@ class VED(Rewarded):
             self._spent += len(unread)
             rows = yield lm.extend(self._explored.tree)
         for prefix in unread:
-            place = rows.row(prefix.node)  # a new node, so it is among these rows
-            prefix.state = None if rows.hidden is None else rows.hidden[place]
+            prefix.state = None if rows.hidden is None else rows.hidden[rows.row(prefix.node)]  # a new node's
             prefix.rows = rows
-            self._distribute(prefix, rows.logp[place])
+        self._read_shares(unread, rows)
         scores = yield from self.rewards(lm, [self._rewarded(lm, prefix) for prefix in prefixes])
         for prefix, score in zip(prefixes, scores):
             prefix.value = score
 
-    def _distribute(self, prefix: ItemPrefix, logp: Tensor) -> None:
-        """The distribution over valid tokens, and its entropy in nats; a complete item has none."""
-        valid = list(prefix.following)
-        if not valid:
-            return
-        raw = logp[valid].cpu().double()
-        shares = raw.log_softmax(0)
+    def _read_shares(self, prefixes: list[ItemPrefix], rows) -> None:
+        """The distributions over valid tokens after prefixes, in one transfer; a complete item has none."""
+        pairs = [(rows.row(prefix.node), token) for prefix in prefixes for token in prefix.following]
+        if pairs:
+            places, tokens = on_device(list(zip(*pairs)), rows.raw.device)
+            read = rows.logp[places, tokens].cpu().double()
+            for prefix, raw in zip(prefixes, read.split([len(prefix.following) for prefix in prefixes])):
+                if prefix.following:
+                    self._distribute(prefix, raw)
+
+    def _distribute(self, prefix: ItemPrefix, raw: Tensor) -> None:
+        """Set the distribution of a prefix, by log-probabilities of what may follow, and its entropy in nats."""
+        valid, shares = list(prefix.following), raw.log_softmax(0)
         prefix.raw, prefix.shares = dict(zip(valid, raw.tolist())), dict(zip(valid, shares.tolist()))
         prefix.entropy = float(-(shares.exp() * shares).nan_to_num().sum())
 

@@ -1,7 +1,7 @@
 """A smaller model as drafter."""
 from collections.abc import Iterator
 
-from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.algorithms.speculative.drafting import grow, independent_level, new_tree
 from playground.contract import Drafter, knob
 
 
@@ -25,6 +25,6 @@ class DraftModel(Drafter):
 
         def level(rows, leaves, number):
             width = self.width if number < self.branching else 1
-            return [child for leaf in leaves for child in independent(lm, tree, rows, leaf, width)]
+            return independent_level(lm, tree, rows, leaves, width)
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(self.depth, budget), level))

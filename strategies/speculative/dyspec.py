@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from playground.algorithms.speculative.drafting import distinct, draft_distribution, new_tree
+from playground.algorithms.speculative.drafting import add_distinct, draft_distribution, new_tree
 from playground.algorithms.speculative.without_replacement import Ranking, RemainingTokens
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
@@ -103,7 +103,7 @@ class DySpec(Drafter):
         """Add a child; returns it and its share of the probability mass that remained at the parent."""
         left = remaining.left
         if lm.chain.draws:
-            node = tree.add(distinct(lm, remaining, parent, rows.position(parent)), parent, remaining.q)
+            node = add_distinct(lm, tree, remaining, parent, rows.position(parent))
         else:
             token, chance = remaining.take()
             node = tree.add(token, parent, confidence=chance)

@@ -61,7 +61,7 @@ class Jacobi(Drafter):
     def _resampled(self, lm, node, place) -> tuple[int, torch.Tensor]:
         """A draft token from the row after a node of the last window, and the distribution [V] it was drawn from."""
         rows, row = self._rows, self._rows.row(node)
-        if rows.masks is not None and not bool(rows.masks[row].any()):
+        if rows.dead_end(node):
             token = int(first_largest(rows.raw[row]))
         elif lm.chain.draws:
             q = rows.distribution(node)

@@ -3,7 +3,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from playground.algorithms.speculative.drafting import best, draft_distribution, grow
+from playground.algorithms.speculative.drafting import best_of_level, draft_distribution, grow, level_distributions
 from playground.algorithms.speculative.suffix_index import SuffixIndex, frequent_prefixes
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT, TokenTree
@@ -102,11 +102,9 @@ class RASD(Drafter):
         tree, chances, q_by_row = TokenTree(self.name), {ROOT: 1.0}, []
 
         def level(rows, leaves, number):
-            added = []
-            for leaf in leaves:
-                q = draft_distribution(lm, tree, rows, leaf)
-                q_by_row.append(q)
-                added += best(tree, leaf, q, self.width) if q is not None else []
+            leaves, q = level_distributions(lm, tree, rows, leaves)
+            q_by_row.extend(q)
+            added = best_of_level(tree, leaves, q, self.width)
             chances.update({node: chances[tree.parents[node]] * tree.confidence[node] for node in added})
             return sorted(added, key=lambda node: -chances[node])[:self.width]
 

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from math import prod
 
-from playground.algorithms.speculative.drafting import best, distinct, draft_distribution, grow, new_tree
+from playground.algorithms.speculative.drafting import add_distinct, best_of_level, grow, level_distributions, new_tree
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Drafter, knob
 from playground.errors import Refusal
@@ -48,17 +48,16 @@ class RSDC(Drafter):
         tree, widths = new_tree(lm, self), self._widths()
 
         def level(rows, leaves, number):
-            return [child for leaf in leaves for child in self._children(lm, tree, rows, leaf, widths[number])]
+            return self._children(lm, tree, rows, leaves, widths[number])
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(len(widths), budget), level))
 
-    def _children(self, lm, tree, rows, leaf, width) -> list[int]:
-        q = draft_distribution(lm, tree, rows, leaf)
-        if q is None:
-            return []
+    def _children(self, lm, tree, rows, leaves, width) -> list[int]:
+        leaves, q = level_distributions(lm, tree, rows, leaves)
         if not lm.chain.draws:
-            return best(tree, leaf, q, width)
-        remaining, position = RemainingTokens(q), rows.position(leaf)
+            return best_of_level(tree, leaves, q, width)
+        each = [(leaf, rows.position(leaf), RemainingTokens(own, copy)) for leaf, own, copy in zip(leaves, q, q.cpu())]
         return [
-            tree.add(distinct(lm, remaining, leaf, position), leaf, q) for _ in range(min(width, remaining.distinct))
+            add_distinct(lm, tree, remaining, leaf, position)
+            for leaf, position, remaining in each for _ in range(min(width, remaining.distinct))
         ]

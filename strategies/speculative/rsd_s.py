@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import torch
 
-from playground.algorithms.speculative.drafting import distinct, draft_distribution, new_tree
+from playground.algorithms.speculative.drafting import distinct, level_distributions, new_tree
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import Drafter, knob
 from playground.contract.token_tree import ROOT
+from playground.engine.host_copies import read_lists
 from playground.engine.sampling import largest
 
 
@@ -41,11 +42,11 @@ class RSDS(Drafter):
         tree, beam, live = new_tree(lm, self), {ROOT: 1.0}, 1.0
         for _ in range(min(self.depth, budget)):
             rows = yield lm.stream("draft").extend(tree)
-            found = [(node, mass, draft_distribution(lm, tree, rows, node)) for node, mass in beam.items()]
+            leaves, q = level_distributions(lm, tree, rows, list(beam))
+            on_host = q.cpu() if lm.chain.draws else q
             branches = [
-                Branch(node, mass, q, RemainingTokens(q) if lm.chain.draws else None)
-                for node, mass, q in found
-                if q is not None
+                Branch(leaf, beam[leaf], own, RemainingTokens(own, copy) if lm.chain.draws else None)
+                for leaf, own, copy in zip(leaves, q, on_host)
             ]
             if not branches:
                 break
@@ -63,8 +64,8 @@ class RSDS(Drafter):
             at = lm.draw(torch.tensor(weights, dtype=torch.float64), position, "branch")
             started, branch = max(started, at + 1), branches[at]
             token = distinct(lm, branch.remaining, branch.node, position)
-            node = tree.add(token, branch.node, branch.q)
-            beam[node] = branch.mass * float(branch.q[token])
+            share = branch.remaining.share(token)
+            beam[tree.add(token, branch.node, branch.q, share)] = branch.mass * share
         return beam
 
     def _weights(self, branches, started, live) -> list[float]:
@@ -79,10 +80,10 @@ class RSDS(Drafter):
         """The most probable continuations over all branches."""
         tops = [largest(branch.q, min(self.width, len(branch.q))) for branch in branches]
         masses = torch.cat([branch.mass * top.values for branch, top in zip(branches, tops)])
-        tokens, size = torch.cat([top.indices for top in tops]).tolist(), len(tops[0].values)
-        best, beam = largest(masses, min(self.width, len(masses))), {}
-        for mass, index in zip(best.values.tolist(), best.indices.tolist()):
-            branch, token = branches[index // size], tokens[index]
+        best, beam, size = largest(masses, min(self.width, len(masses))), {}, len(tops[0].values)
+        chances, tokens, *ranked = read_lists(torch.cat([top.values for top in tops]),
+                                              torch.cat([top.indices for top in tops]), *best)
+        for mass, index in zip(*ranked):
             if mass > 0:
-                beam[tree.add(token, branch.node, confidence=float(branch.q[token]))] = mass
+                beam[tree.add(tokens[index], branches[index // size].node, confidence=chances[index])] = mass
         return beam

@@ -63,12 +63,12 @@ class NestedNetwork(Module):
         self.layers = ModuleList(NestedLayer(shape, theta) for _ in range(exits[-1]))
         self.norm = RMSNorm(shape.width, EPS)
         self.register_buffer("exits", torch.tensor(exits))
+        self.exit_layers = exits  # on the host, which reads them for every token
 
     @property
     def groups(self) -> list[range]:
         """The layers between an exit and the one before it."""
-        exits = self.exits.tolist()
-        return [range(first, end) for first, end in zip([0, *exits], exits)]
+        return [range(first, end) for first, end in zip([0, *self.exit_layers], self.exit_layers)]
 
     def whole(self, rows: Tensor) -> Iterator[Tensor]:
         """For each exit the inputs of the lm_head, [texts, tokens, width], of embedded texts."""
@@ -216,7 +216,7 @@ class S2D(DraftHead):
 
     def _cascade(self, lm, tokens: list[int]) -> tuple[Tensor, int]:
         """Logits [1, V] after these tokens, which follow those read, and how many layers they took."""
-        rows, exits = lm.embed(tokens), self.network.exits.tolist()
+        rows, exits = lm.embed(tokens), self.network.exit_layers
         self._read += tokens
         for number, exit in enumerate(exits):
             rows = self._through(number, rows)
@@ -243,7 +243,7 @@ class S2D(DraftHead):
             return
         labels = list(map(lm.piece, tree.tokens))
         yield Figure("bars", "layers that drafted each token", {"labels": labels, "values": used})
-        exits = self.network.exits.tolist()
+        exits = self.network.exit_layers
         shares = {f"after {exit}": self._used.count(exit) / len(self._used) for exit in exits}
         yield Figure("scalar", "share of draft tokens by exit", {"x": lm.generated, "series": shares})
         deeper = list(zip(self.network.groups, self._waiting))[1:]

@@ -1,7 +1,7 @@
 """SpecTr: several independent draft sequences."""
 from collections.abc import Iterator
 
-from playground.algorithms.speculative.drafting import best, draft_distribution, grow, new_tree, purpose
+from playground.algorithms.speculative.drafting import best_of_level, grow, level_distributions, new_tree, purpose
 from playground.contract import Drafter, knob
 
 
@@ -25,20 +25,20 @@ class SpecTr(Drafter):
         def level(rows, leaves, number):
             if not number:
                 leaves = leaves * (self.rows if lm.chain.draws else 1)
-            q = {leaf: draft_distribution(lm, tree, rows, leaf) for leaf in leaves}
-            live = [leaf for leaf in leaves if q[leaf] is not None]
+            found, q = level_distributions(lm, tree, rows, list(dict.fromkeys(leaves)))
             if not lm.chain.draws:
-                return [child for leaf in live for child in best(tree, leaf, q[leaf], 1)]
-            return [
-                self._sample(lm, tree, nodes, leaf, q[leaf], rows.position(leaf), i) for i, leaf in enumerate(live)
-            ]
+                return best_of_level(tree, found, q, 1)
+            live = [leaf for leaf in leaves if leaf in found]
+            keys = [[(purpose(leaf, i), rows.position(leaf))] for i, leaf in enumerate(live)]
+            each = q[rows.index([found.index(leaf) for leaf in live])]
+            drawn = lm.draw_each(each, keys) if live else []
+            return [self._add(tree, nodes, leaf, own, *token) for leaf, own, (token,) in zip(live, each, drawn)]
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(self.length, budget), level))
 
-    def _sample(self, lm, tree, nodes, leaf, q, position, sequence) -> int:
-        """Sample the next token of one sequence and return its node; `nodes` maps (parent, token) to existing nodes."""
-        token = lm.draw(q, position, purpose(leaf, sequence))
+    def _add(self, tree, nodes, leaf, q, token, share) -> int:
+        """The node of a sequence's next token; `nodes` maps (parent, token) to existing nodes."""
         if (leaf, token) in nodes:
             return tree.again(nodes[leaf, token])
-        nodes[leaf, token] = tree.add(token, leaf, q)
+        nodes[leaf, token] = tree.add(token, leaf, q, share)
         return nodes[leaf, token]

@@ -23,8 +23,12 @@ PROMPT = [11, 30, 250, 8, 99]
 LENGTH = 14
 
 
-def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35, **masking) -> MaskedDenoiser:
-    """Random weights in float64, large enough that every token matters; `masking`: block_length or known_first."""
+def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35, move=lambda network: network,
+             **masking) -> MaskedDenoiser:
+    """Random weights in float64, large enough that every token matters; `masking`: block_length or known_first.
+
+    `move` puts the network on a device.
+    """
     torch.manual_seed(seed)
     sizes = SIZES | {
         "vocab_size": 320, "max_position_embeddings": 1024,
@@ -32,7 +36,7 @@ def denoiser(shifted: bool = False, seed: int = 0, spread: float = 0.35, **maski
     }
     config = AutoConfig.for_model("llama", **sizes, initializer_range=spread)
     network = AutoModelForCausalLM.from_config(config).double().eval()
-    model = loaded_model(network, byte_tokenizer(), "random denoiser", "", "none")
+    model = loaded_model(move(network), byte_tokenizer(), "random denoiser", "", "none")
     model.end_ids = frozenset()  # a random network ends at once otherwise
     return model
 

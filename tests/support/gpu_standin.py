@@ -85,7 +85,8 @@ class DeviceTensor(Tensor):
             elif is_number(item):
                 view = view.select(dim, operator.index(item))
             else:
-                item = item if isinstance(item, Tensor) else torch.tensor(item)
+                if not isinstance(item, Tensor):
+                    item = torch.tensor(item, dtype=torch.long if item in ([], range(0)) else None)
                 indices.append(item)
                 dim += item.dim() if item.dtype == torch.bool else 1
         return view, indices

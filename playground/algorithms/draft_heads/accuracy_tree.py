@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from heapq import heappop, heappush
 
-from torch import Tensor
-
 from playground.contract.token_tree import ROOT, TokenTree
 
 Path = tuple[int, ...]
@@ -40,19 +38,19 @@ def best_paths(accuracy: list[list[float]], nodes: int) -> list[Path]:
 
 
 def rank_tree(
-    name: str, shares: Tensor, tokens: list[list[int]], paths: list[Path], ends: Callable[[int], bool]
+    name: str, shares: list[list[float]], tokens: list[list[int]], paths: list[Path], ends: Callable[[int], bool]
 ) -> tuple[TokenTree, dict[Path, int]]:
     """The tree of these paths of ranks, and the node of each path, of draft tokens by depth and rank with their shares.
 
     End tokens get no children, and are not listed among the nodes.
     """
-    tree, nodes, confidence = TokenTree(name), {(): ROOT}, shares.tolist()
+    tree, nodes = TokenTree(name), {(): ROOT}
     for path in paths:
         depth, rank = len(path) - 1, path[-1]
         if path[:-1] not in nodes or rank >= len(tokens[depth]):
             continue
         token = tokens[depth][rank]
-        node = tree.add(token, nodes[path[:-1]], confidence=confidence[depth][rank])
+        node = tree.add(token, nodes[path[:-1]], confidence=shares[depth][rank])
         if not ends(token):
             nodes[path] = node
     return tree, nodes

@@ -17,7 +17,7 @@ from playground.algorithms.draft_heads.head_layers import EPS, DecoderLayer, Pla
 from playground.algorithms.draft_heads.scored_tree import ScoredTree, paths_figure
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.host_copies import on_device
+from playground.engine.host_copies import on_device, read_lists
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class LevelRule(NamedTuple):
         shares = values.exp()
         kept = (shares.cumsum(-1) - shares < self.top_p) & (shares >= self.ratio * shares[:, :1])
         kept[:, 0] = True
-        rows = zip(values.tolist(), ids.tolist(), kept.tolist())
+        rows = zip(*read_lists(values, ids, kept))
         return [[child for *child, stays in zip(*row) if stays] for row in rows]
 
 

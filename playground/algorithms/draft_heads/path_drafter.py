@@ -29,6 +29,7 @@ from playground.algorithms.draft_heads.head_training import (
 from playground.algorithms.draft_heads.scored_tree import tree_figure
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import read_lists
 
 if TYPE_CHECKING:
     from playground.decoding.lane import Lane
@@ -84,7 +85,7 @@ class PathDrafter(DraftHead):
     def loaded(cls, network: Module, weights: dict[str, Tensor]) -> Module:
         """The network with these weights and the accuracies that were measured."""
         network.load_state_dict({name: tensor for name, tensor in weights.items() if name != MEASURED})
-        network.register_buffer(MEASURED, weights[MEASURED].float())
+        network.accuracy = weights[MEASURED].float()  # no buffer: it stays on the host, which plans the tree
         return network
 
     @torch.inference_mode()
@@ -116,7 +117,7 @@ class PathDrafter(DraftHead):
                 break
             read = torch.cat([inputs[parent] for parent in parents])
             logits = lm.read_out(self.network(unread - 1 + level, read))
-            shares, tokens = (part.tolist() for part in logits.softmax(-1).topk(min(self.ranks, lm.vocabulary)))
+            shares, tokens = read_lists(*logits.softmax(-1).topk(min(self.ranks, lm.vocabulary)))
             for path in wanted:
                 row, rank = parents.index(path[:-1]), path[-1]
                 if rank < len(tokens[row]):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from playground.algorithms.draft_heads.head_layers import HeadCache, NewRows
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.host_copies import moved
+from playground.engine.host_copies import moved, read_lists
 from playground.events import Figure
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ScoredTree:
         """Add the `width` most probable children of each parent; returns the new nodes that may have children."""
         values, ids = logp.topk(min(width, logp.shape[-1]))
         added = []
-        for parent, chances, tokens in zip(parents, values.tolist(), self.target_ids(ids).tolist()):
+        for parent, chances, tokens in zip(parents, *read_lists(values, self.target_ids(ids))):
             added += [self.add_one(parent, token, chance) for chance, token in zip(chances, tokens)]
         return [node for node in added if not self.lm.ends(self.tree.tokens[node])]
 

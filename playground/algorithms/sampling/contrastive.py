@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from playground.engine.host_copies import read_lists
 from playground.engine.sampling import first_largest, largest
 from playground.events import Event, Figure, Note
 
@@ -44,15 +45,17 @@ def contrast_events(
     `better` and `weaker` are logits [V], `scores` the contrastive scores [V].
     """
     logp, loga = better.log_softmax(-1), weaker.log_softmax(-1)
-    count = int(plausible(better, share).sum())
+    best = largest(scores, min(SHOWN, len(scores))).indices
+    values = torch.stack([logp[best], loga[best], scores[best]], 1)
+    ranked = torch.cat([first_largest(logp), first_largest(scores)])
+    count, best, values, (first, chosen), (of_first, of_chosen) = read_lists(
+        plausible(better, share).sum(), best, values, ranked, loga[ranked].exp()
+    )
     yield Figure("scalar", "plausible tokens", {"x": position, "series": {"tokens": count}})
-    best = largest(scores, min(SHOWN, count)).indices
-    values = torch.stack([logp[best], loga[best], scores[best]], 1).tolist()
-    labels = {"rows": [piece(token) for token in best.tolist()], "columns": ["ln p", "ln weaker", "score"]}
-    yield Figure("matrix", "candidates", {**labels, "values": values})
-    first, chosen = int(first_largest(logp)), int(first_largest(scores))
+    labels = {"rows": list(map(piece, best[:count])), "columns": ["ln p", "ln weaker", "score"]}
+    yield Figure("matrix", "candidates", {**labels, "values": values[:count]})
     if first != chosen:
         yield Note(
             f"The contrast ranks {piece(chosen)!r} above {piece(first)!r}: the weaker model gives them "
-            f"{float(loga[chosen].exp()):.2g} and {float(loga[first].exp()):.2g}."
+            f"{of_chosen:.2g} and {of_first:.2g}."
         )

@@ -66,25 +66,55 @@ def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tens
     return None if rows.masks is not None and q.isnan().any() else q
 
 
+def level_distributions(lm: Lane, tree: TokenTree, rows: Rows, leaves: list[int]) -> tuple[list[int], Tensor]:
+    """The leaves that tokens can follow, and the distributions [n, V] of these tokens."""
+    open_leaves = [leaf for leaf in leaves if leaf == ROOT or not lm.ends(tree.tokens[leaf])]
+    q = rows.scores[rows.index([rows.row(leaf) for leaf in open_leaves])].softmax(-1)
+    if rows.masks is None:
+        return open_leaves, q
+    allowed = [number for number, empty in enumerate(q.isnan().any(1).tolist()) if not empty]
+    return [open_leaves[number] for number in allowed], q[rows.index(allowed)]
+
+
 def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
     """Add the `width` most probable tokens as children of a leaf."""
-    ((values, ids),) = read_together(*largest(q[None], min(width, len(q))))
-    return [tree.add(int(token), leaf, confidence=p) for p, token in zip(values, ids) if p > 0]
+    return best_of_level(tree, [leaf], q[None], width)
+
+
+def best_of_level(tree: TokenTree, leaves: list[int], q: Tensor, width: int) -> list[int]:
+    """Add the `width` most probable tokens as children of each leaf, by the distributions q [leaves, V]."""
+    found = read_together(*largest(q, min(width, q.shape[1])))
+    return [
+        tree.add(int(token), leaf, confidence=p)
+        for leaf, (values, ids) in zip(leaves, found) for p, token in zip(values, ids) if p > 0
+    ]
 
 
 def independent(lm: Lane, tree: TokenTree, rows: Rows, leaf: int, width: int) -> list[int]:
     """Add `width` children to a leaf, sampled independently (siblings may repeat); the top tokens if greedy."""
-    q = draft_distribution(lm, tree, rows, leaf)
-    if q is None:
+    return independent_level(lm, tree, rows, [leaf], width)
+
+
+def independent_level(lm: Lane, tree: TokenTree, rows: Rows, leaves: list[int], width: int) -> list[int]:
+    """`independent` for each leaf of a level, which are read together."""
+    leaves, q = level_distributions(lm, tree, rows, leaves)
+    if not leaves:
         return []
     if not lm.chain.draws:
-        return best(tree, leaf, q, width)
-    return [tree.add(lm.draw(q, rows.position(leaf), purpose(leaf, i)), leaf, q) for i in range(width)]
+        return best_of_level(tree, leaves, q, width)
+    drawn = lm.draw_each(q, [[(purpose(leaf, i), rows.position(leaf)) for i in range(width)] for leaf in leaves])
+    return [tree.add(token, leaf, own, share) for leaf, own, row in zip(leaves, q, drawn) for token, share in row]
 
 
 def distinct(lm: Lane, remaining: RemainingTokens, leaf: int, position: int) -> int:
     """Sample the next child of a leaf without replacement, for a position of the sequence."""
     return lm.draw_remaining(remaining, position, purpose(leaf, remaining.taken))
+
+
+def add_distinct(lm: Lane, tree: TokenTree, remaining: RemainingTokens, leaf: int, position: int) -> int:
+    """Add a child to a leaf, sampled without replacement."""
+    token = distinct(lm, remaining, leaf, position)
+    return tree.add(token, leaf, remaining.q, remaining.share(token))
 
 
 def purpose(leaf: int, child: int) -> str:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.host_copies import read_together
+from playground.engine.host_copies import on_device, read_together
 from playground.engine.sampling import largest, one_hot, residual_distribution
 from playground.events import Candidate, Test, Verdict
 
@@ -62,8 +62,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
 
 def is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     """Whether no token can follow a node: it is an end token, or the grammar is complete there."""
-    complete = rows.masks is not None and not bool(rows.masks[rows.row(node)].any())
-    return node != ROOT and (complete or lm.ends(tree.tokens[node]))
+    return node != ROOT and (lm.ends(tree.tokens[node]) or rows.dead_end(node))
 
 
 def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
@@ -100,10 +99,11 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
     (one child), 2305.09781 (independent), 2402.14160 (without replacement).
     """
     r, tests, taken = p, [], []
-    for child in children:
+    chances = [known[children[0]]] if known and children[0] in known else []
+    for number, child in enumerate(children):
         token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
-        at_hand = known.get(child) if known and not taken else None
-        chance, offered = at_hand or torch.stack([r[token], d[token]]).tolist()
+        chances = chances or _chances(r, children[number:], tree, taken)
+        chance, offered = chances.pop(0)
         accepted, u = flip(min(1.0, chance / offered) if offered else 1.0)
         tests.append(Test(child, chance, offered, u, accepted, residual=bool(taken)))
         if accepted:
@@ -113,13 +113,24 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
     return Ruling(None, draw(r), tests, r)
 
 
+def _chances(r: Tensor, children: list[int], tree: TokenTree, taken: list[int]) -> list[list[float]]:
+    """The chances of the next child; on a device those of all children, should each be rejected, in one transfer."""
+    found, taken = [], list(taken)
+    for child in children[:1] if r.is_cpu else children:
+        token, d = tree.tokens[child], _drawn_from(child, tree, taken, r)
+        found.append(torch.stack([r[token], d[token]]))
+        r = r if r.is_cpu else residual_distribution(r, d)
+        taken.append(token)
+    return torch.stack(found).tolist()
+
+
 def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> Tensor:
     q, token = tree.q[child], tree.tokens[child]
     if q is None:
         return one_hot(token, like)
     if tree.drawn != "without_replacement" or not taken:
         return q
-    rest = q.index_fill(0, torch.tensor(taken, device=q.device), 0)
+    rest = q.index_fill(0, on_device(taken, q.device), 0)
     return rest / rest.sum()
 
 

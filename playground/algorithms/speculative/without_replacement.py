@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from playground.decoding.rng import cumulate
+from playground.engine.host_copies import read_lists
 from playground.engine.sampling import largest
 
 SMALL = 1e-3  # share of the mass below which what remains is summed again, since a difference would be rounding
@@ -22,12 +23,13 @@ SMALL = 1e-3  # share of the mass below which what remains is summed again, sinc
 class RemainingTokens:
     """A distribution whose tokens are sampled without replacement.
 
-    The vocabulary is summed once: a draw inverts this cumulative sum and steps over the tokens removed before.
+    The vocabulary is summed once: a draw inverts this cumulative sum and steps over the tokens removed before. This is
+    done on the host, since each draw asks for several numbers.
     """
 
-    def __init__(self, q: Tensor):
-        """`q` [V] is a distribution and is not modified."""
-        self.q, self._whole, self._gone = q, q, 0.0
+    def __init__(self, q: Tensor, on_host: Tensor | None = None):
+        """`q` [V] is a distribution and is not modified; `on_host` is its copy if it was copied with others."""
+        self.q, self._whole, self._gone = q, q.cpu() if on_host is None else on_host, 0.0
         self._removed: list[tuple[float, float, int]] = []  # (sum before the token, probability, token), ascending
 
     @property
@@ -57,6 +59,10 @@ class RemainingTokens:
         rest = self._whole.clone()
         rest[[token for _, _, token in self._removed]] = 0
         return rest
+
+    def share(self, token: int) -> float:
+        """The probability of a token in the whole distribution."""
+        return float(self._whole[token])
 
     def take(self, draw: Callable[[Tensor], int]) -> int:
         """Sample a token with draw(distribution [V]) and remove it. At least one token must remain."""
@@ -97,8 +103,8 @@ class Ranking:
 
     def __init__(self, q: Tensor, most: int):
         top = largest(q, min(most, len(q)))
-        chances = top.values.tolist()[::-1]
-        self._waiting = list(zip(top.indices.tolist()[::-1], chances))
+        chances, tokens = (part[::-1] for part in read_lists(*top))
+        self._waiting = list(zip(tokens, chances))
         below = max(0.0, 1 - sum(chances)) if most < len(q) else 0.0
         self._left = list(accumulate(chances, initial=below))  # summed from the last token on, so it never goes below 0
 

@@ -22,6 +22,7 @@ from playground.algorithms.draft_heads.head_training import (
 from playground.algorithms.draft_heads.pseudo_rows import row_groups
 from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.engine.host_copies import read_lists
 from playground.events import Figure, Note
 from strategies.draft_heads.ppd.prompt_trees import ROOT_PATH, Accuracy, PromptTree, prompt_trees, tokens_per_round
 
@@ -86,7 +87,7 @@ class Ppd(DraftHead):
     @classmethod
     def build(cls, weights):
         network = PromptTokens(weights["prompt_embeddings"])
-        network.register_buffer(MEASURED, weights[MEASURED].float())
+        network.accuracy = weights[MEASURED].float()  # no buffer: it stays on the host, which plans the tree
         return network
 
     @classmethod
@@ -120,8 +121,8 @@ class Ppd(DraftHead):
         chosen = trees[self._state]
         tree, nodes = TokenTree(self.name), {ROOT_PATH: ROOT}
         if self._state:
-            shares, tokens = guesses[:self._state].softmax(-1).topk(min(self.ranks, guesses.shape[-1]))
-            tree, nodes = rank_tree(self.name, shares, tokens.tolist(), chosen.paths, lm.ends)
+            best = guesses[:self._state].softmax(-1).topk(min(self.ranks, guesses.shape[-1]))
+            tree, nodes = rank_tree(self.name, *read_lists(*best), chosen.paths, lm.ends)
         tree.probes = {
             node: prompts[:count]
             for path, node in nodes.items()
