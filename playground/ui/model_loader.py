@@ -88,6 +88,12 @@ class ModelLoader:
             self._drop()
             return loading
 
+    def loaded(self, request: ModelRequest) -> Any:
+        """The requested models if they are loaded, otherwise None."""
+        with self._lock:
+            loading = self._sets.get(request)
+        return loading.models if loading else None
+
     def inherited(self, request: ModelRequest) -> Any:
         """The requested models in a forked process, which inherits loaded sets; another is loaded here.
 
