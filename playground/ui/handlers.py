@@ -121,8 +121,11 @@ class Handlers:
         self.site, self.page = site, page
 
     def open(self, stored: Any, request: gr.Request) -> Changes:
-        """Set the controls from the link, or else from the browser's storage."""
-        code = request.query_params.get("s", "")
+        """Set the controls from the link, or else from the browser's storage. After a reload the browser sends what was
+        chosen in its tab, which takes precedence.
+        """
+        reloaded = isinstance(stored, dict) and stored.get("reloaded") is True
+        code = "" if reloaded else request.query_params.get("s", "")
         settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
         return self.page.show(settings, Settings.names()) if settings else gr.skip()
 

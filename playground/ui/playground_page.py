@@ -128,7 +128,8 @@ class Page:
             "concurrency_limit": None,
             **PRIVATE,
         }
-        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], **PRIVATE)
+        chosen = "(stored) => window.settingsToOpen(stored)"
+        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], js=chosen, **PRIVATE)
         models = [self.model, self.draft]
         for event in (opened.then, self.model.change, self.draft.change):
             event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
