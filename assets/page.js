@@ -173,6 +173,26 @@
 
   window.settingsNow = () => chosen.settings;
 
+  // A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says.
+
+  const LEFT = "decoding-playground.settings";
+
+  addEventListener("pagehide", () => {
+    try {
+      if ("prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
+    } catch { /* without storage the address or the browser's storage decides */ }
+  });
+
+  const isReload = () => performance.getEntriesByType("navigation")[0]?.type === "reload";
+
+  window.settingsToOpen = (stored) => {
+    try {
+      return isReload() && sessionStorage.getItem(LEFT) ? { ...JSON.parse(sessionStorage.getItem(LEFT)), reloaded: true } : stored;
+    } catch {
+      return stored;
+    }
+  };
+
   // The place where a problem is mended: a field of the drawer, or a lane as "lane:index:knob".
 
   const FIELDS = {
@@ -239,7 +259,6 @@
   window.linkOpened = () => {
     setTimeout(beginHistory, 100);
     const params = new URLSearchParams(location.search);
-    const reloads = performance.getEntriesByType("navigation")[0]?.type === "reload"; // then the tab's own runs are shown
-    if (params.has("s") && params.has("at") && !reloads) setTimeout(() => press("run"), 100);
+    if (params.has("s") && params.has("at") && !isReload()) setTimeout(() => press("run"), 100); // after a reload the tab's own runs are shown
   };
 })();

@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 LAYERS = (
-    ("playground.errors", "playground.events", "playground.request_limits", "playground.asset_files"),
+    ("playground.errors", "playground.events", "playground.request_limits", "playground.asset_files",
+     "playground.network_errors"),
     ("playground.trace", "playground.engine"),
     ("playground.contract",),
     ("playground.decoding",),

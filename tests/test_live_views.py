@@ -746,3 +746,10 @@ def test_views_fit_a_phone(page, feed):
     page.locator(".panel-cost").scroll_into_view_if_needed()
     expect(page.locator(".panel-cost .totals tr").first).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_table_of_tests_that_is_too_wide_for_a_phone_can_be_scrolled(page, feed):
+    page.set_viewport_size({"width": 390, "height": 844})
+    show(page, feed, run_of((GUESSING, in_rounds())))
+    page.locator(".panel-tree .tests td").first.evaluate("one => { one.textContent = 'w'.repeat(80); }")
+    assert page.locator(".panel-tree .tests").evaluate("one => { one.scrollLeft = 999; return one.scrollLeft; }") > 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 from pathlib import Path
 from threading import Barrier, Lock, Thread
 from types import SimpleNamespace
@@ -235,6 +236,13 @@ def test_cached_hub_models_load_offline(hub, saved, monkeypatch):
     assert hub == []
 
 
+def _unresolved() -> ConnectionError:
+    """As an HTTP library reports a name that cannot be resolved."""
+    error = ConnectionError("[Errno -2] Name or service not known")
+    error.__cause__ = socket.gaierror(-2, "Name or service not known")
+    return error
+
+
 def hub_error(kind):
     return kind("said the hub", response=SimpleNamespace(headers={}, request=None))
 
@@ -244,6 +252,7 @@ def hub_error(kind):
     [
         (hub_error(GatedRepoError), "is gated: accept its licence at https://huggingface.co/someone/toy"),
         (hub_error(RepositoryNotFoundError), "The hub has no model 'someone/toy'"),
+        (_unresolved(), "the hub cannot be reached \\(its name cannot be resolved\\): connect to the network"),
         (
             ConnectionError("no route"),
             "the hub cannot be reached \\(no route\\): connect to the network, or choose a bundled model",

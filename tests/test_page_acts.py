@@ -219,7 +219,7 @@ def cut(browser):
     browser.set_offline(False)
 
 
-def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_begin(page, address, cut):
+def test_after_a_lost_connection_the_run_is_there_and_another_can_begin(page, address, cut):
     visit(page, address, Settings(prompt="The red fox", length=4000, lanes=[GREEDY]))
     page.click("#run")
     expect(tokens(page, 0).nth(5)).to_be_attached()
@@ -227,17 +227,41 @@ def test_after_a_lost_connection_the_run_is_there_to_be_shown_and_another_can_be
     page.wait_for_timeout(1500)
     before = tokens(page, 0).count()
     cut(False)
-    open_settings(page)
-    page.click("#again")
-    shown = page.locator("#live [data-recorded='true'] .lane .tokens > .t")
-    page.locator("#live .scrub").press("End")
-    expect(shown.nth(before - 1)).to_be_attached()
+    expect(page.get_by_text("Attempting reconnection")).to_have_count(0)  # then the page loads itself again
+    expect(tokens(page, 0).nth(before - 1)).to_be_attached()
     # in one step: the end of the lost run may arrive at any moment and hide the button
     page.evaluate("document.querySelector('#stop')?.checkVisibility() && document.querySelector('#stop').click()")
     open_settings(page)
     page.fill("#length input", "3")
     page.click("#run")
     expect(status(page, 0)).to_have_text("reached the token limit")
+
+
+def test_a_run_that_a_reload_interrupts_is_kept_as_far_as_it_has_come(page, address):
+    """A browser that has lost its server for a while loads the page again by itself."""
+    visit(page, address, Settings(prompt="The red fox", length=4000, lanes=[GREEDY, SAMPLE]))
+    page.click("#run")
+    expect(tokens(page, 1).nth(5)).to_be_attached()
+    page.reload()
+    expect(status(page, 1)).to_have_text("interrupted")
+    expect(page.locator("#live .message")).to_contain_text("The page was loaded again during run 1")
+    assert tokens(page, 1).count() > 5
+    ran_from = page.locator("#live .live").get_attribute("data-run")
+    page.click("#run")
+    expect(page.locator("#live .live")).not_to_have_attribute("data-run", ran_from)
+    expect(page.locator("#live .visit-run").first).to_contain_text(", interrupted")
+    page.locator("#live .visit-run").first.click()
+    expect(status(page, 1)).to_have_text("interrupted")
+
+
+def test_a_reload_keeps_what_was_chosen_after_a_link_was_opened(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=[GREEDY]))
+    page.fill("#prompt textarea", "The green bird")
+    page.keyboard.press("Tab")
+    page.wait_for_function("window.settingsNow().prompt === 'The green bird'")
+    page.reload()
+    expect(page.locator("#settings .summary")).to_contain_text("12 tokens")
+    expect(page.locator("#prompt textarea")).to_have_value("The green bird")
 
 
 def test_the_last_run_can_be_shown_again(page, address):

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from app_page import address, browser, expect, open_settings, page, tokens, visit  # noqa: F401
@@ -37,6 +38,8 @@ def verdict(lane: dict, **around) -> tuple[str, str]:
     ({"strategy": "speculative"}, {"drafted": False}, "needs a draft model", "draft"),
     ({"strategy": "pg_td", "knobs": {"tests": ""}}, {}, "The tests must all call the same function", "tests"),
     ({"strategy": "asap"}, {}, "ASAp: grammar-aligned sampling needs a constraint", "constraint"),
+    ({"strategy": "masked_diffusion"}, {"attention": ""}, "cannot fill masked positions: choose pocket-diff", "model"),
+    ({"strategy": "wedlm"}, {"attention": ""}, "choose a WeDLM checkpoint as the model", "model"),
 ])
 def test_a_lane_without_what_it_needs_says_what_to_add(lane, around, says, about):
     problem, place = verdict(lane, **around)
@@ -46,9 +49,19 @@ def test_a_lane_without_what_it_needs_says_what_to_add(lane, around, says, about
     assert refused.value.about == f"lane:1:{about}" and str(refused.value).startswith("Lane 2 cannot start.")
 
 
+@pytest.mark.parametrize("strategy, says", [
+    ("greedy", "choose Masked diffusion or another model"),
+    ("wedlm", "WeDLM needs a model that reads known tokens before masks")])
+def test_a_lane_that_a_denoiser_cannot_run_says_which_strategy_it_can(strategy, says):
+    problem, place = verdict({"strategy": strategy}, attention="full")
+    assert says in problem and "choose Masked diffusion" in problem and place == "model"
+
+
 def test_a_lane_with_what_it_needs_can_start():
     assert verdict(greedy_with("cad"), context="A passage.") == ("", "")
     assert verdict({"strategy": "speculative"}) == ("", "")
+    assert verdict({"strategy": "masked_diffusion"}, attention="full") == ("", "")
+    assert verdict({"strategy": "masked_diffusion"}) == ("", ""), "the kind of the model is not known yet"
     assert check([greedy_with("cad")])[0]["problem"] == "", "where there is no context to be had, none is asked for"
 
 
@@ -57,6 +70,20 @@ def test_a_lane_with_what_it_needs_can_start():
     ({"model": "somebody/unknown"}, False), ({"model": "Qwen/Qwen3-1.7B"}, True)])
 def test_it_is_known_before_loading_whether_there_is_a_draft_model(chosen, drafted):
     assert Site(ModelRequest()).has_draft(Settings(**chosen)) == drafted
+
+
+@pytest.mark.parametrize("model, attention", [
+    ("default", ""), ("pocket-diffusion", "full"), ("oracle", "full"), ("Qwen/Qwen3-0.6B", ""),
+    ("somebody/unknown", None)])
+def test_it_is_known_before_loading_whether_a_listed_model_fills_masks(model, attention):
+    assert Site(ModelRequest()).attention(Settings(model=model)) == attention
+
+
+def test_of_a_model_from_elsewhere_it_is_known_once_it_is_loaded():
+    denoiser = SimpleNamespace(target=SimpleNamespace(name="elsewhere", fills=True, attention="known_first"))
+    site = Site(ModelRequest(), load=lambda *names, **how: denoiser)
+    site.model_load(Settings(model="somebody/unknown")).result()
+    assert site.attention(Settings(model="somebody/unknown")) == "known_first"
 
 
 def test_refusals_name_strategies_and_knobs_as_the_page_does():
@@ -163,6 +190,29 @@ def test_a_missing_draft_is_added_by_a_button_and_too_many_stop_strings_open_the
     page.keyboard.press("Control+Enter")
     expect(page.locator("#prompt-notice")).to_contain_text("There are 17 stop strings")
     expect(page.locator("#stop-strings textarea")).to_be_focused()
+
+
+def test_a_strategy_for_a_denoiser_is_refused_before_the_run_and_mended_by_a_button(page, address):
+    visit(page, address, Settings(prompt="one morning", length=8, lanes=[{"strategy": "masked_diffusion"}]))
+    expect(complaint(page)).to_contain_text("The chosen model continues text")
+    page.click("#run")
+    expect(page.locator("#model-notice")).to_contain_text("Lane 1 cannot start.")
+    expect(page.locator("#model-notice")).to_contain_text("choose pocket-diffusion or the oracle as the model")
+    assert page.locator("#live [data-recorded='false']").count() == 0
+    complaint(page).get_by_text("Use Pocket diffusion").click()
+    expect(complaint(page)).to_have_count(0)
+    page.click("#run")
+    expect(tokens(page, 0).nth(7)).to_be_attached()
+
+
+def test_where_lanes_need_models_of_both_kinds_another_strategy_is_offered(page, address):
+    lanes = [{"strategy": "masked_diffusion"}, {"strategy": "greedy"}]
+    visit(page, address, Settings(prompt="one morning", length=8, lanes=lanes))
+    expect(complaint(page)).to_contain_text("The chosen model continues text")
+    expect(complaint(page).get_by_text("Use Pocket diffusion")).to_have_count(0)
+    complaint(page).get_by_text("Choose another strategy…").click()
+    expect(page.locator(".option[data-name='greedy']").first).to_be_visible()
+    expect(page.locator(".option[data-name='wedlm']")).to_contain_text("choose a WeDLM checkpoint as the target")
 
 
 def test_what_cannot_be_chosen_is_not_reached_by_key(page, address):

@@ -57,6 +57,14 @@ def test_nothing_on_any_page_takes_its_time_for_those_who_want_no_motion(page, a
     assert page.evaluate(MOVING) == []
 
 
+def test_badges_of_four_lanes_are_not_cut_to_a_letter(page, address):
+    lane = {"strategy": "greedy", "extras": [["sink_window", {}], ["regex", {}]]}
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=4 * [lane]))
+    page.locator(".lane-card .promise").nth(3).wait_for()
+    widths = page.eval_on_selector_all(".lane-card .promise", "all => all.map((one) => one.offsetWidth).filter(Boolean)")
+    assert len(widths) == 4 and min(widths) > 40
+
+
 def test_no_line_divides_the_foot_of_the_page_on_a_phone(page, address):
     page.set_viewport_size(PHONE)
     page.goto(address)

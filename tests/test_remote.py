@@ -1,8 +1,10 @@
 """Remote lanes: what a server reports is shown, what it does not is not, and its faults end its lane alone."""
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import ssl
 import threading
 from math import exp
 
@@ -15,6 +17,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, Session
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Header, Note, TopLogprobs
+from playground.network_errors import connection_error
 from playground.remote.completion_chunk import read_chunk
 from playground.remote.completion_request import CompletionRequest
 from playground.remote.remote_lane import RemoteLane, add_lane
@@ -154,10 +157,25 @@ def test_a_fault_of_the_server_is_a_sentence(serving, fault):
     assert result.text == (" a" if answer.status == 200 and b'" a"' in b"".join(answer.parts) else "")
 
 
-def test_a_server_that_is_not_there_is_a_sentence():
+@pytest.mark.parametrize("address, says", [
+    ("http://127.0.0.1:9", "The server 127.0.0.1:9 cannot be reached (it refuses the connection): check the address"),
+    ("http://nowhere.invalid", "The server nowhere.invalid cannot be reached (its name cannot be resolved): check"),
+])
+def test_a_server_that_is_not_there_is_a_sentence(address, says):
     session = Session([], [])
-    add_lane(session, RemoteServer.given("http://127.0.0.1:9", "fox"), Prompt("The"), Limits())
-    assert "cannot be reached" in list(session)[-1].event.message
+    add_lane(session, RemoteServer.given(address, "fox"), Prompt("The"), Limits())
+    assert says in list(session)[-1].event.message
+
+
+@pytest.mark.parametrize("reason, says", [
+    (ExceptionGroup("all attempts failed", [ConnectionRefusedError(111, "Connect call failed")]), "it refuses the"),
+    (OSError(errno.ENETUNREACH, "Network is unreachable"), "there is no route to it"),
+    (ssl.SSLError(1, "[SSL: WRONG_VERSION_NUMBER]"), "no secure connection"),
+    (ValueError("no error of a connection"), ""),
+])
+def test_an_error_of_the_operating_system_is_said_in_our_words(reason, says):
+    said = connection_error(reason)
+    assert said.startswith(says) and bool(said) == bool(says) and str(reason) not in said
 
 
 def test_a_silent_server_ends_its_lane_and_delays_no_other(serving):

@@ -1,6 +1,6 @@
 // Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; every change is
 // written to it at once and checked by the server shortly afterwards. All text enters the page as textContent.
-const { strategies, most, promises: PROMISES } = __CATALOGUE__;
+const { strategies, most, promises: PROMISES, denoisers: DENOISERS } = __CATALOGUE__;
 const byName = new Map(strategies.map((s) => [s.name, s]));
 const MAIN = ["decoder", "canvas_decoder", "preset"];
 const SINGLE = ["constraint", "cache_policy", "compute_policy"];
@@ -112,9 +112,12 @@ function objection(part, lane, main) {
 /** Why the chosen model cannot run a decoder, or an empty text. */
 function unfit(main) {
   if (!MAIN.includes(main.kind)) return "";
-  const fills = main.kind === "canvas_decoder";
-  if (fills && !props.fills) return "Fills masked positions, and the chosen model continues text: choose Pocket diffusion or Oracle sentences as the target, in the settings.";
-  return props.fills && !fills ? "Continues text, and the chosen model fills masked positions: choose another target, in the settings." : "";
+  const { attention } = props;
+  if (attention === null || attention === undefined) return ""; // it is known once the model is loaded
+  if (main.kind !== "canvas_decoder") return attention ? "Continues text, and the chosen model fills masked positions: choose another target, in the settings." : "";
+  const wanted = `choose ${DENOISERS[main.attention[0]]} as the target, in the settings.`;
+  if (!attention) return `Fills masked positions, and the chosen model continues text: ${wanted}`;
+  return main.attention.includes(attention) ? "" : `Does not run on the chosen model: ${wanted}`;
 }
 
 function settle(lane) {
@@ -163,7 +166,7 @@ function announce() {
 /** What lanes need besides their own settings; null on a page that has no such settings. */
 function around() {
   const { context } = window.settingsNow?.() || {};
-  return context === undefined ? null : { context: context.trim() && "given", drafted: props.drafted !== false };
+  return context === undefined ? null : { context: context.trim() && "given", drafted: props.drafted !== false, attention: props.attention };
 }
 
 async function ask() {
@@ -223,11 +226,22 @@ function remedies(i, about, place) {
     const own = window.settingsNow?.().draft === "none" ? [remedy("Use its own draft", () => trigger("mend", { what: about }))] : [];
     return [...own, remedy("Choose a draft…", () => window.openPlace(about, true))];
   }
+  if (about === "model") return modelRemedies(i, remedy);
   if (about === "constraint") return [remedy("Add a constraint…", () => { openLane(i); root.querySelector(`.lane-card[data-lane="${i}"] .adder`)?.click(); })];
   const found = knobOf(lanes[i], about);
   if (!place && found) return [remedy("Show it", () => openLane(i, about))];
   const restores = found && found.knob.type === "str" && !found.knob.choices.length && about in found.knobs;
   return restores ? [remedy("Restore the example", () => { delete found.knobs[about]; redraw(i); commit(); openLane(i, about); })] : [];
+}
+
+/** What mends a lane that the target cannot run: another target, if all lanes can run on it, or another strategy. */
+function modelRemedies(i, remedy) {
+  const fills = byName.get(lanes[i].strategy).kind === "canvas_decoder";
+  const suits = ({ strategy }) => (fills ? byName.get(strategy)?.attention.includes("full") : byName.get(strategy)?.kind !== "canvas_decoder");
+  const [name, what] = fills ? ["Pocket diffusion", "denoiser"] : ["Pocket", "text model"];
+  const model = lanes.every(suits) ? [remedy(`Use ${name}`, () => trigger("mend", { what }))] : [];
+  return [...model, remedy("Choose a target…", () => window.openPlace("model", true)),
+    remedy("Choose another strategy…", () => root.querySelector(`.lane-card[data-lane="${i}"] .strategy`)?.click())];
 }
 
 /** The knob of a name in a lane, with the values it is set in. */
@@ -321,7 +335,7 @@ function knobGrid(part, knobs, i) {
 function marks(part) {
   return [part.paper && part.paper !== "baseline" ? paper(part.paper) : null,
     part.needs.includes("context") ? h("span", { class: "mark need", title: "Answers from a passage: enter one as the context, in the settings." }, "needs a context") : null,
-    unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind === "canvas_decoder" ? "needs a denoiser" : "needs a text model") : null,
+    unfit(part) ? h("span", { class: "mark", title: unfit(part) }, part.kind !== "canvas_decoder" ? "needs a text model" : props.attention ? "needs another denoiser" : "needs a denoiser") : null,
     part.reconstruction ? h("span", { class: "mark", title: "The paper leaves details open; the authors' implementation may differ." }, "reconstruction") : null];
 }
 
@@ -603,7 +617,7 @@ const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) 
 
 /** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy. */
 function laneAdder() {
-  const offers = adviceBeside(lanes, { partOf: (name) => byName.get(name), fills: props.fills, drafted: props.drafted !== false });
+  const offers = adviceBeside(lanes, { partOf: (name) => byName.get(name), fills: Boolean(props.attention), drafted: props.drafted !== false });
   const advised = offers.filter(({ lane }) => byName.has(lane.strategy)).map(({ title, why, lane }, i) => {
     const main = byName.get(lane.strategy);
     return { ...main, name: `advised-${i}`, title: title || main.title || words(main.name), summary: why, lane };
@@ -673,7 +687,7 @@ function lookAround() {
 }
 
 watch("value", take);
-watch("fills", draw);
+watch("attention", () => { draw(); lookAround(); });
 watch("drafted", lookAround);
 listen("settings-chosen", lookAround);
 listen("open-lane", ({ lane, about }) => { if (!["context", "draft"].includes(about)) openLane(lane, about); });

@@ -1,4 +1,5 @@
-// Runs of this tab over a reload: each ended run is kept, compressed, in the tab's session storage, up to a total size.
+// Runs of this tab over a reload: each ended run is kept, compressed, in the tab's session storage, up to a total size. A run that has not
+// ended is kept when the page is left, as far as it has come: a browser that has lost its server loads the page again.
 
 const KEPT_RUNS = "decoding-playground.runs";
 const MOST_KEPT = 3_000_000; // characters of all kept runs; browsers allow about five million
@@ -7,11 +8,23 @@ const MOST_KEPT = 3_000_000; // characters of all kept runs; browsers allow abou
 async function keepRun(run) {
   if (run.isKept || typeof CompressionStream === "undefined") return;
   run.isKept = true;
-  const { run: name, version: events, settings } = run.trace;
-  const packed = await inBase64(run.trace);
-  const entry = { run: name, said: run.said, number: run.number, parent: run.parent?.trace.run ?? null, events, settings, packed };
+  store({ ...entryOf(run), packed: await inBase64(run.trace) });
+}
+
+/** Keep a run that has not ended, at once: a page that is left waits for no compression. */
+function keepUnended(run) {
+  if (run && run.trace.version && !run.trace.over) store({ ...entryOf(run), packed: JSON.stringify(run.trace.whole()), unended: true });
+}
+
+function entryOf({ said, number, parent, trace: { run, version: events, settings } }) {
+  return { run, said, number, parent: parent?.trace.run ?? null, events, settings };
+}
+
+/** Add a run to those that are kept; the oldest are dropped where there is no room. */
+function store(entry) {
+  if (entry.packed.length > MOST_KEPT) return;
   let kept = [...readKept().filter((one) => one.run !== entry.run), entry];
-  while (kept.length && sizeOf(kept) > MOST_KEPT) kept = kept.slice(1);
+  while (sizeOf(kept) > MOST_KEPT) kept = kept.slice(1);
   try {
     sessionStorage.setItem(KEPT_RUNS, JSON.stringify(kept));
   } catch (reason) { /* without storage the runs last until the page is left */ }
@@ -41,9 +54,11 @@ const isReload = () => ["reload", "back_forward"].includes(performance.getEntrie
 function keptRuns() {
   const runs = [];
   if (!isReload()) forgetKept();
-  for (const { run, said, number, parent, events, settings, packed } of readKept()) {
+  for (const { run, said, number, parent, events, settings, packed, unended } of readKept()) {
     const trace = new Trace();
-    Object.assign(trace, { run, version: events, settings, packed: new Blob([fromBase64(packed)]), state: "done", left: true, restored: true });
+    if (unended) trace.take({ run, n: 0, ...JSON.parse(packed) });
+    else Object.assign(trace, { run, version: events, packed: new Blob([fromBase64(packed)]) });
+    Object.assign(trace, { settings, state: "done", left: true, restored: true, interrupted: Boolean(unended) });
     runs.push({ trace, number, said, parent: runs.find((one) => one.trace.run === parent) || null, isKept: true });
   }
   return runs;

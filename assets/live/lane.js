@@ -172,6 +172,7 @@ class LaneCard {
     if (state.failed) return ["failed", "failed"];
     if (state.done) return [state.done.reason, REASONS[state.done.reason] || state.done.reason];
     if (!atHead) return ["replay", "earlier"];
+    if (app.trace.interrupted) return ["stopped", "interrupted"];
     if (app.trace.recorded || app.trace.state === "done") return ["replay", "recording ends here"];
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
   }

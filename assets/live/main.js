@@ -49,6 +49,7 @@ class App {
     this.stage = new Stage(this);
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
+    addEventListener("pagehide", () => keepUnended(this.visit.newest));
     window.livePosition = () => (this.stage.isStale ? "" : positionOf(this));
     this.schedule();
     if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
@@ -56,7 +57,9 @@ class App {
 
   /** After a reload: show the last run again, in place of the example. */
   showKept() {
-    if (!this.ranHere) this.bringBack(this.visit.runs.at(-1));
+    const run = this.visit.runs.at(-1);
+    if (this.ranHere) return;
+    this.bringBack(run).then(() => { if (run.trace.interrupted) this.say(`The page was loaded again during run ${run.number}: its text ends where it was interrupted. Press Run to run it again.`); });
   }
 
   find() {

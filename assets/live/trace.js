@@ -23,6 +23,7 @@ class Trace {
     this.fromFile = false;
     this.left = false; // a newer run has replaced it on the server
     this.restored = false; // from before a reload: the server does not know it
+    this.interrupted = false; // the page was left before it had ended
     this.settings = ""; // the code of its settings, with which it can be forked when the server no longer has it
   }
 
@@ -93,8 +94,12 @@ class Trace {
   /** Headers and events as one compressed blob. */
   compressed() {
     if (this.packed) return Promise.resolve(this.packed);
-    const whole = { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
-    return piped(JSON.stringify(whole), new CompressionStream("gzip")).blob();
+    return piped(JSON.stringify(this.whole()), new CompressionStream("gzip")).blob();
+  }
+
+  /** Headers and events as they arrived. */
+  whole() {
+    return { headers: this.headers, events: this.inOrder().map((event) => event.raw) };
   }
 
   async unpack() {

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from playground.contract.lane_config import attention_of, check_model
 from playground.contract.token_tree import TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.recorder import CommittedToken, Recorder
@@ -47,37 +48,7 @@ def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) 
     """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa, or if it cannot
     run with the model's attention.
     """
-    fills, wanted = getattr(model, "fills", False), decoder.kind == "canvas_decoder"
-    if fills and not wanted:
-        raise Refusal(
-            f"{model.name} fills masked positions and does not continue text: choose Masked diffusion or another "
-            "model.",
-            "model",
-        )
-    if wanted and not fills:
-        raise Refusal(
-            f"{model.name} continues text and cannot fill masked positions: choose pocket-diffusion or the oracle as "
-            "the model.",
-            "model",
-        )
-    if fills and (attention := getattr(model, "attention", "full")) not in decoder.attention:
-        wanted = " or ".join(SEEN[one] for one in decoder.attention)
-        raise Refusal(
-            f"{model.name} {SEEN[attention]}, and {decoder.title} needs a model that {wanted}: choose "
-            f"{FITTING[attention]}, or another model.",
-            "model",
-        )
-
-
-# what each attention of a model means, and decoders that run with it
-SEEN = {
-    "full": "sees the whole canvas", "block": "sees its block and earlier ones",
-    "known_first": "reads known tokens before masks", "noise": "turns noise into text",
-}
-FITTING = {
-    "full": "Masked diffusion", "block": "Masked diffusion or Fast-dLLM", "known_first": "WeDLM",
-    "noise": "Entropy bound",
-}
+    check_model(decoder, model.name, attention_of(model))
 
 
 @dataclass(frozen=True)

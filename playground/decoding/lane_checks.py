@@ -13,17 +13,21 @@ from threading import Lock
 from typing import Any
 
 from playground.contract import Constraint
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft, check_model
 from playground.engine.grammar_client import Check, Superseded, check_constraint
 from playground.errors import Refusal
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What lanes need besides their own settings: a passage, and whether there is a draft model."""
+    """What lanes need besides their own settings: a passage, whether there is a draft model, and the model's name with
+    its attention: empty if it continues text, None if that is not known yet.
+    """
 
     context: str = ""
     drafted: bool = True
+    model: str = "The model"
+    attention: str | None = None
 
 
 @dataclass
@@ -89,6 +93,8 @@ def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> Lan
         if around:
             check_context(assembly, around.context)
             check_draft(assembly, around.drafted)
+            if around.attention is not None:
+                check_model(assembly.decoder, around.model, around.attention)
         _check_constraint(assembly, check)
     except Refusal as refusal:
         return LaneCheck([], str(refusal), refusal.about)

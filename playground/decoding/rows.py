@@ -175,6 +175,10 @@ class Rows:
         """Final scores, [n, V]."""
         return self.stages[-1].scores
 
+    def scores_of(self, nodes: list[int]) -> Tensor:
+        """The scores [n, V] after nodes."""
+        return self.scores[self.index([self.row(node) for node in nodes])]
+
     @cached_property
     def logp(self) -> Tensor:
         """The model's own log-probabilities, before masks and samplers, [n, V]."""

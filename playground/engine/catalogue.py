@@ -15,6 +15,7 @@ from playground.errors import Refusal
 
 BUNDLED_MODELS = ASSETS / "models"
 ORACLE, LISTS = "oracle", "oracle-lists"  # exact tables instead of networks: files next to the model folders
+TEXT_MODEL, DENOISER = "pocket", "pocket-diffusion"
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
@@ -27,7 +28,7 @@ CARD = "variant.json"  # describes a model that was made here, in its folder
 class Entry:
     """A model of the catalogue. `draft` names a smaller model with the same tokenizer; empty if there is none.
 
-    fills: it fills masked positions instead of continuing text.
+    attention: of a model that fills masked positions, as in `CanvasDecoder.attention`; empty if it continues text.
     """
 
     name: str
@@ -35,11 +36,22 @@ class Entry:
     parameters: str
     draft: str = ""
     note: str = ""
-    fills: bool = False
+    attention: str = ""
+
+    @property
+    def fills(self) -> bool:
+        """Whether it fills masked positions instead of continuing text."""
+        return bool(self.attention)
 
 
 BUNDLED = (
-    Entry("pocket", "Pocket", "bundled", "pocket-draft", "Trained for this playground; needs neither network nor GPU."),
+    Entry(
+        TEXT_MODEL,
+        "Pocket",
+        "bundled",
+        "pocket-draft",
+        "Trained for this playground; needs neither network nor GPU.",
+    ),
     Entry("pocket-draft", "Pocket draft", "bundled", "", "The small draft model for Pocket."),
     Entry(
         OTHER_TOKENS,
@@ -49,12 +61,12 @@ BUNDLED = (
         "Half a million parameters and a different tokenizer; for drafting across tokenizers.",
     ),
     Entry(
-        "pocket-diffusion",
+        DENOISER,
         "Pocket diffusion",
         "bundled",
         "",
         "Fills masked positions instead of continuing text; for masked diffusion.",
-        fills=True,
+        attention="full",
     ),
     Entry(
         ORACLE,
@@ -62,7 +74,7 @@ BUNDLED = (
         "bundled",
         "",
         "An exact table over 60 sentences, not a neural network; for masked diffusion.",
-        fills=True,
+        attention="full",
     ),
     Entry(
         LISTS,
@@ -70,7 +82,7 @@ BUNDLED = (
         "bundled",
         "",
         "An exact table over lists that are copied, shuffled and changed; for masked diffusion and ParallelBench.",
-        fills=True,
+        attention="full",
     ),
 )
 SUGGESTED = (
@@ -105,9 +117,9 @@ def _path(name: str, bundled: Path) -> Path:
     return bundled.parent / TABLES[name].name if name in TABLES else bundled / name
 
 
-def fills_masks(name: str) -> bool:
-    """Whether the catalogue knows that a model fills masked positions instead of continuing text."""
-    return any(entry.fills for entry in BUNDLED if entry.name == name)
+def listed_attention(name: str) -> str | None:
+    """The attention of a model that fills masked positions; empty if it continues text, None if it is not listed."""
+    return next((entry.attention for entry in (*BUNDLED, *made(), *SUGGESTED) if entry.name == name), None)
 
 
 def partner(name: str) -> str:

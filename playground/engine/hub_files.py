@@ -37,6 +37,7 @@ from playground.engine.catalogue import TABLES, is_local, local_folder, suggesti
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
 from playground.engine.masked_models import is_noise_model, public_config
 from playground.errors import Refusal
+from playground.network_errors import connection_error
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, 0 to 1, and a few words on what is happening."""
@@ -296,8 +297,9 @@ def _asking_hub(name: str) -> Iterator[None]:
         Exception
     ) as reason:  # the hub's client raises errors of its HTTP library, which changes
         raise Refusal(
-            f"{name} is not on this machine and the hub cannot be reached ({first_sentence(reason)}): "
-            f"connect to the network, or choose a bundled model or a folder.{suggestion(name)}",
+            f"{name} is not on this machine and the hub cannot be reached "
+            f"({connection_error(reason) or first_sentence(reason)}): connect to the network, or choose a bundled "
+            f"model or a folder.{suggestion(name)}",
             "model",
         ) from None
 

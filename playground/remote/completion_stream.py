@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from playground.errors import Refusal
+from playground.network_errors import connection_error
 from playground.remote.completion_chunk import CompletionChunk, read_chunk
 from playground.remote.completion_request import CompletionRequest
 from playground.remote.remote_server import ABOUT, KEY, RemoteServer
@@ -41,7 +42,8 @@ class CompletionStream:
         except httpx.RemoteProtocolError:
             raise self._refusal("closed the connection in the middle of its answer: look at its log") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as reason:
-            raise self._refusal(f"cannot be reached ({type(reason).__name__}): check the address") from None
+            why = f" ({known})" if (known := connection_error(reason)) else ""
+            raise self._refusal(f"cannot be reached{why}: check the address, and that it is running") from None
 
     async def _answer(self, client: httpx.AsyncClient) -> AsyncIterator[CompletionChunk]:
         for logprobs in (True, False):

@@ -74,7 +74,7 @@ class Benchmark:
             self._numbers()
         self.lanes = LaneEditor(
             self.start.lanes,
-            fills=model_menu.fills(site.named(self.start.model)),
+            attention=site.attention(self.start),
             most=SurveySettings.MOST,
             elem_id="editor",
         )
@@ -302,7 +302,7 @@ class SurveyHandlers:
             yield self.page.show_refusal(refusal)
 
     def offer(self, model: str) -> Changes:
-        return {self.page.lanes: gr.update(fills=model_menu.fills(self.site.named(model)))}
+        return {self.page.lanes: gr.update(attention=self.site.attention(SurveySettings(model=model)))}
 
     def bring(self, path: str) -> Changes:
         """Take the text of an uploaded file if every line is a question; the file is deleted."""

@@ -19,6 +19,7 @@ import gradio as gr
 from playground.decoding.forked_session import Siblings
 from playground.decoding.lane_checks import Surroundings, check_ready
 from playground.decoding.visitor_memory import Memory
+from playground.engine.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import MAX_TOKEN_ID
@@ -120,8 +121,11 @@ class Handlers:
         self.site, self.page = site, page
 
     def open(self, stored: Any, request: gr.Request) -> Changes:
-        """Set the controls from the link, or else from the browser's storage."""
-        code = request.query_params.get("s", "")
+        """Set the controls from the link, or else from the browser's storage. After a reload the browser sends what was
+        chosen in its tab, which takes precedence.
+        """
+        reloaded = isinstance(stored, dict) and stored.get("reloaded") is True
+        code = "" if reloaded else request.query_params.get("s", "")
         settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
         return self.page.show(settings, Settings.names()) if settings else gr.skip()
 
@@ -330,9 +334,18 @@ class Handlers:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
 
+    def fit_lanes(self, model: str, draft: str) -> Changes:
+        """Update which lanes the chosen models can run, once they are loaded: only then is it known of any model."""
+        return self.page.fit_lanes(Settings(model=model, draft=draft))
+
     def mend(self, event: gr.EventData) -> Changes:
-        """Add what a lane needs: the example's passage as context, or the target's own draft model."""
-        added = {"context": {self.page.context: example_passage()}, "draft": {self.page.draft: DEFAULT}}
+        """Add what a lane needs: the example's passage as context, the target's own draft model, or another target."""
+        added = {
+            "context": {self.page.context: example_passage()},
+            "draft": {self.page.draft: DEFAULT},
+            "denoiser": {self.page.model: DENOISER},
+            "text model": {self.page.model: TEXT_MODEL},
+        }
         return added.get(getattr(event, "what", None), gr.skip())
 
     def examine(self, visit: Visit | None) -> None:
@@ -375,9 +388,7 @@ class Handlers:
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
-        if not visit.reads:
-            around = Surroundings(visit.settings.context, self.site.has_draft(visit.settings))
-            check_ready(visit.settings.recipes(), around)
+        around = self._checked(visit)
         loading = self.site.model_load(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self._clear_notices(), self.page.status: status(loading)}
         awaited = [loading, *self.site.weight_loads(visit.settings).values()]
@@ -387,6 +398,8 @@ class Handlers:
             if visit.stopped:
                 yield gr.skip() if visit.left else self.page.idle()
                 return
+        if around.attention is None:  # now it is known
+            self._checked(visit)
         visit.begin(
             self.site.read(loading, visit.settings)
             if visit.reads
@@ -395,6 +408,13 @@ class Handlers:
         self.site.show_to_class(visit.run)
         visit.siblings = None  # a whole trace, which the run has now
         yield from self._stream(visit, loading)
+
+    def _checked(self, visit: Visit) -> Surroundings:
+        """What the lanes need besides their own settings. Raises Refusal for the first one that lacks something."""
+        around = self.site.surroundings(visit.settings)
+        if not visit.reads:
+            check_ready(visit.settings.recipes(), around)
+        return around
 
     def _queue(self, visit: Visit) -> Iterator[Changes]:
         """Show the place in the queue until the run has a seat."""

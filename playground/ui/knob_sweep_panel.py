@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from playground.decoding.lane_checks import Surroundings, check_ready
+from playground.decoding.lane_checks import check_ready
 from playground.errors import Refusal
 from playground.trace.knob_grid import Cell, cells
 from playground.ui.event_fields import whole_number
@@ -97,7 +97,7 @@ class KnobSweepPanel(SweepPanel):
         if columns and columns.key == sweep.rows.key:
             raise Refusal("Rows and columns have the same knob: choose another for the columns, or none.", "sweep")
         wanted = swept(settings, lane, sweep, self.site.rules)
-        check_ready(wanted.recipes()[:1], Surroundings(settings.context, self.site.has_draft(settings)))
+        check_ready(wanted.recipes()[:1], self.site.surroundings(settings))
         return wanted, GridProgress(sweep, settings.length)
 
     def offer(self, lane: Any, lanes: Any, row: Any, column: Any) -> dict[Any, Any]:

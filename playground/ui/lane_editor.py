@@ -14,7 +14,7 @@ from typing import Any
 
 from playground.asset_files import ASSETS
 from playground.contract import Knob, Strategy, discover, make
-from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
+from playground.contract.lane_config import DENOISERS, MAIN_KINDS, SEES, SINGLE_KINDS, LaneConfig, assemble
 from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
 from playground.request_limits import LOCAL, check_lanes
@@ -33,26 +33,27 @@ OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 class LaneEditor(Fetched):
     """The component of the editor.
 
-    problems: messages from the server, {lane: text}. fills: the chosen model fills a canvas and cannot continue text.
-    drafted: the chosen model has a draft model. most: maximum number of lanes.
+    problems: messages from the server, {lane: text}. attention: of the chosen model if it fills masked positions; empty
+    if it continues text, None if that is not known yet. drafted: the chosen model has a draft model. most: maximum
+    number of lanes.
     """
 
     def __init__(
         self,
         value: list[dict[str, Any]] | None = None,
         problems: dict[str, str] | None = None,
-        fills: bool = False,
+        attention: str | None = "",
         drafted: bool = True,
         most: int = LANES,
         **kwargs: Any,
     ):
-        self.problems, self.fills, self.drafted, self.most = problems or {}, fills, drafted, most  # Gradio reads these
+        self.problems, self.attention, self.drafted, self.most = problems or {}, attention, drafted, most  # for Gradio
         super().__init__(
             value,
             _script(most),
             [judged],
             problems=self.problems,
-            fills=fills,
+            attention=attention,
             drafted=drafted,
             html_template="<div class='editor'></div>",
             apply_default_css=False,
@@ -66,7 +67,9 @@ class LaneEditor(Fetched):
 @cache
 def _script(most: int) -> str:
     """The script with its catalogue. Cached: Gradio constructs the component again for every update during a run."""
-    catalogue = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES}
+    catalogue = {
+        "strategies": catalogue_of(discover()), "most": most, "promises": PROMISES, "denoisers": DENOISERS,
+    }
     return "".join((SOURCES / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
         "__CATALOGUE__", _literal(catalogue)
     )
@@ -80,15 +83,24 @@ def context_strategies() -> list[str]:
 def judged(asked: Any) -> list[dict[str, Any]]:
     """The verdicts on what a browser has in its editor: {"lanes", "around", "editor"}.
 
-    `around` is {"context", "drafted"}, or null where lanes are not run on the same page; `editor` is a name that the
-    browser chose. Empty if the browser has sent something newer meanwhile.
+    `around` is {"context", "drafted", "attention"}, or null where lanes are not run on the same page; `editor` is a
+    name that the browser chose. Empty if the browser has sent something newer meanwhile.
     """
     asked = asked if isinstance(asked, dict) else {}
     around, editor = asked.get("around"), asked.get("editor")
-    known = None
-    if isinstance(around, dict):
-        known = Surroundings(str(around.get("context") or ""), around.get("drafted") is not False)
+    known = _surroundings(around) if isinstance(around, dict) else None
     return check(asked.get("lanes"), known, editor[:LONGEST_EDITOR] if isinstance(editor, str) else "")
+
+
+def _surroundings(around: dict[str, Any]) -> Surroundings:
+    """What a browser says that lanes have besides their own settings."""
+    attention = around.get("attention")
+    return Surroundings(
+        str(around.get("context") or ""),
+        around.get("drafted") is not False,
+        "The chosen model",
+        attention if attention in ("", *SEES) else None,
+    )
 
 
 def check(lanes: Any, around: Surroundings | None = None, editor: str = "") -> list[dict[str, Any]]:
@@ -114,6 +126,7 @@ def _declaration(cls: type[Strategy]) -> dict[str, Any]:
     rules = {
         "drawn": _if_text(getattr(cls, "drawn", None)),
         "draws": getattr(cls, "draws", None) is True,
+        "attention": getattr(cls, "attention", ()),
         "exact_for": getattr(cls, "exact_for", ()),
         "greedy_only": getattr(cls, "greedy_only", False),
         "takes": _takes(cls),

@@ -143,7 +143,7 @@ def _head(count: int) -> str:
     return (
         f"<h2>Library</h2><p class='lead'>All {count} strategies and parts, as declared in their files. The tests "
         "check the guarantees of each.</p><input type='search' spellcheck='false' autocomplete='off' "
-        "placeholder='Search: a name, an author, a knob, a word' aria-label='Search the library'>"
+        "placeholder='Search: name, author, knob, word' aria-label='Search the library'>"
     )
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from playground.contract.lane_config import translating
-from playground.engine.catalogue import BUNDLED, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries, fills_masks
+from playground.engine.catalogue import BUNDLED, OTHER_TOKENS, PACKED, SUGGESTED, Entry, entries, listed_attention
 from playground.ui.settings import DEFAULT
 
 Choices = list[tuple[str, str]]  # (label, value)
@@ -39,7 +39,7 @@ def note(model: str) -> str:
 
 def fills(model: str) -> bool:
     """Whether a model fills a canvas rather than continuing text, as far as is known before it is loaded."""
-    return fills_masks(model)
+    return bool(listed_attention(model))
 
 
 def _choice(entry: Entry) -> tuple[str, str]:

@@ -108,8 +108,11 @@ class Page:
         """Update the model menus, the note on the chosen model, and which lanes the chosen models can run."""
         model = self.site.named(chosen.model)
         return {self.model: gr.update(choices=model_menu.targets(self.site.default_name()), info=self._note(model)),
-                self.draft: gr.update(choices=model_menu.drafts()),
-                self.lanes: gr.update(fills=model_menu.fills(model), drafted=self.site.has_draft(chosen))}
+                self.draft: gr.update(choices=model_menu.drafts()), **self.fit_lanes(chosen)}
+
+    def fit_lanes(self, chosen: Settings) -> Changes:
+        """Update which lanes the chosen models can run."""
+        return {self.lanes: gr.update(attention=self.site.attention(chosen), drafted=self.site.has_draft(chosen))}
 
     def _note(self, model: str) -> str | None:
         return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
@@ -132,13 +135,17 @@ class Page:
             "concurrency_limit": None,
             **PRIVATE,
         }
-        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], **PRIVATE)
+        chosen = "(stored) => window.settingsToOpen(stored)"
+        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], js=chosen, **PRIVATE)
+        models = [self.model, self.draft]
         for event in (opened.then, self.model.change, self.draft.change):
-            models = [self.model, self.draft]
             event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
-        self.lanes.mend(handlers.mend, None, [self.context, self.draft], queue=False, **PRIVATE)
-        ready = blocks.load(handlers.ready, None, self._notices(), concurrency_limit=None, **PRIVATE)
-        loaded = self.fetch.click(handlers.load, controls, self._notices(), concurrency_limit=None, **PRIVATE)
+        self.lanes.mend(handlers.mend, None, [self.context, self.draft, self.model], queue=False, **PRIVATE)
+        loads = {"outputs": self._notices(), "concurrency_limit": None, **PRIVATE}
+        ready = blocks.load(handlers.ready, None, **loads)
+        loaded = self.fetch.click(handlers.load, controls, **loads)
+        for event in (ready, loaded):
+            event.then(handlers.fit_lanes, models, self.lanes, queue=False, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -329,7 +336,7 @@ class Page:
     def _lanes(self) -> None:
         self.lanes = LaneEditor(
             self.start.lanes,
-            fills=model_menu.fills(self.site.named(self.start.model)),
+            attention=self.site.attention(self.start),
             drafted=self.site.has_draft(self.start),
             elem_id="editor",
         )

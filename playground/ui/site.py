@@ -10,9 +10,11 @@ from typing import Any
 import playground
 from playground.asset_files import ASSETS
 from playground.bench.questions import judging
+from playground.contract.lane_config import attention_of
 from playground.decoding.forked_session import ForkedSession, Siblings
+from playground.decoding.lane_checks import Surroundings
 from playground.decoding.visitor_memory import Memory
-from playground.engine.catalogue import BUNDLED, PACKED, entries, partner
+from playground.engine.catalogue import BUNDLED, PACKED, entries, listed_attention, partner
 from playground.errors import Refusal
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import is_public, quoted
@@ -131,6 +133,22 @@ class Site:
         except Refusal:  # about the models, which is shown when they are loaded
             return True
         return (chosen.draft or partner(chosen.model or BUNDLED[0].name)) not in ("", NO_DRAFT)
+
+    def attention(self, settings: Settings) -> str | None:
+        """The attention of the chosen model if it fills masked positions; empty if it continues text, None if that is
+        not known before it is loaded.
+        """
+        try:
+            target = self.model_loader.loaded_target(self.model_request_for(settings))
+        except Refusal:  # about the models, which is shown when they are loaded
+            return None
+        return attention_of(target) if target else listed_attention(self.named(settings.model))
+
+    def surroundings(self, settings: Settings) -> Surroundings:
+        """What lanes need besides their own settings, as far as it is known before the models are loaded."""
+        return Surroundings(
+            settings.context, self.has_draft(settings), self.named(settings.model), self.attention(settings)
+        )
 
     def model_request_for(self, settings: Settings) -> ModelRequest:
         names = {"model": settings.model, "draft": settings.draft}

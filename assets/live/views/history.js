@@ -29,7 +29,7 @@ class VisitTree {
   entry(run, isShown) {
     const entry = button("visit-run", "", isShown ? "Shown now" : "Show this run again", () => this.bringBack(run));
     if (isShown) entry.setAttribute("aria-current", "true");
-    entry.append(el("span", "visit-number", `Run ${run.number}`), el("span", "visit-what", run.said));
+    entry.append(el("span", "visit-number", `Run ${run.number}`), el("span", "visit-what", run.trace.interrupted ? `${run.said}, interrupted` : run.said));
     return entry;
   }
 }

@@ -65,7 +65,7 @@ class MaskPanel extends Panel {
     this.plotted = [];
     const drawing = surface(width, height, `Tokens the grammar allowed before each token of lane ${card.order + 1}, and the probability it masked`);
     const floor = height - 12;
-    drawing.append(...scale.axes(), svg("text", { class: "tick", x: 0, y: floor + 6 }, "masked"));
+    drawing.append(...scale.axes(), svg("text", { class: "tick", x: 0, y: height - 1 }, "masked"));
     drawing.append(svg("line", { class: "grid", x1: CHART.left, x2: width - CHART.right, y1: floor, y2: floor }), this.marks, this.over);
     walkPositions(drawing, (x) => scale.positionAt(x, this.length), app, card);
     this.chart.replaceChildren(drawing, maskKey());

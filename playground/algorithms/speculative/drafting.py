@@ -69,7 +69,7 @@ def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tens
 def level_distributions(lm: Lane, tree: TokenTree, rows: Rows, leaves: list[int]) -> tuple[list[int], Tensor]:
     """The leaves that tokens can follow, and the distributions [n, V] of these tokens."""
     open_leaves = [leaf for leaf in leaves if leaf == ROOT or not lm.ends(tree.tokens[leaf])]
-    q = rows.scores[rows.index([rows.row(leaf) for leaf in open_leaves])].softmax(-1)
+    q = rows.scores_of(open_leaves).softmax(-1)
     if rows.masks is None:
         return open_leaves, q
     allowed = [number for number, empty in enumerate(q.isnan().any(1).tolist()) if not empty]

@@ -62,7 +62,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
 
 def is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     """Whether no token can follow a node: it is an end token, or the grammar is complete there."""
-    return node != ROOT and (lm.ends(tree.tokens[node]) or rows.dead_end(node))
+    return node != ROOT and (lm.ends(tree.tokens[node]) or (rows.masks is not None and rows.dead_end(node)))
 
 
 def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
