@@ -2,7 +2,7 @@
 // and its lanes lose their colours, which now belong to the lanes of the editor.
 
 const NARROWEST = 230; // px of a lane below its card in the editor
-const PHONE = 640; // px of a window in which the lanes stand below each other
+const PHONE = 640; // px of a window in which the lanes are stacked
 const READ = ["prompt", "mode", "system", "tools", "context", "form", "before", "lanes"];
 const LOOK_HERE = "Lane 2 writes the text of lane 1 in fewer forwards: a small model drafted the underlined tokens. Lane 3 samples, and parts where the model is unsure.";
 

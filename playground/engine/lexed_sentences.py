@@ -58,7 +58,7 @@ def _plain(source: str) -> str:
 
 
 class _Grammar:
-    """Terminals by number, what may stand before each, and rules as lists of symbols."""
+    """Terminals by number, what may precede each, and rules as lists of symbols."""
 
     def __init__(self, start: str, terminals: list[Any], rules: list[Any], ignored: list[str]):
         self.start, self.deadline = start, process_time() + SECONDS
@@ -131,7 +131,7 @@ class _Grammar:
         return found
 
     def _contexts(self, symbols: list[str], context: int, start: int) -> Iterator[tuple[str, int]]:
-        """Each symbol of a rule with the terminals that may stand before it, where the rule begins after `context`."""
+        """Each symbol of a rule with the terminals that may precede it, where the rule begins after `context`."""
         for symbol in symbols:
             if not context:
                 return
@@ -142,7 +142,7 @@ class _Grammar:
             context = lasts | (context if symbol in self.empty else 0)
 
     def _swallowed_after(self, terminal: int) -> tuple[int, int] | None:
-        """The terminals in a rule with this one that cannot stand behind each other."""
+        """The terminals in a rule with this one that cannot follow each other."""
         for _, symbols in self.rules:
             if self.names[terminal] in symbols and not self._is_readable(symbols):
                 self.swallowed = None
@@ -163,7 +163,7 @@ class _Grammar:
             return None
 
     def _separable(self, automata: list[DFA | None]) -> list[int]:
-        """For each terminal those that it may stand behind, with ignored ones between them."""
+        """For each terminal those that it may follow, with ignored ones between them."""
         stops = [_stops(automaton) for automaton in automata]
         before = [_union(1 << a for a, stop in enumerate(stops) if stop & first) for first in self.firsts]
         for _ in range(self.ignored.bit_count()):
