@@ -9,7 +9,7 @@ import pytest
 from registry import Collapse, title
 from tables import Enumerating, TableModel, distance, product_law
 
-from playground.algorithms.speculative.drafting import best, draft_distribution
+from playground.algorithms.speculative.drafting import best_of_level, level_distributions
 from playground.algorithms.speculative.verification import Ruling, reject
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import find, make
@@ -139,23 +139,24 @@ def test_if_the_draft_is_the_target_the_first_path_is_accepted_entirely(recipe):
 class MostProbable(find("rsd_c")):
     """Siblings that were chosen, declared as sampled."""
 
-    def _children(self, lm, tree, rows, leaf, width):
-        q = draft_distribution(lm, tree, rows, leaf)
-        nodes = best(tree, leaf, q, width)
-        tree.q[nodes[0]:] = [q] * len(nodes)
+    def _children(self, lm, tree, rows, leaves, width):
+        leaves, q = level_distributions(lm, tree, rows, leaves)
+        nodes = best_of_level(tree, leaves, q, width)
+        for node in nodes:
+            tree.q[node] = q[leaves.index(tree.parents[node])]
         return nodes
 
 
 class Pruned(find("rsd_c")):
     """Feeds only the most probable of the sampled siblings."""
 
-    def _children(self, lm, tree, rows, leaf, width):
-        q, remaining = (
-            draft_distribution(lm, tree, rows, leaf),
-            RemainingTokens(draft_distribution(lm, tree, rows, leaf)),
-        )
+    def _children(self, lm, tree, rows, leaves, width):
+        return [self._child(lm, tree, leaf, q, width) for leaf, q in zip(*level_distributions(lm, tree, rows, leaves))]
+
+    def _child(self, lm, tree, leaf, q, width):
+        remaining = RemainingTokens(q)
         tokens = [remaining.take(lambda rest: lm.draw(rest, 0, "draft")) for _ in range(width)]
-        return [tree.add(max(tokens, key=lambda token: float(q[token])), leaf, q)]
+        return tree.add(max(tokens, key=lambda token: float(q[token])), leaf, q)
 
 
 class Merged(find("spectr")):

@@ -79,7 +79,8 @@ class Page:
         return {self.known: gr.update(value=html, visible=bool(html))}
 
     def busy(self) -> Changes:
-        return {**self.stoppable(), self.lanes: gr.update(problems={})}
+        """Begin a run. Figures are closed here and at its end: a busy browser merges messages and may lose one."""
+        return {**self.stoppable(), **self.close_figures(), self.lanes: gr.update(problems={})}
 
     def stoppable(self) -> Changes:
         """Show Stop instead of Run."""
