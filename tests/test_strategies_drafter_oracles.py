@@ -11,7 +11,7 @@ import torch
 from tables import Enumerating, Law, distance, product_law, watch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
-from playground.algorithms.speculative.drafting import independent, new_tree
+from playground.algorithms.speculative.drafting import independent, independent_level, new_tree
 from playground.contract import Drafter, find, make
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
@@ -121,8 +121,8 @@ def check_rsd_c(drafter: type[Drafter]) -> None:
 class DrawsWithReplacement(find("rsd_c")):
     """Siblings may repeat."""
 
-    def _children(self, lm, tree, rows, leaf, width):
-        return independent(lm, tree, rows, leaf, width)
+    def _children(self, lm, tree, rows, leaves, width):
+        return independent_level(lm, tree, rows, leaves, width)
 
 
 @pytest.mark.oracle("rsd_c")
