@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import asdict
 
 import pytest
 from live_page import address, browser, choose, feed, page, seek, send, visitor  # noqa: F401
 from playwright.sync_api import expect
+from view_runs import send_trace
 
 from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff
-from playground.ui.frames import frame, new_name
 
 WORDS = [" the", " red", " green", " fox", " <b>ran</b>", " home", " again"]
 ROW = [Candidate(1, " red", 0.5, 0.5), Candidate(2, " green", 0.25, 0.25)]
@@ -44,19 +43,6 @@ def run_of(*lanes: list[tuple[float, Event]], models: tuple[str, ...] = ()) -> T
     return Trace(headers, [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
 
 
-def show(page, feed, trace: Trace, state: str = "done") -> None:
-    run = frame(
-        new_name(),
-        0,
-        [stamped.to_json() for stamped in trace.events],
-        state,
-        [asdict(header) for header in trace.headers],
-    )
-    send(page, feed, run)
-    if state == "done":
-        seek(page, 1.0)
-
-
 def panel(page):
     return page.locator(".panel-difference")
 
@@ -80,7 +66,7 @@ RED, GREEN = writing(0, 1, 3, 4, 5), writing(0, 2, 3, 4, 6)
 def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
     trace = run_of(RED, GREEN)
     expected = diff(trace.lane(1), trace.lane(0))
-    show(page, feed, trace)
+    send_trace(page, feed, trace)
     choose(page, 1)
     expect(said(page)).to_have_text(
         f"The texts diverge at token {expected.index + 1}, logit difference {abs(expected.margin):.2f}."
@@ -94,14 +80,14 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
 
 
 def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
-    show(page, feed, run_of(RED, writing(0, 5, 3)))
+    send_trace(page, feed, run_of(RED, writing(0, 5, 3)))
     choose(page, 1)
     expect(said(page)).to_contain_text(f"logit difference {math.log(4):.2f}")
     assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "not among the 2 recorded", "50 %", "50 %"]
 
 
 def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
-    show(page, feed, run_of(RED, GREEN))
+    send_trace(page, feed, run_of(RED, GREEN))
     choose(page, 1)
     expect(panel(page).locator(".word-diff")).to_be_visible()
     assert stretches(page) == [
@@ -116,14 +102,14 @@ def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
 
 
 def test_a_word_that_one_left_out_does_not_shift_the_rest(page, feed):
-    show(page, feed, run_of(writing(0, 1, 3, 5), writing(0, 3, 5)))
+    send_trace(page, feed, run_of(writing(0, 1, 3, 5), writing(0, 3, 5)))
     choose(page, 0)
     expect(panel(page).locator(".word-diff .mine")).to_have_text(" red")
     assert stretches(page) == [("same", " the"), ("mine", " red"), ("same", " fox home")]
 
 
 def test_lane_1_is_compared_with_lane_2_and_any_other_can_be_chosen(page, feed):
-    show(page, feed, run_of(RED, RED, GREEN))
+    send_trace(page, feed, run_of(RED, RED, GREEN))
     choose(page, 0)
     expect(said(page)).to_have_text("Same text, 5 tokens.")
     panel(page).locator(".against").select_option("2")
@@ -136,14 +122,14 @@ def test_lane_1_is_compared_with_lane_2_and_any_other_can_be_chosen(page, feed):
 
 
 def test_while_lanes_write_they_are_compared_as_far_as_both_have_come(page, feed):
-    show(page, feed, run_of(writing(0, 1, 3, 4, 5, reason=None), writing(0, 1, reason=None)), "running")
+    send_trace(page, feed, run_of(writing(0, 1, 3, 4, 5, reason=None), writing(0, 1, reason=None)), "running")
     choose(page, 1)
     expect(said(page)).to_have_text("Same text so far, 2 tokens.")
     assert stretches(page) == [("same", " the red")]
 
 
 def test_the_difference_follows_the_player(page, feed):
-    show(page, feed, run_of(RED, GREEN))
+    send_trace(page, feed, run_of(RED, GREEN))
     choose(page, 1)
     seek(page, 0.2)
     expect(said(page)).to_have_text("Same text so far, 1 token.")
@@ -153,14 +139,14 @@ def test_the_difference_follows_the_player(page, feed):
 
 
 def test_a_text_that_stops_early_is_the_same_as_far_as_it_goes(page, feed):
-    show(page, feed, run_of(RED, writing(0, 1, 3, reason="length")))
+    send_trace(page, feed, run_of(RED, writing(0, 1, 3, reason="length")))
     choose(page, 1)
     expect(said(page)).to_have_text("Same text for 3 tokens; there lane 2 reached the token limit.")
     assert stretches(page) == [("same", " the red fox"), ("theirs", " <b>ran</b> home")]
 
 
 def test_tokens_of_different_models_are_not_compared(page, feed):
-    show(page, feed, run_of(RED, GREEN, models=("toy", "other")))
+    send_trace(page, feed, run_of(RED, GREEN, models=("toy", "other")))
     choose(page, 1)
     expect(said(page)).to_contain_text("only the words can be compared")
     expect(panel(page).locator(".parting")).to_have_count(0)
@@ -168,7 +154,7 @@ def test_tokens_of_different_models_are_not_compared(page, feed):
 
 
 def test_a_token_at_the_parting_is_shown_in_its_text(page, feed):
-    show(page, feed, run_of(RED, GREEN))
+    send_trace(page, feed, run_of(RED, GREEN))
     choose(page, 1)
     panel(page).locator(".parting .piece").last.click()
     expect(page.locator(".lane[data-lane='0'] .tokens > .t").nth(1)).to_have_class(re.compile("chosen"))
@@ -176,7 +162,7 @@ def test_a_token_at_the_parting_is_shown_in_its_text(page, feed):
 
 
 def test_a_single_lane_has_nothing_to_differ_from(page, feed):
-    show(page, feed, run_of(RED))
+    send_trace(page, feed, run_of(RED))
     expect(panel(page)).to_be_hidden()
 
 
@@ -187,7 +173,7 @@ LONG = [f"w{i % 700}" for i in range(1500)]
     "mine, theirs", [(LONG, LONG[:700] + ["x"] + LONG[701:]), (LONG, LONG[::-1]), (LONG, []), ([], []), (["a"], ["b"])]
 )
 def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
-    show(page, feed, run_of(RED, GREEN))
+    send_trace(page, feed, run_of(RED, GREEN))
     source = "() => { " + words_script() + " return diffWords(MINE, THEIRS); }"
     texts = {"MINE": " ".join(mine), "THEIRS": " ".join(theirs)}
     for name, text in texts.items():
@@ -207,7 +193,7 @@ def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabi
     forced = [(0.1, Forward(phase="prefill", tokens=2)),
               (0.1, Commit(0, [0, 2], WORDS[0:1] + WORDS[2:3], WORDS[0] + WORDS[2], [None, None], ["forced", "forced"])),
               (0.2, Done("end"))]
-    show(page, feed, run_of(writing(0, 1, 3), forced))
+    send_trace(page, feed, run_of(writing(0, 1, 3), forced))
     expect(panel(page).locator(".readout")).to_have_text(
         "The texts diverge at token 2, logit difference 0.69; lane 2 was forced there."
     )
@@ -216,5 +202,5 @@ def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabi
 
 
 def test_a_token_that_a_lane_did_not_record_is_said_to_be_missing_from_its_list(page, feed):
-    show(page, feed, run_of(writing(0, 1, 3), writing(0, 5, 3)))
+    send_trace(page, feed, run_of(writing(0, 1, 3), writing(0, 5, 3)))
     assert panel(page).locator(".parting td").all_inner_texts() == ["50 %", "50 %", "not among the 2 recorded", "13 %"]

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 from live_page import address, browser, choose, drawn, feed, page, seek, visitor  # noqa: F401
-from live_runs import (
+from playwright.sync_api import expect
+from view_runs import (
     GUESSING,
     PLAIN,
     WORDS,
@@ -20,7 +21,6 @@ from live_runs import (
     step,
     totals,
 )
-from playwright.sync_api import expect
 
 from playground.events import Done, Draft, Figure, Forward, Mask, Rollback, Switch, Verdict
 from playground.trace.lane_metrics import metrics

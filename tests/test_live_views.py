@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from live_page import address, browser, choose, drawn, feed, page, seek, token_texts, visitor  # noqa: F401
-from live_runs import GUESSING, PLAIN, WORDS, commit, evicting, in_rounds, one_by_one, run_of, settle, show, step
 from playwright.sync_api import expect
+from view_runs import GUESSING, PLAIN, WORDS, commit, evicting, in_rounds, one_by_one, run_of, settle, show, step
 
 from playground import events as ev
 from playground.events import Cache, Candidate, Commit, Done, Draft, Forward, Mask, Part, Switch, Verdict

@@ -122,8 +122,8 @@ def run_of(*lanes: tuple[Header, Happened]) -> Trace:
     return Trace(headers, [Stamped(lane, seq, at, event) for seq, (at, lane, _, event) in enumerate(rows)])
 
 
-def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
-    """The whole run with the player at its end and one of its lanes chosen; an unfinished one is followed."""
+def send_trace(page, feed, trace: Trace, state: str = "done") -> None:
+    """The whole run with the player at its end; an unfinished one is followed."""
     run = frame(
         new_name(),
         0,
@@ -134,6 +134,11 @@ def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
     send(page, feed, run)
     if state == "done":
         seek(page, 1.0)
+
+
+def show(page, feed, trace: Trace, lane: int = 0, state: str = "done") -> None:
+    """`send_trace`, with one of the lanes chosen."""
+    send_trace(page, feed, trace, state)
     if len(trace.headers) > 1:
         choose(page, lane)
     settle(page)
