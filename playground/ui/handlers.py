@@ -334,9 +334,9 @@ class Handlers:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
 
-    def fit_lanes(self, model: str, draft: str) -> Changes:
-        """Update which lanes the chosen models can run, once they are loaded: only then is it known of any model."""
-        return self.page.fit_lanes(Settings(model=model, draft=draft))
+    def fit(self, *values: Any) -> Changes:
+        """Update which lanes and tools the chosen models can run, now that they are loaded."""
+        return {**self.page.fit_lanes(Settings(*values)), **self.check_tools(*values)}
 
     def mend(self, event: gr.EventData) -> Changes:
         """Add what a lane needs: the example's passage as context, the target's own draft model, or another target."""

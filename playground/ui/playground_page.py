@@ -146,7 +146,7 @@ class Page:
         ready = blocks.load(handlers.ready, None, **loads)
         loaded = self.fetch.click(handlers.load, controls, **loads)
         for event in (ready, loaded):
-            event.then(handlers.fit_lanes, models, self.lanes, queue=False, **PRIVATE)
+            event.then(handlers.fit, controls, [self.lanes, self.tools_notice], queue=False, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -172,7 +172,7 @@ class Page:
         self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
         opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
         self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
-        for event in (self.tools.change, self.mode.change, self.model.change, ready.then, loaded.then):
+        for event in (self.tools.change, self.mode.change, self.model.change):
             event(handlers.check_tools, controls, self.tools_notice, **latest)
         self._remember(controls)
 
