@@ -21,6 +21,7 @@ class App {
     this.player = new Player(this.trace);
     this.visit = new Visit();
     this.lag = new Lag();
+    this.streams = new Streams((frame) => this.receive(frame));
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
@@ -102,13 +103,19 @@ class App {
     if (!frame || !frame.run) return;
     if ("inside" in frame) return this.showInside(frame);
     if ("attributed" in frame) return this.showAttribution(frame);
+    if (!this.streams.leaves(frame, this.homeOf(frame).nextFrame)) this.receive(frame);
+  }
+
+  /** Take a frame of a run, from Gradio or from the run's stream. */
+  receive(frame) {
     const trace = this.homeOf(frame);
     const [before, shown] = [trace.insertions, trace === this.trace ? this.player.shown : null];
     const outcome = trace.take(frame);
     if (shown && trace.insertions > before) this.player.showUpTo(shown);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
-    if (frame.oldest_at) this.keepUp(frame.oldest_at, outcome === "new");
+    if (outcome === "new" && frame.streamed) this.streams.follow(frame.run);
+    if (frame.oldest_at && outcome !== "old") this.keepUp(frame.oldest_at, outcome === "new");
     if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
     if (trace !== this.trace) return;
     if (frame.machine) this.bar.showMachine(frame.machine);

@@ -33,12 +33,14 @@ from playground.ui.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
+from playground.ui.run_streams import RunStream
 from playground.ui.settings import DEFAULT, Fork, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+QUIET = 1.0  # seconds between two messages while the stream brings the frames: only then does Gradio notice who left
 STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
@@ -258,12 +260,26 @@ class Handlers:
             with suppress(Refusal):  # this event has no output
                 visit.run.pace(number(event, "beat", 0, LONGEST_BEAT))
 
-    def missed(self, visit: Visit | None) -> Changes:
-        """The whole run so far, for a browser that lost frames."""
-        if not (visit and visit.run):
+    def heard(self, event: gr.EventData) -> None:
+        """The page gets the frames of a run by its stream: from now on Gradio brings only the last one."""
+        self._by_stream(event, True)
+
+    def missed(self, visit: Visit | None, event: gr.EventData) -> Changes:
+        """The whole run so far, for a browser that lost frames or the stream; Gradio brings those that follow."""
+        self._by_stream(event, False)
+        try:
+            shown = visit.of(text(event, "run", LONGEST_NAME)) if visit else None
+        except Refusal:
+            shown = None
+        if shown is None:
             return gr.skip()
-        run = visit.run
-        return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), visit)
+        run = shown.run
+        return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), shown)
+
+    def _by_stream(self, event: gr.EventData, heard: bool) -> None:
+        stream = self.site.streams.find(str(getattr(event, "run", "")))
+        if stream:
+            stream.heard = heard
 
     def again(self, visit: Visit | None) -> Changes:
         """Replay the visitor's last run from the server's record, for instance after a broken connection."""
@@ -423,24 +439,38 @@ class Handlers:
             yield {self.page.status: queue_status(place)}
 
     def _stream(self, visit: Visit, loading: ModelLoad) -> Iterator[Changes]:
-        """Stream frames and the status line until the run is over; a visitor who leaves stops it."""
-        # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
-        status_before, offered = "", -inf
+        """Hand the frames to the run's stream until the run is over; a visitor who leaves stops it."""
         try:
-            for news in visit.run.frames():
-                self._limit_hold(visit)
-                shown = self._shown(visit, loading)
-                shared = {self.page.status: shown} if shown != status_before else {}
-                again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
-                offered = monotonic() if again else offered
-                live = {self.page.live: _with_settings(news, visit)} if news else {}
-                yield {**again, **shared, **live} or gr.skip()
-                status_before = shown
+            with self.site.streams.opened(visit.run.name) as stream:
+                yield from self._news(visit, loading, stream)
             # A separate message: a browser gets the last one twice, which would close figures opened meanwhile.
             yield gr.skip() if visit.left else self.page.close_figures()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(loading)}
         finally:
             visit.run.stop()
+
+    def _news(self, visit: Visit, loading: ModelLoad, stream: RunStream) -> Iterator[Changes]:
+        """The status line of a run, and the frames that the page does not get by the stream."""
+        # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
+        status_before, offered, yielded = "", -inf, -inf
+        for news in visit.run.frames():
+            self._limit_hold(visit)
+            live = self._live(visit, stream, news) if news else {}
+            if not live and monotonic() - yielded < QUIET:
+                continue
+            shown = self._shown(visit, loading)
+            shared = {self.page.status: shown} if shown != status_before else {}
+            again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
+            offered = monotonic() if again else offered
+            yield {**again, **shared, **live} or gr.skip()
+            status_before, yielded = shown, monotonic()
+
+    def _live(self, visit: Visit, stream: RunStream, news: dict[str, Any]) -> Changes:
+        """A frame for Gradio to bring; none if the stream brings it. The first one says that there is a stream."""
+        whole = _with_settings(news, visit)
+        if stream.carry(whole):
+            return {}
+        return {self.page.live: {**whole, "streamed": True} if news["n"] == 0 else whole}
 
     def _shown(self, visit: Visit, loading: ModelLoad) -> str:
         """The status line of a run: its place in the queue if it waits, otherwise the models and how many runs share

@@ -194,6 +194,7 @@ class Page:
         for name in ("hold", "resume", "step", "stop_lane"):
             getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
         self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
+        self.live.heard(handlers.heard, None, None, **now)
         self.live.missed(handlers.missed, self.visit, self.live, **now)
         for name in ("look", "attribute"):
             getattr(self.live, name)(

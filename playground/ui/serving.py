@@ -18,6 +18,7 @@ from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
 from playground.ui.response_cache import cached
+from playground.ui.run_streams import stream_route
 from playground.ui.sessions import Retention, Sweeper
 from playground.ui.site import Site
 
@@ -55,7 +56,7 @@ def health_route(site: Site) -> Route:
 
 def launch_options(site: Site, host: str) -> dict[str, Any]:
     """Arguments of `Blocks.launch` for a page bound to `host`, besides address and theme."""
-    app = {"routes": [health_route(site)], **guarded(site.rules, host)}
+    app = {"routes": [health_route(site), stream_route(site.streams)], **guarded(site.rules, host)}
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]

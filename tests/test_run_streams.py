@@ -1,0 +1,202 @@
+"""The stream of a run's frames: what it brings, after a lost connection too, who may read it, and its limits."""
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+from counting import Counting
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+from test_classroom import read
+
+from playground.ui import frame_log, run_streams
+from playground.ui.classroom import Classroom
+from playground.ui.classroom_routes import guard_of, routes_of
+from playground.ui.frame_log import EventStream
+from playground.ui.frames import frame, new_name
+from playground.ui.kept_runs import LONGEST_NAME
+from playground.ui.run_streams import RunStream, RunStreams, stream_route
+from playground.ui.worker import Worker
+
+
+def frames_of(parts: list[bytes]) -> list[dict]:
+    return [data for part in parts for event, data in read(part.replace(run_streams.RETRY, b""))]
+
+
+def last_id(part: bytes) -> int:
+    return int(re.findall(rb"^id: (\d+)$", part, re.MULTILINE)[-1])
+
+
+async def some(events: AsyncIterator[bytes], pieces: int) -> list[bytes]:
+    """So many pieces with frames; then the connection is lost."""
+    taken = []
+    async for part in events:
+        taken += [part] if b"event: frame" in part else []
+        if len(taken) == pieces:
+            break
+    await events.aclose()
+    return taken
+
+
+async def rest(events: AsyncIterator[bytes]) -> list[bytes]:
+    return [part async for part in events]
+
+
+def test_a_stream_brings_the_frames_of_a_run_as_they_are_made_and_ends_with_it():
+    run = Worker().take(Counting([], length=60, forward=0.005))
+    stream, own = RunStream(), []
+
+    def carry() -> None:
+        for news in filter(None, run.frames()):
+            own.append(news)
+            stream.carry(news)
+        stream.end()
+
+    async def read_along() -> list[bytes]:
+        reading, _ = await asyncio.gather(rest(stream.events(0)), asyncio.to_thread(carry))
+        return reading
+
+    parts = asyncio.run(read_along())
+    assert frames_of(parts) == own and own[-1]["state"] == "done"
+    assert len(parts) > 3, "not all in one piece at the end"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_a_connection_that_breaks_goes_on_after_the_last_frame_that_has_arrived(monkeypatch, pieces):
+    monkeypatch.setattr(frame_log, "AT_ONCE", 2)
+    stream, frames = RunStream(), [frame("a", n, [{"seq": n}], "running") for n in range(9)]
+    for news in frames:
+        stream.carry(news)
+    before = asyncio.run(some(stream.events(0), pieces))
+    stream.end()
+    after = asyncio.run(rest(stream.events(last_id(before[-1]) + 1)))
+    assert frames_of(before) == frames[:2 * pieces], "only a part had arrived"
+    assert frames_of(before) + frames_of(after) == frames
+    assert stream.readers == 0
+
+
+def test_gradio_brings_every_frame_until_one_is_heard_by_the_stream_and_always_the_last():
+    stream = RunStream()
+    carried = [stream.carry(frame("a", n, [], "running")) for n in range(2)]
+    stream.heard = True
+    carried += [stream.carry(frame("a", 2, [], "running")), stream.carry(frame("a", 3, [], "done"))]
+    assert carried == [False, False, True, False]
+
+
+def test_a_run_that_is_too_long_for_its_stream_is_brought_by_gradio(monkeypatch):
+    monkeypatch.setattr(frame_log, "MOST_BYTES", 400)
+    stream = RunStream()
+    stream.heard = True
+    long = [stream.carry(frame("a", n, [{"x": "y" * 100}], "running")) for n in range(4)]
+    assert long[0] and not any(long[2:]) and stream.log.size - len(b"".join(stream.log.frames)) > 0
+
+
+def test_one_connection_has_a_limit_of_time_and_the_next_goes_on(monkeypatch):
+    monkeypatch.setattr(run_streams, "LIFETIME", 0.0)
+    stream = RunStream()
+    stream.carry(frame("a", 0, [], "running"))
+    assert asyncio.run(rest(stream.events(0))) == [run_streams.RETRY]
+    monkeypatch.setattr(run_streams, "LIFETIME", 60.0)
+    assert frames_of(asyncio.run(some(stream.events(0), 1)))[0]["n"] == 0
+
+
+def test_a_slow_reader_is_sent_what_it_lacks_in_pieces(monkeypatch):
+    monkeypatch.setattr(frame_log, "AT_ONCE", 3)
+    stream, frames = RunStream(), [frame("a", n, [], "running") for n in range(10)]
+    for news in frames:
+        stream.carry(news)
+    stream.end()
+    parts = asyncio.run(rest(stream.events(0)))
+    assert [len(frames_of([part])) for part in parts if part != run_streams.RETRY] == [3, 3, 3, 1]
+
+
+def test_a_connection_whose_client_takes_nothing_is_closed():
+    stream = RunStream()
+    stream.carry(frame("a", 0, [], "running"))
+
+    async def answer() -> None:
+        await EventStream(stream.events(0), 0.05)({"type": "http"}, never, never)
+
+    asyncio.run(asyncio.wait_for(answer(), 10))
+
+
+async def never(*_) -> None:
+    await asyncio.Event().wait()
+
+
+def test_numbers_that_json_lacks_do_not_break_a_stream():
+    stream = RunStream()
+    stream.carry(frame("a", 0, [{"p": float("nan")}], "running"))
+    assert frames_of(stream.log.frames)[0]["events"] == [{"p": None}]
+
+
+# --- the route ---
+
+@pytest.fixture
+def streams() -> RunStreams:
+    return RunStreams()
+
+
+@pytest.fixture
+def client(streams) -> TestClient:
+    return TestClient(Starlette(routes=[stream_route(streams)]))
+
+
+def ended(streams: RunStreams, frames: int) -> str:
+    """The name of an ended run of so many frames."""
+    name = new_name()
+    with streams.opened(name) as stream:
+        for n in range(frames):
+            stream.carry(frame(name, n, [], "done" if n == frames - 1 else "running"))
+    return name
+
+
+@pytest.mark.parametrize("last, numbers", [("", [0, 1, 2]), ("0", [1, 2]), ("1", [2]), ("x", [0, 1, 2]),
+                                           ("-1", [0, 1, 2]), ("9" * 5000, [0, 1, 2])])
+def test_a_browser_that_connects_again_names_the_last_frame_it_got(streams, client, last, numbers):
+    answer = client.get(f"/frames/{ended(streams, 3)}", headers={"Last-Event-ID": last})
+    assert [data["n"] for data in frames_of([answer.content])] == numbers
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers["x-accel-buffering"] == "no" and answer.headers["cache-control"] == "no-store"
+
+
+def test_a_browser_that_has_every_frame_of_an_ended_run_is_answered_with_no_content(streams, client):
+    assert client.get(f"/frames/{ended(streams, 3)}", headers={"Last-Event-ID": "2"}).status_code == 204
+
+
+def test_a_stranger_cannot_guess_the_name_of_a_run(streams, client):
+    name = ended(streams, 1)
+    assert len(bytes.fromhex(name)) >= 16 and len(name) <= LONGEST_NAME and name != new_name()
+    for guess in (new_name(), name[:-1], name.upper(), "", "..%2f" + name):
+        assert client.get(f"/frames/{guess}").status_code == 404
+
+
+def test_a_run_has_few_readers(streams, client, monkeypatch):
+    name = ended(streams, 1)
+    streams.find(name).readers = run_streams.READERS
+    assert client.get(f"/frames/{name}").status_code == 429
+    streams.find(name).readers -= 1
+    assert client.get(f"/frames/{name}").status_code == 200
+
+
+def test_an_ended_run_can_be_read_for_a_while_and_is_then_forgotten(streams, client, monkeypatch):
+    name = ended(streams, 1)
+    ended(streams, 1)
+    assert client.get(f"/frames/{name}").status_code == 200
+    now = run_streams.monotonic()
+    monkeypatch.setattr(run_streams, "monotonic", lambda: now + run_streams.LINGER + 1)
+    ended(streams, 1)
+    assert client.get(f"/frames/{name}").status_code == 404
+
+
+def test_a_follower_of_a_class_cannot_read_the_stream_of_a_run_though_frames_carry_its_name(streams):
+    classroom = Classroom()
+    site = Starlette(routes=[stream_route(streams), *routes_of(classroom)], middleware=[guard_of(classroom)])
+    follower, presenter = TestClient(site), TestClient(site)
+    name = ended(streams, 1)
+    follower.post("/classroom/join", json={"code": classroom.code})
+    assert follower.get(f"/frames/{name}").status_code == 403
+    presenter.get(f"/classroom/present?key={classroom.key}", follow_redirects=False)
+    assert presenter.get(f"/frames/{name}").status_code == 200
