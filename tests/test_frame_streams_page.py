@@ -16,13 +16,33 @@ from playground.ui.serving import launch_options
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
 
-LENGTH = 300  # tokens of a run: several seconds
+LENGTH, FIRST = 120, 3  # tokens of a run; those that it commits without being asked
 FRAMES = f"**{PLACE}/*"
 
 
+class Released(Counting):
+    """Commits as many tokens as a test has released, so that what happens in the middle of a run does, on any machine.
+    """
+
+    def __init__(self):
+        super().__init__([], length=LENGTH, forward=0.005)
+        self.released = FIRST
+
+    def advance(self) -> list:
+        if self.count < self.released:
+            return super().advance()
+        self.stopped.wait(0.01)
+        return []
+
+
 @pytest.fixture(scope="module")
-def site() -> Site:
-    return counting_site(lambda models, settings, memory: Counting([], length=LENGTH, forward=0.02))
+def begun() -> list[Released]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def site(begun: list[Released]) -> Site:
+    return counting_site(lambda models, settings, memory: begun.append(Released()) or begun[-1])
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +58,7 @@ def address(site: Site) -> Iterator[str]:
 def visitor(address: str) -> Iterator[Page]:
     with chromium() as browser:
         page = new_context(browser, viewport={"width": 1280, "height": 900}, reduced_motion="reduce").new_page()
-        page.goto(address)
-        expect(page.locator("#status .dot.ready")).to_be_visible()
-        yield page
+        yield visit(page, address)
 
 
 @pytest.fixture
@@ -49,45 +67,20 @@ def page(visitor: Page) -> Iterator[Page]:
     visitor.unroute_all(behavior="ignoreErrors")
 
 
-def begin(page: Page) -> str:
-    """Press Run; the name of the run, once it has some tokens."""
-    before = page.locator("#live .live").get_attribute("data-run")
-    page.click("#run")
-    expect(page.locator("#live .live")).not_to_have_attribute("data-run", before)
-    expect(tokens(page, 0).nth(2)).to_be_attached()
-    return page.locator("#live .live").get_attribute("data-run")
-
-
-def expect_whole(page: Page) -> None:
-    """The run has ended, and every token of it is shown once, in order."""
-    expect(page.locator("#run")).to_be_visible()
-    expect(tokens(page, 0)).to_have_count(LENGTH)
-    shown = page.eval_on_selector_all("#live .lane .tokens > *", "spans => spans.map((span) => Number(span.dataset.i))")
-    assert shown == list(range(LENGTH))
-
-
-def test_a_run_is_drawn_from_its_stream_and_gradio_brings_no_more_of_it(page, site, monkeypatch):
-    carried, carry = [], RunStream.carry
-    monkeypatch.setattr(RunStream, "carry", lambda stream, frame: carried.append(carry(stream, frame)) or carried[-1])
-    stream = site.streams.find(begin(page))
-    expect_whole(page)
-    assert stream.heard and stream.ended is not None and stream.readers == 0
-    first = carried.index(True)
-    assert first < len(carried) / 2 and carried[first:-1] == [True] * (len(carried) - first - 1) and not carried[-1]
-
-
 @pytest.fixture
 def breaks(monkeypatch) -> Callable[[int], list[int]]:
-    """Lets the first so many connections break after a few pieces; returns the frame numbers asked for, in order."""
+    """Lets the first so many connections break after one piece, when the next is due; returns the frame numbers that
+    each connection begins with.
+    """
     def start(connections: int) -> list[int]:
         asked, events = [], RunStream.events
 
         async def breaking(stream: RunStream, sent: int) -> AsyncIterator[bytes]:
             asked.append(sent)
-            parts = 0
+            breaks, parts = len(asked) <= connections, 0
             async for part in events(stream, sent):
                 parts += 1
-                if len(asked) <= connections and parts > 5:
+                if breaks and parts > 2:  # the first one is the time to wait before a new connection
                     raise ConnectionResetError
                 yield part
 
@@ -97,51 +90,108 @@ def breaks(monkeypatch) -> Callable[[int], list[int]]:
     return start
 
 
-def test_a_connection_that_breaks_in_the_middle_loses_and_doubles_nothing(page, site, breaks):
+def visit(page: Page, address: str) -> Page:
+    page.goto(address)
+    expect(page.locator("#status .dot.ready")).to_be_visible()
+    return page
+
+
+def begin(page: Page, site: Site) -> RunStream:
+    """Press Run; the stream of the run, once its first tokens are shown."""
+    before = page.locator("#live .live").get_attribute("data-run")
+    page.click("#run")
+    expect(page.locator("#live .live")).not_to_have_attribute("data-run", before)
+    expect(tokens(page, 0)).to_have_count(FIRST)
+    return site.streams.find(page.locator("#live .live").get_attribute("data-run"))
+
+
+def wait_until(page: Page, fact: Callable[[], bool]) -> None:
+    end = monotonic() + PATIENCE
+    while not fact():
+        assert monotonic() < end
+        page.wait_for_timeout(20)
+
+
+def expect_whole(page: Page) -> None:
+    """The run ends, and every token of it is shown once, in order."""
+    expect(tokens(page, 0)).to_have_count(LENGTH)
+    expect(page.locator("#run")).to_be_visible()
+    shown = page.eval_on_selector_all("#live .lane .tokens > *", "spans => spans.map((span) => Number(span.dataset.i))")
+    assert shown == list(range(LENGTH))
+
+
+def test_a_run_is_drawn_from_its_stream_and_gradio_brings_only_its_end(page, site, begun, monkeypatch):
+    stream = begin(page, site)
+    wait_until(page, lambda: stream.heard)
+    carried, carry = [], RunStream.carry
+    monkeypatch.setattr(RunStream, "carry", lambda stream, frame: carried.append(carry(stream, frame)) or carried[-1])
+    begun[-1].released = LENGTH
+    expect_whole(page)
+    assert len(carried) > 3 and carried == [True] * (len(carried) - 1) + [False]
+
+
+def test_a_connection_that_breaks_in_the_middle_loses_and_doubles_nothing(page, site, begun, breaks):
     asked = breaks(3)
-    stream = site.streams.find(begin(page))
+    stream = begin(page, site)
+    for shown in range(FIRST, LENGTH, 20):
+        begun[-1].released = shown
+        expect(tokens(page, 0)).to_have_count(shown)
+    begun[-1].released = LENGTH
     expect_whole(page)
     assert len(asked) == 4 and asked == sorted(set(asked)), "each connection began after what had arrived"
     assert stream.heard, "Gradio was not needed"
 
 
-@pytest.mark.parametrize("block", [Route.abort, lambda route: None, lambda route: route.fulfill(status=404)],
-                         ids=["refused", "never answered", "not found"])
-def test_where_the_stream_is_blocked_gradio_brings_the_run(page, site, block):
+def refuse(route: Route) -> None:
+    route.abort()
+
+
+def never_answer(route: Route) -> None:
+    """The request waits, as for a proxy that buffers."""
+
+
+def find_nothing(route: Route) -> None:
+    route.fulfill(status=404)
+
+
+@pytest.mark.parametrize("block", [refuse, never_answer, find_nothing])
+def test_where_the_stream_is_blocked_gradio_brings_the_run(page, site, begun, block):
     page.route(FRAMES, block)
-    stream = site.streams.find(begin(page))
+    stream = begin(page, site)
+    begun[-1].released = LENGTH
     expect_whole(page)
     assert not stream.heard
 
 
-def test_a_stream_that_breaks_for_good_is_replaced_by_gradio(page, site, breaks):
-    breaks(1)
-    stream = site.streams.find(begin(page))
-    page.route(FRAMES, Route.abort)
-    expect_whole(page)
+def test_a_stream_that_breaks_for_good_is_replaced_by_gradio(page, site, begun, breaks):
+    breaks(99)
+    stream = begin(page, site)
+    wait_until(page, lambda: stream.heard)
+    page.route(FRAMES, refuse)
+    begun[-1].released = LENGTH - 1  # the run goes on until it is known that the stream has gone
+    expect(tokens(page, 0)).to_have_count(LENGTH - 1)
     assert not stream.heard
+    begun[-1].released = LENGTH
+    expect_whole(page)
 
 
-def test_a_second_tab_gets_its_frames_by_gradio_while_the_first_has_a_stream(page, site, address):
+def test_a_second_tab_gets_its_frames_by_gradio_while_the_first_has_a_stream(page, site, address, begun):
     """Over HTTP/1.1 the tabs of a browser share six connections."""
-    first = site.streams.find(begin(page))
-    second = page.context.new_page()
-    second.goto(address)
-    run = begin(second)
-    if first.ended is None:
-        assert not site.streams.find(run).heard
-    expect_whole(second)
-    second.close()
+    first = begin(page, site)
+    wait_until(page, lambda: first.heard)
+    tab = visit(page.context.new_page(), address)
+    second = begin(tab, site)
+    begun[-1].released = LENGTH
+    expect_whole(tab)
+    tab.close()
+    assert second is not first and not second.heard
+    begun[-2].released = LENGTH
     expect_whole(page)
 
 
-def test_leaving_the_page_stops_the_run(page, address, site):
-    tab = page.context.new_page()
-    tab.goto(address)
-    stream = site.streams.find(begin(tab))
+def test_leaving_the_page_stops_the_run(page, site, address):
+    tab = visit(page.context.new_page(), address)
+    stream = begin(tab, site)
+    wait_until(tab, lambda: stream.heard)
     tab.close()
-    end = monotonic() + PATIENCE
-    while stream.ended is None or stream.readers:
-        assert monotonic() < end
-        page.wait_for_timeout(50)
-    assert b'"state":"done"' not in b"".join(stream.log.frames)
+    wait_until(page, lambda: stream.ended is not None and not stream.readers)
