@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator
 
@@ -9,7 +10,6 @@ import pytest
 from counting import Counting
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
-from test_classroom import read
 
 from playground.ui import frame_log, run_streams
 from playground.ui.classroom import Classroom
@@ -22,7 +22,8 @@ from playground.ui.worker import Worker
 
 
 def frames_of(parts: list[bytes]) -> list[dict]:
-    return [data for part in parts for event, data in read(part.replace(run_streams.RETRY, b""))]
+    """The frames in pieces of a stream."""
+    return [json.loads(data) for data in re.findall(rb"^event: frame\ndata: (.*)$", b"".join(parts), re.MULTILINE)]
 
 
 def last_id(part: bytes) -> int:
