@@ -21,9 +21,12 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCRIPTS = ("/assets/", "/static/", "/theme.css")
+SCRIPTS = ("/assets/", "/scripts/", "/static/", "/theme.css")
 CONFIG = "/config"
-NAMED_BY_CONTENT = re.compile(r"/assets/.+-[\w-]{8}\.(js|css)$|/theme\.css\?v=\w+$")  # by Gradio's build
+NAMED_BY_CONTENT = re.compile(
+    r"/assets/.+-[\w-]{8}\.(js|css)$"  # by Gradio's build
+    r"|/theme\.css\?v=\w+$|/scripts/[0-9a-f]{16}\.js$"
+)
 UNREAD = {"s", "at", "__theme", "v"}  # query parameters that only the browser reads, or a later event; v: of theme.css
 CHECKED, FOR_GOOD = "no-cache", "public, max-age=31536000, immutable"
 ORIGIN = ("host", "x-forwarded-host", "x-forwarded-proto")  # headers that Gradio makes its address from
