@@ -48,9 +48,8 @@ def site(begun: list[Released]) -> Site:
 @pytest.fixture(scope="module")
 def address(site: Site) -> Iterator[str]:
     demo = build(site)
-    yield demo.launch(
-        prevent_thread_lock=True, quiet=True, run_history=False, **launch_options(site, "127.0.0.1"), **theme_options()
-    )[1]
+    options = {**launch_options(site, demo, "127.0.0.1"), **theme_options()}
+    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **options)[1]
     demo.close()
 
 
@@ -120,6 +119,7 @@ def expect_whole(page: Page) -> None:
     assert shown == list(range(LENGTH))
 
 
+@pytest.mark.journey
 def test_a_run_is_drawn_from_its_stream_and_gradio_brings_only_its_end(page, site, begun, monkeypatch):
     stream = begin(page, site)
     wait_until(page, lambda: stream.heard)
@@ -130,6 +130,7 @@ def test_a_run_is_drawn_from_its_stream_and_gradio_brings_only_its_end(page, sit
     assert len(carried) > 3 and carried == [True] * (len(carried) - 1) + [False]
 
 
+@pytest.mark.journey
 def test_a_connection_that_breaks_in_the_middle_loses_and_doubles_nothing(page, site, begun, breaks):
     asked = breaks(3)
     stream = begin(page, site)
