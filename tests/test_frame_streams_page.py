@@ -190,6 +190,15 @@ def test_a_second_tab_gets_its_frames_by_gradio_while_the_first_has_a_stream(pag
     expect_whole(page)
 
 
+def test_over_plain_http_where_tabs_cannot_agree_gradio_brings_the_run(page, site, begun):
+    page.evaluate("Object.defineProperty(navigator, 'locks', { value: undefined, configurable: true })")
+    stream = begin(page, site)
+    begun[-1].released = LENGTH
+    expect_whole(page)
+    page.evaluate("delete navigator.locks")
+    assert not stream.heard
+
+
 def test_leaving_the_page_stops_the_run(page, site, address):
     tab = visit(page.context.new_page(), address)
     stream = begin(tab, site)

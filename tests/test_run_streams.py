@@ -4,10 +4,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
+import gradio as gr
 import pytest
-from counting import Counting
+from counting import Counting, counting_site
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
@@ -16,9 +17,13 @@ from playground.ui.classroom import Classroom
 from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.frame_log import EventStream
 from playground.ui.frames import frame, new_name
+from playground.ui.handlers import Handlers
 from playground.ui.kept_runs import LONGEST_NAME
 from playground.ui.run_streams import RunStream, RunStreams, stream_route
+from playground.ui.site import Site
 from playground.ui.worker import Worker
+from playground.ui.zero_gpu import RemoteRun, batches
+from support.visits import stream as visit_stream
 
 
 def frames_of(parts: list[bytes]) -> list[dict]:
@@ -131,6 +136,62 @@ def test_numbers_that_json_lacks_do_not_break_a_stream():
     stream = RunStream()
     stream.carry(frame("a", 0, [{"p": float("nan")}], "running"))
     assert frames_of(stream.log.frames)[0]["events"] == [{"p": None}]
+
+
+# --- the event of a run ---
+
+def counting(*_) -> Counting:
+    return Counting([], length=100, forward=0.01)
+
+
+def on_a_borrowed_gpu(*_) -> RemoteRun:
+    return RemoteRun(batches(counting()))
+
+
+@pytest.fixture(params=["worker", "borrowed GPU"])
+def site(request) -> Site:
+    site = counting_site(counting)
+    if request.param == "borrowed GPU":
+        site.start = on_a_borrowed_gpu
+    return site
+
+
+def frames_by_gradio(site: Site) -> Iterator[dict]:
+    page, changes = visit_stream(site)
+    return (change[page.live] for change in changes if page.live in change)
+
+
+def test_the_event_of_a_run_brings_its_first_frame_and_its_last_and_the_stream_all(site):
+    by_gradio = frames_by_gradio(site)
+    first = next(by_gradio)
+    stream = site.streams.find(first["run"])
+    stream.heard = True
+    [last] = by_gradio
+    assert first["n"] == 0 and first["streamed"] and first["headers"] and last["state"] == "done"
+    numbers = [data["n"] for data in frames_of(stream.log.frames)]
+    assert numbers == list(range(last["n"] + 1)) and last["n"] > 3
+
+
+def test_without_a_reader_the_event_of_a_run_brings_every_frame(site):
+    frames = list(frames_by_gradio(site))
+    assert [one["n"] for one in frames] == list(range(len(frames))) and frames[-1]["state"] == "done"
+    assert [event for one in frames for event in one["events"]] == [
+        event for one in frames_of(site.streams.find(frames[0]["run"]).log.frames) for event in one["events"]]
+
+
+def test_a_page_that_has_lost_the_stream_gets_the_run_so_far_and_the_frames_after_it():
+    site = counting_site(counting)
+    page, changes = visit_stream(site)
+    acts, states = Handlers(site, page), (change for change in changes if page.visit in change or page.live in change)
+    visit = next(states)[page.visit]
+    first = next(states)[page.live]
+    acts.heard(gr.EventData(None, {"run": first["run"]}))
+    assert site.streams.find(first["run"]).heard
+    so_far = acts.missed(visit, gr.EventData(None, {"run": first["run"]}))
+    after = [change[page.live] for change in states]
+    assert so_far["headers"] and "streamed" not in so_far and len(after) > 3
+    seqs = {event["seq"] for one in (so_far, *after) for event in one["events"]}
+    assert seqs == set(range(1, 101)) and after[0]["n"] <= so_far["n"] + 1
 
 
 # --- the route ---

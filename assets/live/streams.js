@@ -13,7 +13,7 @@ class Streams {
     this.release = null; // gives up the lock that only one tab has
   }
 
-  /** Open the stream of a run, unless another tab has one. */
+  /** Open the stream of a run, unless another tab has one or may have one. */
   async follow(run) {
     const release = this.release || (await locked(ONE_TAB));
     this.release ||= release;
@@ -69,10 +69,11 @@ class Streams {
   }
 }
 
-/** Take a lock; resolves to a function that gives it up, null if another tab has it. Without locks (plain HTTP) every tab gets it. */
+/** Take a lock; resolves to a function that gives it up, null if another tab has it or, as over plain HTTP, there are no locks. */
 function locked(name) {
-  if (!navigator.locks) return Promise.resolve(() => {});
   return new Promise((resolve) => {
-    navigator.locks.request(name, { ifAvailable: true }, (lock) => (lock ? new Promise((release) => resolve(release)) : resolve(null)));
+    const hold = (lock) => (lock ? new Promise((release) => resolve(release)) : resolve(null));
+    if (navigator.locks) navigator.locks.request(name, { ifAvailable: true }, hold).catch(() => resolve(null));
+    else resolve(null);
   });
 }

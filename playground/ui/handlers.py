@@ -262,23 +262,24 @@ class Handlers:
 
     def heard(self, event: gr.EventData) -> None:
         """The page gets the frames of a run by its stream: from now on Gradio brings only the last one."""
-        self._by_stream(event, True)
+        with suppress(Refusal):  # this event has no output
+            self._by_stream(text(event, "run", LONGEST_NAME), True)
 
     def missed(self, visit: Visit | None, event: gr.EventData) -> Changes:
         """The whole run so far, for a browser that lost frames or the stream; Gradio brings those that follow."""
-        self._by_stream(event, False)
+        if not visit:
+            return gr.skip()
         try:
-            shown = visit.of(text(event, "run", LONGEST_NAME)) if visit else None
+            shown = visit.of(text(event, "run", LONGEST_NAME))
         except Refusal:
-            shown = None
-        if shown is None:
             return gr.skip()
         run = shown.run
+        self._by_stream(run.name, False)
         return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), shown)
 
-    def _by_stream(self, event: gr.EventData, heard: bool) -> None:
-        stream = self.site.streams.find(str(getattr(event, "run", "")))
-        if stream:
+    def _by_stream(self, run: str, heard: bool) -> None:
+        """Note whether the page gets the frames of a run by its stream."""
+        if stream := self.site.streams.find(run):
             stream.heard = heard
 
     def again(self, visit: Visit | None) -> Changes:
