@@ -361,6 +361,7 @@ class SurveyHandlers:
 
     def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
         choice.check(self.site.rules)
+        choice.check_fit(self.site.surroundings(choice))
         visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
         loading = self.site.model_load(choice)
         cleared = {self.page.progress: "", self.page.results: None, self.page.answers: ""}

@@ -18,6 +18,7 @@ import gradio as gr
 
 from playground.decoding.forked_session import Siblings
 from playground.decoding.lane_checks import Surroundings, check_ready
+from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
@@ -330,6 +331,14 @@ class Handlers:
             return {self.page.tools_notice: escape(str(refusal)) if refusal.about == "tools" else ""}
         return {self.page.tools_notice: ""}
 
+    def check_form(self, form: str) -> Changes:
+        """Show why a form of context and prompt cannot be used while it is typed."""
+        try:
+            check_form(form)
+        except Refusal as refusal:
+            return {self.page.form_notice: escape(str(refusal))}
+        return {self.page.form_notice: ""}
+
     def offer(self, model: str, draft: str) -> Changes:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
@@ -489,14 +498,16 @@ class Handlers:
         parts = refusal.about.split(":")  # a control, or "lane", the lane's index and the field
         place, field = parts[0], parts[-1]
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
-        if place == "tools":  # a lane may have a knob of this name
-            near["tools"] = self.page.tools_notice
+        typed = {"tools": self.page.tools_notice, "form": self.page.form_notice}
+        if place in typed:  # a lane may have a knob of this name
+            near[place] = typed[place]
         in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
         return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}
 
     def _clear_notices(self) -> Changes:
         page = self.page
-        return dict.fromkeys((page.prompt_notice, page.tools_notice, page.model_notice, page.lanes_notice), "")
+        beside = (page.prompt_notice, page.tools_notice, page.form_notice, page.model_notice, page.lanes_notice)
+        return dict.fromkeys(beside, "")
 
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
