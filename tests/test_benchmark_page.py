@@ -124,7 +124,8 @@ def row(given_row: dict) -> ResultRow:
 def test_no_control_lies_over_another(asked):
     add, models = (asked.locator(part).bounding_box() for part in (".add-lane", ".models"))
     assert add["y"] >= models["y"] + models["height"]
-
+    label = asked.locator(".survey .models > .label-wrap")
+    assert label.evaluate("label => parseFloat(getComputedStyle(label).paddingLeft)") >= 8  # off its border
 
 
 def test_two_questions_are_answered_and_the_table_equals_the_file(asked):

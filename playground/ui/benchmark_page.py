@@ -386,7 +386,8 @@ class SurveyHandlers:
         visit.ticket = self.site.join(SURVEY)
         for place in visit.ticket.wait():
             reason = "One survey runs at a time, so that the measured times are comparable."
-            yield {self.page.progress: f"<p>Place {place} in the queue. {reason}</p>"}
+            waits = f"Place {place} in the queue, {visit.ticket.waited:.0f} s so far."
+            yield {self.page.progress: f"<p>{waits} {reason}</p>"}
 
     def _progress(self, loading: ModelLoad) -> Iterator[Changes]:
         for now in loading.watch():

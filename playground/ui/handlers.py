@@ -429,7 +429,7 @@ class Handlers:
         """Show the place in the queue until the run has a seat."""
         visit.ticket = self.site.join(PAGE)
         for place in visit.ticket.wait():
-            yield {self.page.status: queue_status(place)}
+            yield {self.page.status: queue_status(place, visit.ticket.waited)}
 
     def _stream(self, visit: Visit, loading: ModelLoad) -> Iterator[Changes]:
         """Stream frames and the status line until the run is over; a visitor who leaves stops it."""
@@ -456,7 +456,8 @@ class Handlers:
         the device.
         """
         place = visit.ticket.place if visit.ticket else 0
-        return queue_status(place) if place else status(loading, self.site.other_runs(loading.models, visit.run))
+        waits = queue_status(place, visit.ticket.waited) if place else ""
+        return waits or status(loading, self.site.other_runs(loading.models, visit.run))
 
     def _limit_hold(self, visit: Visit) -> None:
         """On a public page, end a run that is held for too long, since its KV caches take memory that others need."""
@@ -563,9 +564,10 @@ def status(loading: ModelLoad, others: int = 0) -> str:
     return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}"
 
 
-def queue_status(place: int) -> str:
-    """The status line of a run that waits in the queue."""
-    return f"<span class='dot loading'></span>place {place} in the queue: waiting for another run to end or be held"
+def queue_status(place: int, waited: float) -> str:
+    """The status line of a run that has waited in the queue for some seconds."""
+    so_far = f"place {place} in the queue, {waited:.0f} s so far"
+    return f"<span class='dot loading'></span>{so_far}: waiting for another run to end or be held"
 
 
 def described(models: Any) -> str:
