@@ -69,7 +69,7 @@ def test_badges_of_four_lanes_are_not_cut_to_a_letter(page, address):
 def test_the_head_of_the_page_is_one_row(page, address, width):
     page.set_viewport_size({"width": width, "height": 800})
     page.goto(address)
-    page.locator(".top .dot.ready").wait_for()
+    page.locator(".top .dot").wait_for()
     middles = page.locator(":is(.masthead, .places, .top .tools, .top > .status)").evaluate_all(
         "all => all.map((one) => one.getBoundingClientRect()).map(({ top, height }) => top + height / 2)"
     )
