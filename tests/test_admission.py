@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from time import monotonic
 
 import pytest
 from chromium import PATIENCE
@@ -182,12 +181,14 @@ def said(page, changes) -> str:
 
 
 def test_a_place_in_the_queue_and_the_wait_are_reported_before_the_run_begins(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(admission_queue, "monotonic", lambda: clock[0])
     site = counting_site(lambda models, settings, memory: Counting([], length=3), seats=1)
     first = site.join(PAGE)
     page, changes = stream(site)
     heard = [next(changes) for _ in range(3)]
     assert "place 1 in the queue, 0 s so far" in said(page, heard)
-    monkeypatch.setattr(admission_queue, "monotonic", lambda: monotonic() + 30)
+    clock[0] += 30
     assert "place 1 in the queue, 30 s so far" in said(page, [next(changes)])
     first.leave()
     assert any(page.live in change for change in changes)
