@@ -159,7 +159,7 @@ class Game:
             return
         visit.ticket = self.site.join(GAME)
         for place in visit.ticket.wait():
-            yield {self.status: queue_status(place)}
+            yield {self.status: queue_status(place, visit.ticket.waited)}
             if visit.stopped:
                 return
         yield {self.status: status(loading)}

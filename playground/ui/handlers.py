@@ -18,6 +18,7 @@ import gradio as gr
 
 from playground.decoding.forked_session import Siblings
 from playground.decoding.lane_checks import Surroundings, check_ready
+from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
@@ -347,6 +348,14 @@ class Handlers:
             return {self.page.tools_notice: escape(str(refusal)) if refusal.about == "tools" else ""}
         return {self.page.tools_notice: ""}
 
+    def check_form(self, form: str) -> Changes:
+        """Show why a form of context and prompt cannot be used while it is typed."""
+        try:
+            check_form(form)
+        except Refusal as refusal:
+            return {self.page.form_notice: escape(str(refusal))}
+        return {self.page.form_notice: ""}
+
     def offer(self, model: str, draft: str) -> Changes:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
@@ -437,7 +446,7 @@ class Handlers:
         """Show the place in the queue until the run has a seat."""
         visit.ticket = self.site.join(PAGE)
         for place in visit.ticket.wait():
-            yield {self.page.status: queue_status(place)}
+            yield {self.page.status: queue_status(place, visit.ticket.waited)}
 
     def _stream(self, visit: Visit, loading: ModelLoad) -> Iterator[Changes]:
         """Hand the frames to the run's stream until the run is over; a visitor who leaves stops it."""
@@ -478,7 +487,8 @@ class Handlers:
         the device.
         """
         place = visit.ticket.place if visit.ticket else 0
-        return queue_status(place) if place else status(loading, self.site.other_runs(loading.models, visit.run))
+        waits = queue_status(place, visit.ticket.waited) if place else ""
+        return waits or status(loading, self.site.other_runs(loading.models, visit.run))
 
     def _limit_hold(self, visit: Visit) -> None:
         """On a public page, end a run that is held for too long, since its KV caches take memory that others need."""
@@ -520,14 +530,16 @@ class Handlers:
         parts = refusal.about.split(":")  # a control, or "lane", the lane's index and the field
         place, field = parts[0], parts[-1]
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
-        if place == "tools":  # a lane may have a knob of this name
-            near["tools"] = self.page.tools_notice
+        typed = {"tools": self.page.tools_notice, "form": self.page.form_notice}
+        if place in typed:  # a lane may have a knob of this name
+            near[place] = typed[place]
         in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
         return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}
 
     def _clear_notices(self) -> Changes:
         page = self.page
-        return dict.fromkeys((page.prompt_notice, page.tools_notice, page.model_notice, page.lanes_notice), "")
+        beside = (page.prompt_notice, page.tools_notice, page.form_notice, page.model_notice, page.lanes_notice)
+        return dict.fromkeys(beside, "")
 
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
@@ -583,9 +595,10 @@ def status(loading: ModelLoad, others: int = 0) -> str:
     return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}"
 
 
-def queue_status(place: int) -> str:
-    """The status line of a run that waits in the queue."""
-    return f"<span class='dot loading'></span>place {place} in the queue: waiting for another run to end or be held"
+def queue_status(place: int, waited: float) -> str:
+    """The status line of a run that has waited in the queue for some seconds."""
+    so_far = f"place {place} in the queue, {waited:.0f} s so far"
+    return f"<span class='dot loading'></span>{so_far}: waiting for another run to end or be held"
 
 
 def described(models: Any) -> str:

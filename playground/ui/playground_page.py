@@ -174,6 +174,7 @@ class Page:
         self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
         for event in (self.tools.change, self.mode.change, self.model.change):
             event(handlers.check_tools, controls, self.tools_notice, **latest)
+        self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
         self._remember(controls)
 
     def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
@@ -217,7 +218,14 @@ class Page:
         gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
-        return [self.status, self.prompt_notice, self.tools_notice, self.model_notice, self.lanes_notice]
+        return [
+            self.status,
+            self.prompt_notice,
+            self.tools_notice,
+            self.form_notice,
+            self.model_notice,
+            self.lanes_notice,
+        ]
 
     def _memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
@@ -281,6 +289,7 @@ class Page:
                     placeholder="Read this: {context} Now answer: {prompt}",
                     elem_id="form",
                 )
+                self.form_notice = notice("form-notice")
 
     def _tools(self) -> None:
         start = self.start
