@@ -15,6 +15,7 @@ from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.training.public_heads import dflash_weights
+from strategies.draft_heads.dflash import masked_texts
 from support.draft_heads import PROMPT, WIDTH, Watching
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
@@ -128,6 +129,56 @@ class KeepsTheBlock(find("dflash")):
 @pytest.mark.parametrize("wrong", [StatesOfTheLayerBefore, PositionsOffByOne, KeepsTheBlock])
 def test_wrong_layers_positions_and_caches_are_detected(wrong):
     assert not agree(ours(wrong))
+
+
+def trained_as_drafted() -> bool:
+    """Whether blocks in a training have the outputs that drafting has after each anchor."""
+    network = ours().network
+    chance = torch.Generator().manual_seed(0)
+    states = torch.randn(2, 9, network.fc.in_features, generator=chance, dtype=torch.float64)
+    rows = torch.randn(2, 3, BLOCK, WIDTH, generator=chance, dtype=torch.float64)
+    anchors = torch.tensor([6, 1, 4])
+    found = masked_texts.outputs(network, states, rows, anchors)
+    return all(
+        torch.allclose(found[text, i], drafted(network, states[text, :anchor], rows[text, i]))
+        for text in range(2)
+        for i, anchor in enumerate(anchors.tolist())
+    )
+
+
+def drafted(network, states, rows):
+    """The outputs for one block [n, width] after the target's states [tokens, reads], as in drafting."""
+    caches = network.new_caches()
+    network.read(states, torch.arange(len(states)), caches)
+    return network(rows, torch.arange(len(states), len(states) + len(rows)), caches, 0)
+
+
+@pytest.mark.oracle("dflash")
+def test_blocks_are_trained_as_they_are_drafted():
+    assert trained_as_drafted()
+
+
+class SeesTheAnchorsState(masked_texts.BlocksInTexts):
+    """Wrong: a block sees the state of its anchor, which the target has not read when it is drafted."""
+
+    def __init__(self, anchors, block, keys, values):
+        super().__init__(anchors, block, keys, values)
+        self._seen[:, :keys.shape[-2]] |= torch.arange(keys.shape[-2]) == anchors.repeat_interleave(block)[:, None]
+
+
+class SeesOtherBlocks(masked_texts.BlocksInTexts):
+    """Wrong: the rows of all blocks see each other."""
+
+    def __init__(self, anchors, block, keys, values):
+        super().__init__(anchors, block, keys, values)
+        self._seen[:, keys.shape[-2]:] = True
+
+
+@pytest.mark.refuses("dflash")
+@pytest.mark.parametrize("wrong", [SeesTheAnchorsState, SeesOtherBlocks])
+def test_training_on_what_drafting_does_not_see_would_be_noticed(wrong, monkeypatch):
+    monkeypatch.setattr(masked_texts, "BlocksInTexts", wrong)
+    assert not trained_as_drafted()
 
 
 @pytest.mark.strategy("dflash")

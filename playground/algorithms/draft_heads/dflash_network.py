@@ -76,9 +76,13 @@ class DFlashNetwork(Module):
     def new_caches(self) -> list[HeadCache]:
         return [HeadCache() for _ in self.layers]
 
+    def context(self, states: Tensor) -> Tensor:
+        """What the layers read of the target's states [..., reads]: [..., width]."""
+        return self.hidden_norm(self.fc(states))
+
     def read(self, states: Tensor, positions: Tensor, caches: list[HeadCache]) -> None:
         """Add the target's states [n, reads] of tokens at positions [n] to the caches."""
-        rows = self.hidden_norm(self.fc(states))
+        rows = self.context(states)
         for layer, cache in zip(self.layers, caches):
             cache.write(*layer.self_attn.states(rows, positions)[1:])
             cache.commit()

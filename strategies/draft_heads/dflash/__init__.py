@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,14 +10,15 @@ from torch import Tensor
 from playground.algorithms.draft_heads.dflash_network import DFlashNetwork
 from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.algorithms.draft_heads.head_layers import HeadShape
-from playground.algorithms.draft_heads.head_training import HeadTexts
+from playground.algorithms.draft_heads.head_training import HeadTexts, HeadTraining, measured, trained
 from playground.contract import knob
 from playground.contract.token_tree import TokenTree
 from playground.engine.host_copies import read_lists
-from playground.errors import Refusal
 from playground.events import Figure
+from strategies.draft_heads.dflash.masked_texts import guesses, losses
 
 BLOCK = 8  # tokens of a block, where the drafter does not say
+LAYERS, MASK = 2, 0  # of a drafter that is trained here: its layers, and the token in place of a mask
 CHUNK = 512  # tokens of the text that the drafter reads at once
 
 
@@ -25,8 +27,8 @@ class DFlash(DraftHead):
 
     The rows of the block see each other in both directions, and the text through the target's hidden states of some
     layers, which each of the drafter's layers turns into keys and values of its own. The best token at each mask makes
-    a chain. Drafters are published ones, from a folder: `--draft FOLDER`, or `fit dflash --from FOLDER`. depth = 0 is
-    plain decoding. Chen et al. 2026, arXiv 2602.06036.
+    a chain. Published drafters are read from a folder: `--draft FOLDER`, or `fit dflash --from FOLDER`. The one for the
+    bundled target has two layers instead of five. depth = 0 is plain decoding. Chen et al. 2026, arXiv 2602.06036.
     """
 
     name, title, paper, sheet = "dflash", "DFlash", "2602.06036", "draft-heads/public-formats"
@@ -58,11 +60,16 @@ class DFlash(DraftHead):
 
     @classmethod
     def train(cls, texts: HeadTexts) -> Iterator:
-        """Raises Refusal: the drafters that are published are read."""
-        raise Refusal(
-            "DFlash drafters are not trained here: name the folder of a published one with --from, or with --draft.",
-            "from",
-        )
+        """Train blocks of masks after random anchors on the tokens that the target wrote; returns the weights."""
+        layers = cls.state_layers(cls(), texts.depth)
+        torch.manual_seed(texts.seed)
+        network = DFlashNetwork(HeadShape.like(texts.width), len(layers) * texts.width, [0] * LAYERS)
+        found = partial(guesses, network, texts, layers=layers, block=BLOCK, mask=MASK)
+        training = HeadTraining(epochs=12, rate=1e-3)
+        yield from trained(network, texts, lambda batch: losses(found(batch), texts.lm_head), training)
+        yield measured(texts, BLOCK - 1, found).note()
+        settings = {"layers": layers, "block_size": BLOCK, "mask_token_id": MASK}
+        return network.state_dict() | {name: torch.tensor(value) for name, value in settings.items()}
 
     @torch.inference_mode()
     def drafted(self, lm, budget) -> Iterator:
