@@ -69,6 +69,7 @@ class Stream:
         self.store = model.new_store(
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
+        self._longer = len(prompt) - lane.prompt_length  # tokens that its prompt has more than the lane's
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
@@ -277,12 +278,12 @@ class Stream:
 
     def behind(self) -> int:
         """Number of committed tokens that this stream's model has not read."""
-        return len(self.prompt) + self.lane.generated - self.store.length
+        return len(self.lane.main.tokens) + self._longer - self.store.length
 
     def unread(self) -> list[int]:
         """Committed tokens that this stream's model has not read."""
         at = self.store.length
-        return self.prompt[at:] + self.lane.tokens[self.lane.prompt_length + max(0, at - len(self.prompt)):]
+        return self.prompt[at:] + self.lane.main.tokens[max(self.lane.prompt_length, at - self._longer):]
 
     def _read_shared_prefix(self) -> Steps:
         """Start from a prompt that several lanes of the session share."""
@@ -486,15 +487,7 @@ class Stream:
 
     def follow(self) -> None:
         """Keep the nodes of the tree that the lane has committed, and discard all others."""
-        node = ROOT
-        for token in self.unread() if not self._left_early else []:
-            child = next(
-                (c for c in self._tree.children(node) if c < len(self.store.parents) and self._tree.tokens[c] == token),
-                None,
-            )
-            if child is None or child in self._tree.blends:
-                break
-            node = child
+        node = ROOT if self._left_early else self._tree.follow(self.unread(), len(self.store.parents))
         if self.states.layers:
             self.states.commit(self.store.path(node))
         self.store.commit(node)

@@ -61,15 +61,10 @@ class LayerPlan:
     compute: ComputePass | None = None  # decides layer by layer what runs; without skip, stop and resume
     routing: ExpertRouting | None = None  # which experts run, in a mixture of experts
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all layers run, as far as is known before the forward."""
-        return not self.skip and self.stop is None and self.resume is None and self.compute is None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether all layers run and nothing is captured."""
-        return self.is_whole and not self.capture
+    def __post_init__(self) -> None:
+        # whether all layers run, as far as is known before the forward; and whether, moreover, nothing is captured
+        self.is_whole = not self.skip and self.stop is None and self.resume is None and self.compute is None
+        self.is_plain = self.is_whole and not self.capture
 
     def layers(self, depth: int) -> int:
         """How many of a model's `depth` layers run."""
