@@ -81,6 +81,13 @@ class TokenTree:
         """Children of a node in the order they were drawn, repeats included."""
         return [child for child in self.order if self.parents[child] == node]
 
+    def families(self) -> dict[int, list[int]]:
+        """`children` of every node that has some."""
+        found: dict[int, list[int]] = {}
+        for child in self.order:
+            found.setdefault(self.parents[child], []).append(child)
+        return found
+
     def follow(self, tokens: list[int], count: int) -> int:
         """The node that `tokens`, or as many of them as the tree has, lead to, among its first `count` nodes.
 

@@ -42,7 +42,7 @@ class AsyncRequest(Request):
     def __init__(self, request: Request):
         self._finished = request.go_on()
         for feed in request.feeds:
-            feed.in_flight = AsyncForward(feed)
+            feed.run_aside(AsyncForward(feed))
         super().__init__(self._continue(request))
 
     def _continue(self, request: Request) -> Steps:

@@ -373,10 +373,7 @@ class Canvas:
 
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
-        for token in self.ids:
-            self.sequence.append(token)
-            if self.sequence.reason:
-                break
+        self.sequence.extend(self.ids)
         self.sequence.finish()
         self.events += self.recorder.committed(self._committed(self.sequence.written), 0, self.text)
         unfinished = self._matcher is not None and not self._matcher.accepting

@@ -181,7 +181,7 @@ def serve(runners: list[Runner | Refused]) -> None:
             pending.setdefault(id(feed), PendingFeed(feed, [])).runners.append(runner)
     batches: dict[int, list[PendingFeed]] = {}
     for item in pending.values():
-        batches.setdefault(id(item.feed.stream.model if item.feed.plain else item.feed), []).append(item)
+        batches.setdefault(item.feed.batch, []).append(item)
     with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
         for batch in batches.values():
             _forward(batch)
@@ -285,5 +285,5 @@ class Refused:
 
 def batchable(runner: Runner, other: Runner) -> bool:
     """Whether the pending forwards of two lanes can share a batch."""
-    models = {id(feed.stream.model) for feed in other.feeds if feed.plain}
-    return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
+    batches = {feed.batch for feed in other.feeds}
+    return all(feed.batch in batches for feed in runner.feeds)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from playground.engine.forward_input import ForwardInput
@@ -56,25 +55,18 @@ class Feed:
     in_flight: InFlight | None = None  # set if it runs in a worker thread
     lanes: list[Any] = field(default_factory=list)  # lanes that share its cost, once it has run
 
+    def __post_init__(self) -> None:
+        # feeds with the same number can share a batch: all layers of one model run, with its own choice of experts
+        routed = self.plan.routing is not None and self.plan.routing.ranks
+        self.batch = id(self.stream.model) if self.plan.is_whole and not routed else id(self)
+
     @property
     def rows(self) -> int:
         return len(self.work.tokens)
 
-    @property
-    def plain(self) -> bool:
-        """Whether it can share a batch: all layers run with their own experts, and it is not in flight already."""
-        routed = self.plan.routing is not None and self.plan.routing.ranks
-        return self.plan.is_whole and not routed and not self.in_flight
-
-    @property
-    def answer(self) -> Tensor:
-        """Logits and captured hidden states side by side, [rows, V + captured], layer by layer."""
-        return self.answer_with(self.stream.captures)
-
-    def answer_with(self, captures: frozenset[int]) -> Tensor:
-        """`answer` with the hidden states before these layers only."""
-        states = [self.captured[layer][-len(self.logits):] for layer in sorted(captures)]
-        return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
+    def run_aside(self, in_flight: InFlight) -> None:
+        """It runs in a worker thread, alone."""
+        self.in_flight, self.batch = in_flight, id(self)
 
     def describe(self) -> Forward:
         """The event for this forward, which has run."""

@@ -35,7 +35,7 @@ class ForwardInput:
     def segment(self) -> Segment:
         segment = self._segment()
         if self.watch:
-            positions = enumerate(segment.positions())
+            positions = enumerate(segment.positions)
             segment.watched = [row for row, at in positions if self.watch(at) and row not in self.embeds]
         return segment
 

@@ -248,7 +248,7 @@ class GeneratedModel:
                 self._check_length(work, segment)
             self._write(Call(segments, plan), rows)
             if plan.compute:
-                plan.compute.begin([position for segment in segments for position in segment.positions()])
+                plan.compute.begin([position for segment in segments for position in segment.positions])
                 self._choose(plan.compute, self._states[rows])
             return self._rows(works, plan, rows), {layer: self._state(layer, rows) for layer in plan.capture}
 
@@ -302,7 +302,7 @@ def _reads_all(segment: Segment) -> bool:
 
 def _state_numbers(work: ForwardInput, segment: Segment) -> Tensor:
     """Which state follows each row, [n]."""
-    tokens, positions = torch.tensor(work.tokens), torch.tensor(segment.positions())
+    tokens, positions = torch.tensor(work.tokens), torch.tensor(segment.positions)
     return (tokens * 2654435761 + positions // SPAN) // 7 % STATES
 
 
