@@ -150,7 +150,7 @@ def start(page, given: argparse.Namespace, port: int | None, site: Site) -> None
             max_file_size=site.rules.limits.upload_bytes,
             max_threads=VISITORS,
             enable_monitoring=False,
-            **launch_options(site, given.host),
+            **launch_options(site, page, given.host),
             **theme_options(),
         )
     except OSError as reason:

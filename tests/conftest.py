@@ -11,6 +11,7 @@ import pytest
 from playground.contract import find
 from playground.errors import Refusal
 from support import tiers
+from support.durations import DurationRecorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -18,9 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--strategy", metavar="NAME", help="only the tests about one strategy, chosen by their marks")
     group.addoption(
         "--tier",
-        choices=("quick", "default", "full"),
+        choices=("quick", "default", "browser", "full"),
         default="full",
-        help="how much of the matrix; see tests/README.md",
+        help="how much is run; see tests/README.md",
     )
     group.addoption(
         "--part",
@@ -28,13 +29,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=range(tiers.PARTS),
         default=0,
         metavar="N",
-        help="which part of the matrix the default tier takes",
+        help="which part the default tier takes",
     )
+    group.addoption("--record-durations", action="store_true", help="record how long tests take; see tests/README.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     tiers.RUN.tier = "default" if config.getoption("strategy") else config.getoption("tier")
     tiers.RUN.part = config.getoption("part")
+    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(DurationRecorder())
     if name := config.getoption("strategy"):
         try:
             find(name)

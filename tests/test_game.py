@@ -357,6 +357,7 @@ def start(page: Page, address: str, settings: Settings = TALE, choices: str = "r
     expect(page.locator(".game .options")).to_be_visible()
 
 
+@pytest.mark.journey
 def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, address, models):
     result = playground.run(
         "sample", TALE.prompt, models=models, knobs=TALE.lanes[0]["knobs"], seed=TALE.seed, max_new_tokens=TALE.length

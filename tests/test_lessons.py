@@ -380,6 +380,7 @@ def test_every_part_that_a_lesson_points_at_is_on_the_page(page, address):
         expect(page.locator(selector).first).to_be_attached()
 
 
+@pytest.mark.journey
 def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, address, begun):
     arrive(page, address)
     steps = lessons()[LESSON].steps

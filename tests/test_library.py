@@ -169,6 +169,7 @@ def test_every_strategy_is_on_the_page_with_its_paper_and_its_knobs(page):
         assert (citation(cls) or "A baseline") in text and all(one.name in text for one in cls.knobs())
 
 
+@pytest.mark.journey
 @pytest.mark.parametrize(
     "typed, name",
     [

@@ -232,6 +232,7 @@ def alone(browser, path: Path, **how):
     return window
 
 
+@pytest.mark.journey
 def test_a_saved_page_plays_to_the_end_without_a_network_and_shows_the_same(page, feed, browser, tmp_path):
     show(page, feed)
     shown = [token_texts(page, lane) for lane in (0, 1)]

@@ -75,6 +75,7 @@ def test_the_run_made_by_hand_is_a_sound_one():
     assert not complaints
 
 
+@pytest.mark.journey
 def test_text_is_shown_token_by_token_and_stays_text(page, feed):
     show(page, feed)
     assert token_texts(page, 0) == [HOSTILE, "\n", " b", "<|end|>"]
@@ -137,6 +138,7 @@ def test_live_slots_are_the_most_of_any_head(page, feed):
     )
 
 
+@pytest.mark.journey
 def test_the_tree_shows_what_was_tested_and_what_was_accepted(page, feed):
     show(page, feed, 0.5)
     choose(page, 1)
@@ -200,6 +202,7 @@ def test_views_that_no_lane_has_are_named_in_one_line(page, feed):
     expect(page.locator(".panel-figures")).to_be_hidden()
 
 
+@pytest.mark.journey
 def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     show(page, feed)
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
@@ -226,6 +229,7 @@ def plain_frames(tokens: int) -> list[dict]:
     ]
 
 
+@pytest.mark.journey
 def test_no_frame_is_lost_and_none_counts_twice(page, feed):
     frames = plain_frames(200)
     send(page, feed, *frames[:120], frames[60], frames[119], *frames[100:], frame(frames[0]["run"], 200, [], "done"))
@@ -447,6 +451,7 @@ def test_a_recording_plays_by_itself(page, feed):
     assert not feed.heard
 
 
+@pytest.mark.journey
 def test_it_fits_a_phone(page, feed):
     page.set_viewport_size({"width": 390, "height": 844})
     show(page, feed)

@@ -50,6 +50,7 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
 THREE = run_of((PLAIN, one_by_one()), (GUESSING, in_rounds()), (replace(GUESSING, title="Again"), in_rounds()))
 
 
+@pytest.mark.journey
 def test_every_view_shows_all_lanes(page, feed):
     """Curves, bars and tables of each lane; a tree and a mask large, the others small."""
     show(page, feed, THREE)
@@ -75,6 +76,7 @@ def test_the_band_spans_the_entropies_of_all_lanes_and_the_difference_is_said(pa
     assert corners == 2, "one upper and one lower corner: only the first token is in both lanes"
 
 
+@pytest.mark.journey
 def test_a_selected_token_is_selected_in_every_lane_and_every_view(page, feed):
     show(page, feed, THREE)
     page.click(".lane[data-lane='1'] .tokens > .t >> nth=1")

@@ -29,6 +29,7 @@ from playground.ui.run_figures import draw
 from playground.ui.settings import Settings
 
 
+@pytest.mark.journey
 def test_a_recording_greets_the_visitor(page, address):
     page.emulate_media(reduced_motion="no-preference")  # it plays
     visit(page, address)
@@ -61,6 +62,7 @@ def test_what_a_run_reports_does_not_carry_its_script_along():
         assert len(part.get_config()["js_on_load"]) < 1000 < 100_000 < len(part.script(None))
 
 
+@pytest.mark.journey
 def test_two_lanes_write_and_stop(page, address):
     visit(page, address)
     page.click("#run")
@@ -86,6 +88,7 @@ def test_one_lane_stops_and_the_other_goes_on(page, address):
     expect(status(page, 1)).to_have_text("stopped")
 
 
+@pytest.mark.journey
 def test_a_fork_is_one_more_lane_with_the_same_past(page, address):
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}]))
     page.keyboard.press("Control+Enter")
@@ -178,6 +181,7 @@ def test_a_wrong_lane_says_so_beside_its_knob_and_nothing_runs(page, address):
     assert tokens(page, 1).count() == 0
 
 
+@pytest.mark.journey
 def test_a_bad_grammar_is_explained_before_anything_runs(page, address):
     lanes = [{"strategy": "greedy", "extras": [["regex", {"pattern": "(["}]]}]
     visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))
@@ -205,6 +209,7 @@ def test_an_unknown_model_is_explained_beside_the_choice(page, address):
     expect(page.locator("#model-notice")).to_contain_text("no folder /no/such/folder")
 
 
+@pytest.mark.journey
 def test_settings_survive_a_reload(page, address):
     visit(page, address)
     page.fill("#prompt textarea", "A mouse <b>ran</b>")
@@ -251,6 +256,7 @@ def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they
     page.wait_for_function("letGo > 0")  # the figure of the run before
 
 
+@pytest.mark.journey
 def test_nothing_sticks_out_sideways(page, address):
     visit(page, address)
     page.get_by_label("Edit lane 2").click()

@@ -67,6 +67,7 @@ def test_an_example_brings_its_context_and_the_next_one_takes_it_away(page, addr
     expect(page.locator("#settings .summary")).not_to_contain_text("context of")
 
 
+@pytest.mark.journey
 def test_an_example_sets_prompt_and_lanes(page, address):
     visit(page, address)
     example = next(e for e in examples() if e["title"] == "Copy and edit")

@@ -28,6 +28,7 @@ from playground.ui import model_menu as offers
 from playground.ui.settings import DEFAULT, Settings
 
 
+@pytest.mark.journey
 def test_a_strategy_is_found_by_typing_and_taken_with_the_keyboard(page, address):
     visit(page, address)
     opener = page.get_by_label("Strategy of lane 2")
@@ -116,6 +117,7 @@ def test_a_search_without_a_find_says_so_and_escape_leaves_things_as_they_are(pa
     expect(page.locator(".editor .menu")).to_have_count(0)
 
 
+@pytest.mark.journey
 def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
     visit(page, address)
     page.get_by_label("Edit lane 1").click()

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from app_page import address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 
 from playground.ui.settings import Settings
@@ -29,6 +30,7 @@ def copied(page, button: str) -> str:
     return page.evaluate("window.copied")
 
 
+@pytest.mark.journey
 def test_a_link_opens_a_run_at_its_moment_with_its_token_and_the_run_outlasts_a_reload(page, address):
     visit(page, address, SETTINGS)
     ran(page)

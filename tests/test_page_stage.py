@@ -26,6 +26,7 @@ def short(*names: str, prompt: str = "The red fox") -> Settings:
 
 # --- in sight ---
 
+@pytest.mark.journey
 def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, address):
     page.set_viewport_size({"width": 1440, "height": 900})
     visit(page, address, Settings(prompt="The green bird", length=4000, lanes=4 * [{"strategy": "sample"}]))
@@ -40,6 +41,7 @@ def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, addre
     page.click("#stop")
 
 
+@pytest.mark.journey
 def test_run_scrolls_a_phone_to_the_lanes(page, address):
     page.set_viewport_size(PHONE)
     visit(page, address, short("greedy", "sample"))
@@ -188,6 +190,7 @@ def test_every_text_has_one_of_five_sizes():
         assert [value for value, name in said if name not in sizes] == [], sheet.name
 
 
+@pytest.mark.journey
 def test_the_focus_is_visible_wherever_tab_leads(page, address):
     visit(page, address, short("greedy", "sample"))
     page.locator("#settings .settings-open").click()

@@ -75,6 +75,20 @@ def test_a_browser_that_has_the_page_gets_no_body():
     assert (status, body, inner.asked) == (304, b"", ["/"])
 
 
+@pytest.mark.parametrize(("request_", "caching"), [
+    ({"path": "/assets/Index-Ba0kRe4M.css"}, "public, max-age=31536000, immutable"),
+    ({"path": "/assets/src-1GSBhSW9.js"}, "public, max-age=31536000, immutable"),
+    ({"path": "/theme.css", "query": "v=e4fe6119"}, "public, max-age=31536000, immutable"),
+    ({"path": "/theme.css"}, "no-cache"),
+    ({"path": "/static/js/plain.js"}, "no-cache"),
+    ({"path": "/config"}, "no-cache"),
+], ids=str)
+def test_only_files_named_by_their_content_are_not_checked_again(request_, caching):
+    app = ResponseCache(Inner(), [""])
+    for _ in range(2):
+        assert get(app, **request_)[1]["cache-control"] == caching
+
+
 @pytest.mark.parametrize("request_", [
     {"path": "/health"}, {"path": "/gradio_api/call/run"}, {"method": "POST"}, {"query": "deep_link=1"},
     {"query": "page=game"}, {"query": "deep_link"}, {"path": "/assets/a.js", "range": "bytes=0-1"},

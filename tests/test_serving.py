@@ -267,9 +267,8 @@ def test_visitors_who_leave_do_not_leak_memory():
 def served(site):
     demo = build(site)
     try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **launch_options(site, "127.0.0.1"))[
-            1
-        ]
+        options = launch_options(site, demo, "127.0.0.1")
+        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **options)[1]
     finally:
         demo.close()
 

@@ -3,6 +3,7 @@ substrings.
 """
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
@@ -17,6 +18,7 @@ from registry import TOGGLES, registered
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from support import marks, tiers
+from support.durations import DurationRecorder
 from support.tiers import PARTS, chosen
 
 
@@ -96,6 +98,49 @@ def test_the_full_run_makes_every_pair():
     assert tiers.Run("full").taken_pairs(pairs) == pairs
 
 
+def browser_item(name: str, *cases: int, marks: tuple[pytest.Mark, ...] = ()) -> list[Item]:
+    """The cases of a test function with a browser."""
+    return [Item(f"test_y.py::{name}[{case}]", {"case": case}, list(marks), ("page",)) for case in cases]
+
+
+def test_the_parts_of_the_browser_tests_add_up_and_a_default_run_takes_one_case_of_a_function():
+    items = [item for i in range(30) for item in browser_item(f"test_{i}", 1, 2)]
+    parts = [by_tier(items, "default", part) for part in range(tiers.BROWSER_PARTS)]
+    assert Counter(item for part in parts for item in part) == Counter(items[::2])
+    assert all(parts)
+    assert by_tier(items, "browser") == items
+
+
+def test_what_visitors_do_on_every_visit_is_in_every_default_run():
+    items = browser_item("test_run", 1, 2, marks=(pytest.mark.journey.mark,))
+    assert all(by_tier(items, "default", part) == items for part in range(tiers.BROWSER_PARTS))
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.1, 10), (0.3, tiers.PER_FUNCTION)])
+def test_a_default_run_takes_all_cases_of_a_function_only_if_they_are_affordable(monkeypatch, seconds, kept):
+    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": seconds})
+    items = [Item(f"tests/test_y.py::test_n[{i}]", {"i": i}) for i in range(10)]
+    assert by_tier(items, "default") == items[:kept]
+
+
+def test_a_function_that_takes_long_keeps_a_case_for_every_strategy(monkeypatch):
+    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": 60.0})
+    items = [Item(f"test_y.py::test_n[{name}-{i}]", {"name": name}) for name in SAMPLERS for i in range(2)]
+    kept = by_tier(items, "default")
+    assert len(kept) == len(SAMPLERS) and {item.params["name"] for item in kept} == set(SAMPLERS)
+
+
+def test_the_record_of_durations_has_the_mean_of_the_cases_and_keeps_functions_that_did_not_run(tmp_path):
+    path = tmp_path / "durations.json"
+    path.write_text('{"test_a.py::test_one": 9.0, "test_b.py::test_two": 5.0}')
+    recorder = DurationRecorder(path)
+    for nodeid, duration in [("tests/test_a.py::test_one[x]", 1.0), ("tests/test_a.py::test_one[x]", 0.5),
+                             ("tests/test_a.py::test_one[y]", 2.0)]:
+        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, duration=duration))
+    recorder.pytest_sessionfinish()
+    assert json.loads(path.read_text()) == {"test_a.py::test_one": 1.75, "test_b.py::test_two": 5.0}
+
+
 def test_what_is_outside_the_matrix_is_in_every_default_run():
     assert all(SINGLE in by_tier([*PAIRS, SINGLE], "default", part) for part in range(PARTS))
 
@@ -161,6 +206,6 @@ def test_parameters_name_the_strategies_they_are_made_of(value, names):
 
 
 def test_an_unknown_strategy_is_refused_with_names_that_are_near():
-    config = SimpleNamespace(getoption=lambda name: "topp")
+    config = SimpleNamespace(getoption=lambda name: "topp" if name == "strategy" else None)
     with pytest.raises(pytest.UsageError, match="no strategy named 'topp'. Did you mean top_p"):
         conftest.pytest_configure(config)

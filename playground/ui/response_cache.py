@@ -2,13 +2,14 @@
 
 Gradio copies and serialises its config for every request of a page, and compresses every script anew, although they
 are the same for every visitor. Here each response is made once for each origin, compressed once for each encoding, and
-named by an ETag, so that a browser which has it already gets no body. Mount it inside whatever decides who may see a
-page.
+named by an ETag, so that a browser which has it already gets no body. Files named by their content are not asked for
+again. Mount it inside whatever decides who may see a page.
 """
 from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -20,9 +21,14 @@ from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-SCRIPTS = ("/assets/", "/static/", "/theme.css")
+SCRIPTS = ("/assets/", "/scripts/", "/static/", "/theme.css")
 CONFIG = "/config"
-UNREAD = {"s", "at", "__theme"}  # query parameters that only the browser reads, or a later event
+NAMED_BY_CONTENT = re.compile(
+    r"/assets/.+-[\w-]{8}\.(js|css)$"  # by Gradio's build
+    r"|/theme\.css\?v=\w+$|/scripts/[0-9a-f]{16}\.js$"
+)
+UNREAD = {"s", "at", "__theme", "v"}  # query parameters that only the browser reads, or a later event; v: of theme.css
+CHECKED, FOR_GOOD = "no-cache", "public, max-age=31536000, immutable"
 ORIGIN = ("host", "x-forwarded-host", "x-forwarded-proto")  # headers that Gradio makes its address from
 ELSEWHERE = ("range", "x-gradio-server")  # requests with these headers are left to Gradio
 COPIED = ("content-type", "last-modified")
@@ -44,22 +50,24 @@ class StoredPage:
     def of(cls, body: bytes, headers: Headers) -> StoredPage:
         kept = {name: headers[name] for name in COPIED if name in headers}
         etag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
-        return cls(body, {**kept, "etag": etag, "cache-control": "no-cache", "vary": "Accept-Encoding"})
+        return cls(body, {**kept, "etag": etag, "vary": "Accept-Encoding"})
 
     @property
     def size(self) -> int:
         return len(self.body) + sum(map(len, self.encoded.values()))
 
-    def answer(self, headers: Headers) -> Response:
+    def answer(self, headers: Headers, caching: str) -> Response:
+        """The response to a request with these headers. caching: its Cache-Control."""
+        sent = {**self.headers, "cache-control": caching}
         if self.headers["etag"] in headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=self.headers)
+            return Response(status_code=304, headers=sent)
         accepted = headers.get("accept-encoding", "")
         encoding = next((name for name in ENCODINGS if name in accepted), "")
         if not encoding or len(self.body) < SMALLEST:
-            return Response(self.body, headers=self.headers)
+            return Response(self.body, headers=sent)
         if encoding not in self.encoded:
             self.encoded[encoding] = ENCODINGS[encoding](self.body)
-        return Response(self.encoded[encoding], headers={**self.headers, "content-encoding": encoding})
+        return Response(self.encoded[encoding], headers={**sent, "content-encoding": encoding})
 
 
 class ResponseCache:
@@ -79,14 +87,14 @@ class ResponseCache:
         page = self._pages.get(key)
         if page:
             self._pages.move_to_end(key)
-            await page.answer(headers)(scope, receive, send)
+            await page.answer(headers, _caching(scope))(scope, receive, send)
             return
         capture = Capture(send)
         await self.app(_unconditional(scope), receive, capture.send)
         if page := capture.page():
             self._pages[key] = page
             self._shrink()
-            await page.answer(headers)(scope, receive, send)
+            await page.answer(headers, _caching(scope))(scope, receive, send)
 
     def _is_kept(self, scope: Scope, headers: Headers) -> bool:
         if scope["type"] != "http" or scope["method"] != "GET" or any(name in headers for name in ELSEWHERE):
@@ -119,6 +127,13 @@ class Capture:
 
     def page(self) -> StoredPage | None:
         return None if self._passes or self._head is None else StoredPage.of(b"".join(self._parts), self._head)
+
+
+def _caching(scope: Scope) -> str:
+    """Cache-Control of a response: a file whose address changes with its content need not be checked again."""
+    query = scope.get("query_string", b"").decode("latin-1")
+    address = scope["path"] + (f"?{query}" if query else "")
+    return FOR_GOOD if NAMED_BY_CONTENT.search(address) else CHECKED
 
 
 def _unconditional(scope: Scope) -> Scope:

@@ -9,6 +9,8 @@ from typing import Any
 
 import gradio as gr
 
+from playground.ui.script_files import TYPE, address_of
+
 
 class Scripted(gr.HTML):
     """Base class of the page's own components.
@@ -30,13 +32,15 @@ class Fetched(Scripted):
     """A component whose script the browser fetches once it is mounted; for components that a run updates.
 
     With every frame of a run the browser copies all properties of all components ever updated; a script of 300 kB among
-    them would be copied 20 times a second.
+    them would be copied 20 times a second. The script is a file (playground.ui.script_files), which the browser keeps;
+    where the site does not serve it, as in a page that embeds this one, Gradio answers with its text.
     """
 
     def __init__(self, value: Any, source: str, server_functions: Sequence[Callable[..., Any]] = (), **settings: Any):
         def script(_: Any) -> str:
             return source
 
+        self.script_source = source
         super().__init__(value, js_on_load=_fetching(source), server_functions=[script, *server_functions], **settings)
 
 
@@ -48,7 +52,10 @@ def _fetching(source: str) -> str:
     """
     events = json.dumps(sorted(set(re.findall(r'trigger\("(\w+)"', source))))
     return f"""const names = ["element", "trigger", "props", "watch", "server", "SOURCE"]; // events: {events}
-server.script().then((source) => Function(...names, source)(element, trigger, props, watch, server, source));"""
+const isScript = (answer) => (answer.headers.get("content-type") || "").startsWith("{TYPE}");
+const text = (answer) => (isScript(answer) ? answer.text() : server.script());
+fetch("{address_of(source)}").then(text, () => server.script())
+  .then((source) => Function(...names, source)(element, trigger, props, watch, server, source));"""
 
 
 @cache

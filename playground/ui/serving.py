@@ -11,6 +11,7 @@ from dataclasses import asdict
 from time import monotonic, sleep
 from typing import Any
 
+import gradio as gr
 from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
@@ -18,6 +19,8 @@ from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
 from playground.ui.response_cache import cached
+from playground.ui.script_files import script_route
+from playground.ui.scripted_component import Fetched
 from playground.ui.sessions import Retention, Sweeper
 from playground.ui.site import Site
 
@@ -53,9 +56,10 @@ def health_route(site: Site) -> Route:
     return Route("/health", answer)
 
 
-def launch_options(site: Site, host: str) -> dict[str, Any]:
-    """Arguments of `Blocks.launch` for a page bound to `host`, besides address and theme."""
-    app = {"routes": [health_route(site)], **guarded(site.rules, host)}
+def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
+    """Arguments of `page.launch` for a page bound to `host`, besides address and theme."""
+    scripts = script_route(block.script_source for block in page.blocks.values() if isinstance(block, Fetched))
+    app = {"routes": [health_route(site), scripts], **guarded(site.rules, host)}
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]

@@ -1,4 +1,4 @@
-"""Which tests are run: the whole matrix, a fixed part of it, one representative each, or what concerns one strategy.
+"""Which tests are run: all, a fixed part of what takes long, one representative each, or what concerns one strategy.
 
 tests/README.md says what each tier is for.
 """
@@ -14,17 +14,20 @@ from zlib import crc32
 import pytest
 
 from playground.contract import find
+from support.durations import function_of, recorded
 from support.marks import about, marked, parametrized
 
 Items = list[pytest.Item]
 PARTS = 24  # of the matrix, of which the default run takes one
-PER_FUNCTION = 3  # cases of one test function that `--quick` runs, where they are no strategies
+BROWSER_PARTS = 3  # of the test functions with a browser, of which the default run takes one
+AFFORDABLE = 2.0  # seconds of a test function of which the default run takes all cases
+PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 # files that make their cases from the registry
 FOR_ALL = ("test_contract.py", "test_contract_toggles.py", "test_guarantees.py", "test_house.py")
 # fixtures with a server or a browser behind them
 PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
-SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test, by its mark or need
+SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test that is not recorded yet
 MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on another network
 
 
@@ -63,26 +66,32 @@ def chosen(items: Items, tier: str, part: int, strategy: str | None) -> Items:
     """The collected items that a run of this tier selects, in their order if they are about one strategy."""
     if strategy:
         return about_strategy(items, strategy)
-    kept = {"quick": quick, "default": lambda items: sampled(items, part), "full": set}[tier](items)
+    kept = {"quick": quick, "default": lambda items: sampled(items, part), "browser": browser, "full": set}[tier](items)
     return longest_files_first([item for item in items if item in kept])
 
 
-# --- the default: a part of the matrix ---
+# --- the default: a part of what takes long ---
 
 def sampled(items: Items, part: int) -> set[pytest.Item]:
-    """Everything outside the matrix, one part of it, and of each test function representatives."""
-    return set(outside_matrix(items)) | {
-        item for group in matrix(items) for item in [*in_part(group, part), *representatives(group)]
-    }
+    """One part of the matrix and of the tests with a browser, and of each other test function what is affordable."""
+    return {item for group in by_function(items).values() for item in sampled_cases(group, part)}
 
 
-def matrix(items: Items) -> list[Items]:
-    """Cases of the test functions that cross strategies with each other or with models, by function."""
-    return list(by_function(item for item in items if item.get_closest_marker("matrix")).values())
+def sampled_cases(cases: Items, part: int) -> Items:
+    """What the default run takes of the cases of one test function."""
+    if needs_page(cases[0]):
+        return browser_cases(cases, part)
+    if cases[0].get_closest_marker("matrix"):
+        return [*in_part(cases, part), *representatives(cases)]
+    return cases if sum(map(expected_seconds, cases)) <= AFFORDABLE else few(cases)
 
 
-def outside_matrix(items: Items) -> Items:
-    return [item for item in items if not item.get_closest_marker("matrix")]
+def browser_cases(cases: Items, part: int) -> Items:
+    """One case of a function in one of BROWSER_PARTS parts; all cases if visitors meet it on every visit."""
+    if cases[0].get_closest_marker("journey"):
+        return cases
+    name = function_of(cases[0].nodeid)
+    return cases[:1] if crc32(name.encode()) % BROWSER_PARTS == part % BROWSER_PARTS else []
 
 
 def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
@@ -118,6 +127,11 @@ def few(items: Items) -> Items:
     """Of a test function made of strategies a case for each of them, of any other the first cases."""
     met = list(representatives(item for item in items if parametrized(item)))
     return met + [item for item in items if not parametrized(item)][:PER_FUNCTION]
+
+
+def browser(items: Items) -> set[pytest.Item]:
+    """Every test with a browser."""
+    return {item for item in items if needs_page(item)}
 
 
 def needs_page(item: pytest.Item) -> bool:
@@ -167,11 +181,13 @@ def longest_files_first(items: Items) -> Items:
 
 
 def expected_seconds(item: pytest.Item) -> float:
-    """Roughly, on a quiet core."""
+    """As recorded, or else roughly, on a quiet core."""
+    known = recorded().get(function_of(item.nodeid))
+    if known is not None:
+        return known
     if needs_page(item):
         return SECONDS["page"]
     return max((SECONDS[mark.name] for mark in item.iter_markers() if mark.name in SECONDS), default=SECONDS["any"])
-
 
 
 def by_function(items: Iterable[pytest.Item]) -> dict[str, Items]:
