@@ -24,10 +24,11 @@ from playground.engine.attention_mask import Segment
 from playground.engine.attention_parts import Projections
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, attend_all
+from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
 from playground.engine.layer_choices import ComputePass, FeedForwardPart
+from playground.engine.segment_attention import attend_all
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
