@@ -9,7 +9,7 @@ from chromium import PATIENCE
 from counting import Counting, committed, counting_site
 
 from playground.errors import Refusal
-from playground.ui import handlers
+from playground.ui import admission_queue, handlers
 from playground.ui.admission_queue import (
     API,
     GAME,
@@ -180,12 +180,16 @@ def said(page, changes) -> str:
     return " ".join(str(change.get(place, "")) for change in changes for place in (page.prompt_notice, page.status))
 
 
-def test_a_place_in_the_queue_is_reported_before_the_run_begins():
+def test_a_place_in_the_queue_and_the_wait_are_reported_before_the_run_begins(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(admission_queue, "monotonic", lambda: clock[0])
     site = counting_site(lambda models, settings, memory: Counting([], length=3), seats=1)
     first = site.join(PAGE)
     page, changes = stream(site)
     heard = [next(changes) for _ in range(3)]
-    assert "place 1 in the queue" in said(page, heard)
+    assert "place 1 in the queue, 0 s so far" in said(page, heard)
+    clock[0] += 30
+    assert "place 1 in the queue, 30 s so far" in said(page, [next(changes)])
     first.leave()
     assert any(page.live in change for change in changes)
 

@@ -124,7 +124,8 @@ def row(given_row: dict) -> ResultRow:
 def test_no_control_lies_over_another(asked):
     add, models = (asked.locator(part).bounding_box() for part in (".add-lane", ".models"))
     assert add["y"] >= models["y"] + models["height"]
-
+    label = asked.locator(".survey .models > .label-wrap")
+    assert label.evaluate("label => parseFloat(getComputedStyle(label).paddingLeft)") >= 8  # off its border
 
 
 @pytest.mark.journey
@@ -202,6 +203,19 @@ def test_it_is_stopped_within_a_question_and_shows_how_far_it_came(page, address
     expect(page.locator("#progress")).to_contain_text(re.compile(r"Stopped after [\d,]+ of 3,996 answers"))
     expect(page.locator("#run")).to_be_visible()
     expect(page.locator("#figures .js-plotly-plot").first).to_be_visible()
+
+
+@pytest.mark.parametrize("strategy, says", [
+    ("masked_diffusion", "continues text and cannot fill masked positions: choose pocket-diffusion"),
+    ("medusa", "medusa has not been fitted to llama yet: run `python -m playground fit medusa`")])
+def test_a_lane_that_its_models_cannot_run_is_refused_before_any_question_is_asked(page, address, strategy, says):
+    lane = {"strategy": "speculative", "extras": [[strategy, {}]]} if strategy == "medusa" else {"strategy": strategy}
+    visit(page, address, replace(TWO, lanes=[GREEDY, lane]))
+    page.click("#run")
+    expect(page.locator("#lanes-notice")).to_contain_text("Lane 2 cannot start.")
+    expect(page.locator("#lanes-notice")).to_contain_text(says)
+    expect(page.locator("#run")).to_be_visible()
+    assert page.locator(".results-table tr[data-row]").count() == 0
 
 
 def test_lines_that_are_no_questions_are_named_beside_them(page, address, tmp_path):
@@ -294,6 +308,12 @@ def test_what_is_not_allowed_on_a_public_page_is_refused_at_its_control(change, 
         choice.check(rules)
         choice.questions(rules)
     assert refused.value.about == about
+
+
+def test_a_lane_is_not_refused_for_a_question_that_is_too_long_or_lacks_an_input():
+    huge = json.dumps({"task": "long", "prompt": "x" * 3000}) + "\n"  # more than these models can read
+    for own in (OWN, huge):
+        assert survey_session(pair(), replace(TWO, own=own), Rules())
 
 
 def test_what_the_page_begins_with_is_allowed_everywhere():

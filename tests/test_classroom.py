@@ -20,8 +20,10 @@ from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.trace import Trace
 from playground.ui import classroom as module
-from playground.ui.classroom import Classroom, Follower, FrameLog
+from playground.ui import frame_log
+from playground.ui.classroom import Classroom, Follower
 from playground.ui.classroom_routes import FOLLOWER, guard_of, routes_of
+from playground.ui.frame_log import FrameLog
 from playground.ui.lessons import lessons
 from playground.ui.settings import Rules
 from playground.ui.site import Site
@@ -55,7 +57,7 @@ def joined(classroom: Classroom, name: str = "", address: str = "10.0.0.2") -> s
 def read(part: bytes) -> list[tuple[str, dict]]:
     """The (event, data) pairs of server-sent events."""
     lines = [block.split("\n") for block in part.decode().split("\n\n") if block and not block.startswith(":")]
-    return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for event, data in lines]
+    return [(event.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for *_, event, data in lines]
 
 
 # --- who gets in ---
@@ -184,7 +186,7 @@ def test_a_new_run_replaces_the_old_one(classroom):
 
 
 def test_a_run_that_is_too_long_to_follow_is_cut_off(monkeypatch):
-    monkeypatch.setattr(module, "MOST_BYTES", 100)
+    monkeypatch.setattr(frame_log, "MOST_BYTES", 100)
     log = FrameLog()
     assert log.add({"a": 1}) and not log.add({"a": "x" * 100}) and len(log.frames) == 1
 

@@ -392,6 +392,7 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     while page.evaluate("document.activeElement.type") != "radio":
         page.keyboard.press("Tab")
     expect(page.locator("#live .lanes")).to_be_hidden()  # the results of another run are covered until the prediction
+    assert page.locator("#live .live").evaluate("live => live.offsetHeight") <= 320, "its sentence stays in sight"
     page.keyboard.press("Space")
     press(page, "Set up and run")
     expect(page.locator(".lesson-said")).to_be_visible()

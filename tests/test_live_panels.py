@@ -92,6 +92,31 @@ def test_a_concurrent_forward_overlaps_what_the_draft_did_meanwhile(page, feed):
     assert totals(page)["target"][:2] == ["0.10 s", "33 %"], "the lane waited for a part of it"
 
 
+@pytest.mark.parametrize("width", [1440, 1280, 390])
+def test_no_cells_of_the_costs_of_four_lanes_touch(page, feed, width):
+    page.set_viewport_size({"width": width, "height": 2400})
+    show(page, feed, run_of(*4 * [(GUESSING, in_rounds())]))
+    gaps = page.locator(".panel-cost .totals tr").evaluate_all("""rows => rows.flatMap((row) => {
+        const boxes = [...row.cells].filter((cell) => cell.textContent).map((cell) => {
+            const words = document.createRange();
+            words.selectNodeContents(cell);
+            return words.getBoundingClientRect();
+        });
+        return boxes.slice(1).map((box, i) => box.left - boxes[i].right);
+    })""")
+    assert len(gaps) > 4 * 10 and min(gaps) >= 4
+
+
+def test_numbers_of_four_lanes_stay_in_one_row_and_a_long_one_is_no_column(page, feed):
+    show(page, feed, run_of(*4 * [(GUESSING, in_rounds())]))
+    rows = page.locator(".live .headlines").evaluate_all(
+        "all => all.map((one) => new Set([...one.querySelectorAll('dd')].map((dd) => dd.offsetTop)).size)"
+    )
+    assert rows == [1] * 4
+    page.locator(".live .more > summary").first.click()
+    assert page.locator(".live .strip .detailed").first.evaluate("one => one.offsetHeight") <= 90
+
+
 def test_masks_and_other_streams_have_their_own_track(page, feed):
     happened = [
         (0.1, Forward(phase="prefill", tokens=3, seconds=0.04)),

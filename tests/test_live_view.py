@@ -34,8 +34,7 @@ from playground.events import (
     Stamped,
 )
 from playground.trace import FORMAT, Trace, check, metrics
-from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording
-from playground.ui.live_view import to_json
+from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
 from playground.ui.live_view_assets import script
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN, commit
 

@@ -56,6 +56,8 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         follower.click("button[type=submit]")
         expect(follower.locator(".who")).to_contain_text("Ada <b>")
 
+        expect(follower.locator(".welcome")).to_contain_text("Waiting for the presenter")  # who cannot press Run
+
         presenter.goto(invitation["Presenter"])
         expect(presenter.locator(".class-fold summary")).to_contain_text("1 following")
         code = Settings(prompt="The green bird", length=24, lanes=[{"strategy": "greedy"}]).to_code()
@@ -70,7 +72,8 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         assert shown.locator(".tokens").text_content() == running(presenter, 0).locator(".tokens").text_content()
         shown.locator(".tokens > *").nth(3).click()
         expect(follower.locator(".card")).to_be_visible()
-        assert follower.locator(".card .candidate:enabled").count() == 0  # a follower runs nothing
+        assert follower.locator(".card :is(.candidate, .look, .attribute):enabled").count() == 0  # a follower runs nothing
+        expect(follower.locator(".card .requests")).to_contain_text("Only the presenter of this class")
         expect(tokens(presenter, 0)).to_have_count(24)
 
         self_paced = follower.locator(".live .player [data-do='back']")

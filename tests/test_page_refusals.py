@@ -179,6 +179,21 @@ def test_a_missing_context_is_added_by_a_button_and_run_opens_its_field(page, ad
     expect(tokens(page, 0).nth(3)).to_be_attached()
 
 
+def test_a_form_without_both_places_says_so_while_it_is_typed_and_run_opens_it_before_models_load(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=4, context="A fox.", model="no/model"))
+    open_settings(page)
+    said = page.locator("#form-notice")
+    page.fill("#form textarea", "{context} What now?")
+    expect(said).to_contain_text("has to contain {context} and {prompt} once each")
+    page.locator("#settings .settings-open").click()
+    page.click("#run")
+    expect(page.locator("#form textarea")).to_be_focused()
+    expect(said).to_contain_text("has to contain {context} and {prompt} once each")
+    expect(page.locator("#model-notice")).to_be_hidden()
+    page.fill("#form textarea", "{context} What now? {prompt}")
+    expect(said).to_be_hidden()
+
+
 def test_a_missing_draft_is_added_by_a_button_and_too_many_stop_strings_open_the_drawer(page, address):
     visit(page, address, Settings(prompt="The red fox", length=4, draft="none", lanes=[{"strategy": "speculative"}]))
     expect(complaint(page)).to_contain_text("needs a draft model and there is none")

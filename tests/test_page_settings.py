@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_left_at_its_default():
 @pytest.mark.parametrize("change, about", [
     ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"),
     ({"tools": "x" * 5000}, "tools"), ({"tools": "[]", "mode": "chat"}, "tools"), ({"tools": '[{"name": "f"}]'}, "tools"),
-    ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
+    ({"form": "{context}"}, "form"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
     ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
 def test_what_cannot_be_run_is_refused_at_its_control(change, about):
     settings = Settings(**{"prompt": "Hello", **change})

@@ -182,6 +182,15 @@ def test_all_text_has_a_contrast_of_four_and_a_half(theme):
     assert [pair for pair in pairs if contrast(*pair) < 4.5] == []
 
 
+def test_no_text_is_faded_below_its_contrast():
+    """Only what cannot be used, or has no text, is translucent."""
+    without_text = re.compile(r":disabled|%$|\bsvg\b|\.(stem|band|area\.raw|since|play:hover)$")
+    for sheet in ASSETS.rglob("*.css"):
+        rules = re.sub(r"/\*.*?\*/", "", sheet.read_text(encoding="utf-8"), flags=re.DOTALL)
+        faded = re.findall(r"([^{}]+)\{[^{}]*\bopacity: 0?\.\d", rules)
+        assert [rule for rule in map(str.strip, faded) if not without_text.search(rule)] == [], sheet.name
+
+
 def test_every_text_has_one_of_five_sizes():
     sizes = set(re.findall(r"--type-(\w+): \d+px", PALETTE[0]))
     assert len(sizes) == 5

@@ -65,6 +65,34 @@ def test_badges_of_four_lanes_are_not_cut_to_a_letter(page, address):
     assert len(widths) == 4 and min(widths) > 40
 
 
+@pytest.mark.parametrize("width", [1440, 1280, 1024])
+def test_the_head_of_the_page_is_one_row(page, address, width):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.goto(address)
+    page.locator(".top .dot").wait_for()
+    middles = page.locator(":is(.masthead, .places, .top .tools, .top > .status)").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect()).map(({ top, height }) => top + height / 2)"
+    )
+    assert len(middles) == 4 and max(middles) - min(middles) < 8
+    assert page.locator(".masthead").evaluate("head => head.offsetHeight") < 30  # its sentence is not cut in two
+
+
+def test_the_buttons_of_a_view_do_not_touch_on_a_phone(page, address):
+    page.set_viewport_size(PHONE)
+    page.goto(address)
+    page.locator(".panel-tree .which").wait_for()
+    before, which, after = page.locator(".panel-tree :is(.icon, .which)").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect()).map(({ left, right }) => ({ left, right }))"
+    )
+    assert which["left"] - before["right"] >= 4 and after["left"] - which["right"] >= 4
+
+
+def test_the_foot_of_the_page_is_not_faded(page, address):
+    """Faded text of the soft colour has a contrast below 4.5."""
+    page.goto(address)
+    assert page.locator("footer").evaluate("foot => getComputedStyle(foot).opacity") == "1"
+
+
 def test_no_line_divides_the_foot_of_the_page_on_a_phone(page, address):
     page.set_viewport_size(PHONE)
     page.goto(address)

@@ -155,6 +155,8 @@ def acts():
         headers=[{"model": "m", "prompt_ids": [1]}],
         name="r",
         over=True,
+        number=0,
+        events=[],
         state="done",
         pace=lambda beat: None,
         stop=lambda lane=None: None,
@@ -191,8 +193,9 @@ HOSTILE = [
 def test_a_malformed_event_is_answered_or_dropped(acts, data):
     act, visit = acts
     event = gr.EventData(None, data)
-    for handler in (act.look, act.stop_lane, act.pace):
+    for handler in (act.look, act.stop_lane, act.pace, act.missed):
         handler(visit, event)
+    act.heard(event)
     said = [
         value
         for change in act.fork(visit, event)

@@ -28,6 +28,9 @@
       props.begun = true;
       const source = JSON.parse(find("#source").textContent);
       Function("element", "trigger", "props", "watch", "SOURCE", source)(main, trigger, props, (name, act) => { taken = act; }, source);
+      const [title, says] = main.querySelectorAll(".welcome p");
+      title.textContent = "Waiting for the presenter";
+      says.textContent = "The next run appears here while it is generated. You can open a saved trace meanwhile.";
     }
     connect();
   };

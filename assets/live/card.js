@@ -97,6 +97,7 @@ class Card {
     const row = el("div", "requests");
     row.append(request("look", "Look inside", "What each layer would predict here, and what its heads attend to", this.acts.look),
       request("attribute", "Attribute to the prompt", "How much less probable this token becomes without each word of the prompt", this.acts.attribute));
+    if (why) row.append(el("p", "aside", `${why}.`)); // a touch screen shows no titles
     return row;
   }
 

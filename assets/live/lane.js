@@ -114,7 +114,10 @@ class LaneCard {
     value.dataset.metric = name;
     pair.append(el("dt", "", label), value);
     this.strip.append(pair);
-    if (detail) pair.prepend(this.details[name] = el("dd", "detail")); // below the label: the pair is drawn from the bottom up
+    if (detail) {
+      pair.className = "detailed";
+      pair.prepend(this.details[name] = el("dd", "detail")); // below the label: the pair is drawn from the bottom up
+    }
     return value;
   }
 

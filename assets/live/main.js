@@ -8,7 +8,7 @@ const FILE_ALONE = "This trace is from a file and has no model: press Run first"
 const LEFT_BEHIND = "The server no longer has this run, and its settings were not kept: press Run first";
 const TOO_LONG = "This run is too long to be sent back to the server: press Run first.";
 const MOST_SENT = 1_800_000; // characters of a run that the server no longer has; less than a public page takes
-const ONLY_PRESENTER = "Only the presenter of this class can continue a run";
+const ONLY_PRESENTER = "Only the presenter of this class can run or ask a model";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
 const PAINT_REST = 1.5; // pause after a paint, in multiples of its duration: the model may run on the same processor
@@ -21,6 +21,7 @@ class App {
     this.player = new Player(this.trace);
     this.visit = new Visit();
     this.lag = new Lag();
+    this.streams = new Streams((frame) => this.receive(frame));
     this.cards = [];
     this.chosen = 0;
     this.marked = { lane: -1, position: null };
@@ -102,13 +103,19 @@ class App {
     if (!frame || !frame.run) return;
     if ("inside" in frame) return this.showInside(frame);
     if ("attributed" in frame) return this.showAttribution(frame);
+    if (!this.streams.leaves(frame, this.homeOf(frame).nextFrame)) this.receive(frame);
+  }
+
+  /** Take a frame of a run, from Gradio or from the run's stream. */
+  receive(frame) {
     const trace = this.homeOf(frame);
     const [before, shown] = [trace.insertions, trace === this.trace ? this.player.shown : null];
     const outcome = trace.take(frame);
     if (shown && trace.insertions > before) this.player.showUpTo(shown);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
-    if (frame.oldest_at) this.keepUp(frame.oldest_at, outcome === "new");
+    if (outcome === "new" && frame.streamed) this.streams.follow(frame.run);
+    if (frame.oldest_at && outcome !== "old") this.keepUp(frame.oldest_at, outcome === "new");
     if (outcome === "gap" && !trace.fromFile) trigger("missed", { run: frame.run });
     if (trace !== this.trace) return;
     if (frame.machine) this.bar.showMachine(frame.machine);

@@ -163,6 +163,14 @@ def _check(entrants: Sequence[Entrant], questions: Sequence[Question], repeats: 
         raise Refusal(f"The number of rounds must be between 1 and {ROUNDS - 1}, not {repeats}.", "repeats")
 
 
+def check_entrants(examiner: Examiner, entrants: Sequence[Entrant], questions: Sequence[Question]) -> None:
+    """Raise Refusal for the first entrant that the models cannot run; the first question of each task is tried."""
+    for number, entrant in enumerate(entrants, 1):
+        problems = [examiner.problem(asked) for asked in _warm_up([entrant], questions)]
+        if all(problems):
+            raise Refusal(f"Lane {number} cannot start. {problems[0]}", "entrants")
+
+
 def _warm_up(entrants: Sequence[Entrant], questions: Sequence[Question]) -> Iterator[Asked]:
     first = {question.task: number for number, question in reversed([*enumerate(questions)])}
     return (Asked(entrant, number, questions[number], 0) for number in sorted(first.values()) for entrant in entrants)
@@ -202,6 +210,15 @@ class Examiner:
             return
         yield from _forwards(session, watch)
         yield self._read(replace(blank, seconds=watch.seconds), Result(session.trace))
+
+    def problem(self, asked: Asked) -> str:
+        """Why the models cannot run an entrant; empty if they can, or if only this question cannot be asked."""
+        try:
+            session = self._session(asked, self._recipe(asked))
+        except Refusal:  # the question lacks an input or is too long
+            return ""
+        session.stop()
+        return Result(session.trace).message
 
     def _recipe(self, asked: Asked) -> LaneConfig:
         """The recipe for this question; raises Lacking if the question does not have what the entrant needs."""

@@ -92,13 +92,18 @@ def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> Lan
         assembly = assemble(lane)
         if around:
             check_context(assembly, around.context)
-            check_draft(assembly, around.drafted)
-            if around.attention is not None:
-                check_model(assembly.decoder, around.model, around.attention)
+            check_models(assembly, around)
         _check_constraint(assembly, check)
     except Refusal as refusal:
         return LaneCheck([], str(refusal), refusal.about)
     return LaneCheck(assembly.claims())
+
+
+def check_models(assembly: Assembly, around: Surroundings) -> None:
+    """Raise Refusal if the models cannot run a lane, as far as that is known before they are loaded."""
+    check_draft(assembly, around.drafted)
+    if around.attention is not None:
+        check_model(assembly.decoder, around.model, around.attention)
 
 
 def _check_constraint(assembly: Assembly, check: Check) -> None:

@@ -169,7 +169,7 @@ class Ticket:
 
     def __init__(self, queue: AdmissionQueue, kind: str, visitor: Visitor):
         self.queue, self.kind, self.visitor = queue, kind, visitor
-        self.state, self.number, self.since = "waiting", 0, monotonic()  # since: when it was seated or began to rest
+        self.state, self.number, self.since = "waiting", 0, monotonic()  # since: when it entered this state
         self.go_on: Callable[[], None] | None = None
 
     def wait(self) -> Iterator[int]:
@@ -199,6 +199,11 @@ class Ticket:
             order = self.queue._order()
             return order.index(self) + 1 if self in order else 0
 
+    @property
+    def waited(self) -> float:
+        """Seconds that a waiting ticket has been in the queue."""
+        return monotonic() - self.since
+
     def rest(self) -> None:
         """Give up the seat for as long as the run is held."""
         with self.queue._changed:
@@ -212,7 +217,7 @@ class Ticket:
             if self.state == "seated":
                 return go_on()
             if self.state == "resting" and not self.queue._closed:
-                self.go_on = go_on
+                self.go_on, self.since = go_on, monotonic()
                 self.queue._enqueue(self)
             elif self.state == "waiting":
                 self.go_on = go_on

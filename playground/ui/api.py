@@ -24,8 +24,8 @@ from playground.trace import Trace
 from playground.trace.comparison import compared
 from playground.trace.result import Result
 from playground.ui.admission_queue import API
+from playground.ui.frames import to_json
 from playground.ui.gallery import examples as gallery
-from playground.ui.live_view import to_json
 from playground.ui.readers import ends_unread
 from playground.ui.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.site import Site

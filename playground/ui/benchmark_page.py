@@ -361,6 +361,7 @@ class SurveyHandlers:
 
     def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
         choice.check(self.site.rules)
+        choice.check_fit(self.site.surroundings(choice))
         visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
         loading = self.site.model_load(choice)
         cleared = {self.page.progress: "", self.page.results: None, self.page.answers: ""}
@@ -385,7 +386,8 @@ class SurveyHandlers:
         visit.ticket = self.site.join(SURVEY)
         for place in visit.ticket.wait():
             reason = "One survey runs at a time, so that the measured times are comparable."
-            yield {self.page.progress: f"<p>Place {place} in the queue. {reason}</p>"}
+            waits = f"Place {place} in the queue, {visit.ticket.waited:.0f} s so far."
+            yield {self.page.progress: f"<p>{waits} {reason}</p>"}
 
     def _progress(self, loading: ModelLoad) -> Iterator[Changes]:
         for now in loading.watch():

@@ -1,17 +1,13 @@
 """A class: one presenter, whose runs many followers see live on pages of their own.
 
-Frames are encoded once, into a list of bytes that all followers read at their own pace, so that a follower costs one
-write per frame, and a slow or late one gets what is missing in one piece. Imports neither torch nor gradio.
+All followers read one log of frames (playground.ui.frame_log). Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
-import asyncio
-import json
 import secrets
 import threading
 from collections import Counter, deque
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
@@ -19,6 +15,7 @@ from typing import Any
 from playground.errors import Refusal
 from playground.request_limits import in_range, quoted
 from playground.trace import Trace
+from playground.ui.frame_log import COMMENT, FrameLog, Pulse, message, silent
 from playground.ui.frames import recording
 from playground.ui.lessons import LessonQuestion, lessons
 from playground.ui.worker import Run
@@ -27,8 +24,6 @@ FOLLOWERS = 60
 AWAY = 120.0  # seconds after which a follower without a stream gives up the place
 NAME = 40  # characters
 STREAMS = 4  # tabs of one follower
-MOST_BYTES = 64_000_000  # of the frames of one run
-SILENCE = 15.0  # seconds after which a stream sends a comment, so that a broken connection is noticed
 TRIES, ALL_TRIES, PERIOD = 5, 60, 60.0  # wrong codes of one address and of all, per so many seconds
 BARS = 12  # different numbers whose votes are counted separately
 
@@ -61,45 +56,6 @@ class Attempts:
 
     def add(self, address: str) -> None:
         self._times.append((monotonic(), address))
-
-
-class Pulse:
-    """Wakes all coroutines that wait for a change, from any thread."""
-
-    def __init__(self):
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._event: asyncio.Event | None = None
-
-    def listen(self) -> asyncio.Event:
-        """An event that the next `beat` sets; in the event loop only."""
-        self._loop = asyncio.get_running_loop()
-        self._event = self._event or asyncio.Event()
-        return self._event
-
-    def beat(self) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: nobody listens
-                self._loop.call_soon_threadsafe(self._turn)
-
-    def _turn(self) -> None:
-        event, self._event = self._event, asyncio.Event()
-        event.set()
-
-
-class FrameLog:
-    """The encoded frames of one run."""
-
-    def __init__(self):
-        self.frames: list[bytes] = []
-        self.size = 0
-
-    def add(self, frame: dict[str, Any]) -> bool:
-        """Add a frame; False if the run has become too long to follow."""
-        encoded = message("frame", frame)
-        self.size += len(encoded)
-        if self.size <= MOST_BYTES:
-            self.frames.append(encoded)
-        return self.size <= MOST_BYTES
 
 
 class Classroom:
@@ -186,17 +142,15 @@ class Classroom:
             news = self._pulse.listen()
             if log is not self.log and sent == len(log.frames):
                 log, sent = self.log, 0
-            fresh, sent = log.frames[sent:], len(log.frames)
+            fresh = log.piece(sent)
+            sent += len(fresh)
             if version != self._version:
                 version = self._version
                 fresh.append(message("state", self._seen_by(token)))
             if fresh:
                 yield b"".join(fresh)
-                continue
-            try:
-                await asyncio.wait_for(news.wait(), SILENCE)
-            except TimeoutError:
-                yield b": here\n\n"
+            elif await silent(news):
+                yield COMMENT
 
     def _seen_by(self, token: str) -> dict[str, Any]:
         return {
@@ -280,8 +234,3 @@ class Classroom:
     def _change(self) -> None:
         self._version += 1
         self._pulse.beat()
-
-
-def message(event: str, data: dict[str, Any]) -> bytes:
-    """One server-sent event. NaN and infinities, which JSON lacks, do not occur in a consistent trace."""
-    return f"event: {event}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

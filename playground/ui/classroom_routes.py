@@ -14,7 +14,7 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -22,6 +22,7 @@ from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.request_limits import LOCAL
 from playground.ui.classroom import STREAMS, Classroom
+from playground.ui.frame_log import EventStream
 from playground.ui.kept_runs import unpacked
 from playground.ui.live_view_assets import script, styles
 
@@ -117,10 +118,7 @@ class ClassroomAnswers:
             return _refused("Join the class first.", 403)
         if follower.streams >= STREAMS:
             return _refused(f"This class is open in {STREAMS} tabs already: close one.", 429)
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            self.classroom.stream(self._token(request)), media_type="text/event-stream", headers=headers
-        )
+        return EventStream(self.classroom.stream(self._token(request)))
 
     async def vote(self, request: Request) -> Response:
         if self._token(request) not in self.classroom.followers:

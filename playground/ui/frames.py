@@ -4,6 +4,7 @@ A run is identified by its name; the browser starts over when the name changes a
 """
 from __future__ import annotations
 
+import json
 import secrets
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ Facts = list[dict[str, Any]]
 
 
 def new_name() -> str:
-    return secrets.token_hex(4)
+    """The name of a run, 128 random bits: whoever knows it can read the stream of its frames."""
+    return secrets.token_hex(16)
 
 
 def frame(
@@ -51,3 +53,11 @@ def recording(headers: Facts, events: Facts) -> dict[str, Any]:
 
 def trace_of(headers: Facts, events: Facts) -> Trace:
     return Trace.from_json({"format": FORMAT, "version": VERSION, "lanes": headers, "events": events})
+
+
+def to_json(frame: dict[str, Any]) -> str:
+    """Compact, strict JSON: NaN and infinities become null."""
+    try:
+        return json.dumps(frame, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))

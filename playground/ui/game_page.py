@@ -25,9 +25,8 @@ from playground.request_limits import MAX_TOKEN_ID, check_text
 from playground.trace import Trace
 from playground.trace.transcript import Token, sequences
 from playground.ui.admission_queue import GAME
-from playground.ui.frames import Facts, trace_of
+from playground.ui.frames import Facts, to_json, trace_of
 from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status
-from playground.ui.live_view import to_json
 from playground.ui.readers import ends_unread
 from playground.ui.run_controls import length_and_seed, mode_switch, status_line
 from playground.ui.settings import Settings
@@ -160,7 +159,7 @@ class Game:
             return
         visit.ticket = self.site.join(GAME)
         for place in visit.ticket.wait():
-            yield {self.status: queue_status(place)}
+            yield {self.status: queue_status(place, visit.ticket.waited)}
             if visit.stopped:
                 return
         yield {self.status: status(loading)}

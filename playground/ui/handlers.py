@@ -18,6 +18,7 @@ import gradio as gr
 
 from playground.decoding.forked_session import Siblings
 from playground.decoding.lane_checks import Surroundings, check_ready
+from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
@@ -33,12 +34,14 @@ from playground.ui.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
+from playground.ui.run_streams import RunStream
 from playground.ui.settings import DEFAULT, Fork, Settings
 from playground.ui.site import Site
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
+QUIET = 1.0  # seconds between two messages while the stream brings the frames: only then does Gradio notice who left
 STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
@@ -258,12 +261,27 @@ class Handlers:
             with suppress(Refusal):  # this event has no output
                 visit.run.pace(number(event, "beat", 0, LONGEST_BEAT))
 
-    def missed(self, visit: Visit | None) -> Changes:
-        """The whole run so far, for a browser that lost frames."""
-        if not (visit and visit.run):
+    def heard(self, event: gr.EventData) -> None:
+        """The page gets the frames of a run by its stream: from now on Gradio brings only the last one."""
+        with suppress(Refusal):  # this event has no output
+            self._by_stream(text(event, "run", LONGEST_NAME), True)
+
+    def missed(self, visit: Visit | None, event: gr.EventData) -> Changes:
+        """The whole run so far, for a browser that lost frames or the stream; Gradio brings those that follow."""
+        if not visit:
             return gr.skip()
-        run = visit.run
-        return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), visit)
+        try:
+            shown = visit.of(text(event, "run", LONGEST_NAME))
+        except Refusal:
+            return gr.skip()
+        run = shown.run
+        self._by_stream(run.name, False)
+        return _with_settings(frame(run.name, run.number, list(run.events), run.state, run.headers), shown)
+
+    def _by_stream(self, run: str, heard: bool) -> None:
+        """Note whether the page gets the frames of a run by its stream."""
+        if stream := self.site.streams.find(run):
+            stream.heard = heard
 
     def again(self, visit: Visit | None) -> Changes:
         """Replay the visitor's last run from the server's record, for instance after a broken connection."""
@@ -329,6 +347,14 @@ class Handlers:
         except Refusal as refusal:
             return {self.page.tools_notice: escape(str(refusal)) if refusal.about == "tools" else ""}
         return {self.page.tools_notice: ""}
+
+    def check_form(self, form: str) -> Changes:
+        """Show why a form of context and prompt cannot be used while it is typed."""
+        try:
+            check_form(form)
+        except Refusal as refusal:
+            return {self.page.form_notice: escape(str(refusal))}
+        return {self.page.form_notice: ""}
 
     def offer(self, model: str, draft: str) -> Changes:
         """Update the model menus, and what depends on the chosen models."""
@@ -420,34 +446,49 @@ class Handlers:
         """Show the place in the queue until the run has a seat."""
         visit.ticket = self.site.join(PAGE)
         for place in visit.ticket.wait():
-            yield {self.page.status: queue_status(place)}
+            yield {self.page.status: queue_status(place, visit.ticket.waited)}
 
     def _stream(self, visit: Visit, loading: ModelLoad) -> Iterator[Changes]:
-        """Stream frames and the status line until the run is over; a visitor who leaves stops it."""
-        # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
-        status_before, offered = "", -inf
+        """Hand the frames to the run's stream until the run is over; a visitor who leaves stops it."""
         try:
-            for news in visit.run.frames():
-                self._limit_hold(visit)
-                shown = self._shown(visit, loading)
-                shared = {self.page.status: shown} if shown != status_before else {}
-                again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
-                offered = monotonic() if again else offered
-                live = {self.page.live: _with_settings(news, visit)} if news else {}
-                yield {**again, **shared, **live} or gr.skip()
-                status_before = shown
+            with self.site.streams.opened(visit.run.name) as stream:
+                yield from self._news(visit, loading, stream)
             # A separate message: a browser gets the last one twice, which would close figures opened meanwhile.
             yield gr.skip() if visit.left else self.page.close_figures()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(loading)}
         finally:
             visit.run.stop()
 
+    def _news(self, visit: Visit, loading: ModelLoad, stream: RunStream) -> Iterator[Changes]:
+        """The status line of a run, and the frames that the page does not get by the stream."""
+        # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
+        status_before, offered, yielded = "", -inf, -inf
+        for news in visit.run.frames():
+            self._limit_hold(visit)
+            live = self._live(visit, stream, news) if news else {}
+            if not live and monotonic() - yielded < QUIET:
+                continue
+            shown = self._shown(visit, loading)
+            shared = {self.page.status: shown} if shown != status_before else {}
+            again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
+            offered = monotonic() if again else offered
+            yield {**again, **shared, **live} or gr.skip()
+            status_before, yielded = shown, monotonic()
+
+    def _live(self, visit: Visit, stream: RunStream, news: dict[str, Any]) -> Changes:
+        """A frame for Gradio to bring; none if the stream brings it. The first one says that there is a stream."""
+        whole = _with_settings(news, visit)
+        if stream.carry(whole):
+            return {}
+        return {self.page.live: {**whole, "streamed": True} if news["n"] == 0 else whole}
+
     def _shown(self, visit: Visit, loading: ModelLoad) -> str:
         """The status line of a run: its place in the queue if it waits, otherwise the models and how many runs share
         the device.
         """
         place = visit.ticket.place if visit.ticket else 0
-        return queue_status(place) if place else status(loading, self.site.other_runs(loading.models, visit.run))
+        waits = queue_status(place, visit.ticket.waited) if place else ""
+        return waits or status(loading, self.site.other_runs(loading.models, visit.run))
 
     def _limit_hold(self, visit: Visit) -> None:
         """On a public page, end a run that is held for too long, since its KV caches take memory that others need."""
@@ -489,14 +530,16 @@ class Handlers:
         parts = refusal.about.split(":")  # a control, or "lane", the lane's index and the field
         place, field = parts[0], parts[-1]
         near = {"lanes": self.page.lanes_notice, **dict.fromkeys(MODEL_CONTROLS, self.page.model_notice)}
-        if place == "tools":  # a lane may have a knob of this name
-            near["tools"] = self.page.tools_notice
+        typed = {"tools": self.page.tools_notice, "form": self.page.form_notice}
+        if place in typed:  # a lane may have a knob of this name
+            near[place] = typed[place]
         in_lane = self.page.lanes_notice if place == "lane" and field != "context" else self.page.prompt_notice
         return {**self._clear_notices(), near.get(field, in_lane): _notice(refusal)}
 
     def _clear_notices(self) -> Changes:
         page = self.page
-        return dict.fromkeys((page.prompt_notice, page.tools_notice, page.model_notice, page.lanes_notice), "")
+        beside = (page.prompt_notice, page.tools_notice, page.form_notice, page.model_notice, page.lanes_notice)
+        return dict.fromkeys(beside, "")
 
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
@@ -552,9 +595,10 @@ def status(loading: ModelLoad, others: int = 0) -> str:
     return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}"
 
 
-def queue_status(place: int) -> str:
-    """The status line of a run that waits in the queue."""
-    return f"<span class='dot loading'></span>place {place} in the queue: waiting for another run to end or be held"
+def queue_status(place: int, waited: float) -> str:
+    """The status line of a run that has waited in the queue for some seconds."""
+    so_far = f"place {place} in the queue, {waited:.0f} s so far"
+    return f"<span class='dot loading'></span>{so_far}: waiting for another run to end or be held"
 
 
 def described(models: Any) -> str:

@@ -34,7 +34,7 @@ from typing import Any
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.request_limits import quoted
-from playground.ui.live_view import to_json
+from playground.ui.frames import to_json
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import CHOICES, Settings
 

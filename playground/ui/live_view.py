@@ -6,8 +6,9 @@ A frame is a dict with what is new since the previous one:
 
 Only the first frame of a run has `headers`. `n` counts the frames of a run; `state` is running, held or done. The
 optional `oldest_at` is the wall-clock time of the oldest event, from which the latency to the screen is measured, and
-the optional `machine` a reading of playground.ui.machine_meters, about once a second. A recorded trace is one frame
-with everything and `recorded` set. The html, css and scripts are in assets/live and listed in
+the optional `machine` a reading of playground.ui.machine_meters, about once a second. `streamed` in the first frame of
+a run says that the run has a stream (playground.ui.run_streams), by which the browser then gets its frames. A recorded
+trace is one frame with everything and `recorded` set. The html, css and scripts are in assets/live and listed in
 playground.ui.live_view_assets.
 """
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 from functools import cache
 from typing import Any
 
+from playground.ui.frames import to_json
 from playground.ui.live_view_assets import script, styles
 from playground.ui.scripted_component import Fetched
 
@@ -27,7 +29,7 @@ class Lanes(Fetched):
     """One to four lanes with their player and views. Its values are frames. Bind event handlers with
 
         lanes.hold(fn)   lanes.resume(fn)   lanes.step(fn)   lanes.stop_lane(fn)   lanes.fork(fn)   lanes.missed(fn)
-        lanes.look(fn)   lanes.attribute(fn)   lanes.pace(fn)
+        lanes.look(fn)   lanes.attribute(fn)   lanes.pace(fn)   lanes.heard(fn)
 
     where `fn` may take a gr.EventData with these fields:
 
@@ -38,6 +40,7 @@ class Lanes(Fetched):
                    a result of playground.decoding.logit_lens with lane, position and chosen
         attribute  the same; the answer is {"run", "attributed" or "refused"}, where "attributed" is a result of
                    playground.decoding.attribution with lane, position and piece
+        heard      run; a frame of this run has come by its stream
         missed     run; frames were lost, so the answer is the whole run in a frame with headers
         pace       beat: the interval between frames that this browser can handle, in seconds
     """
@@ -67,14 +70,6 @@ class Lanes(Fetched):
 
     def example_value(self) -> Any:
         return None
-
-
-def to_json(frame: dict[str, Any]) -> str:
-    """Compact, strict JSON: NaN and infinities become null."""
-    try:
-        return json.dumps(frame, separators=(",", ":"), allow_nan=False)
-    except ValueError:
-        return json.dumps(json.loads(json.dumps(frame), parse_constant=lambda _: None), separators=(",", ":"))
 
 
 @cache

@@ -83,6 +83,7 @@ SCRIPTS = (
     "places",
     "bar",
     "lag",
+    "streams",
     "replacing",
     "listening",
     "stage",

@@ -174,6 +174,7 @@ class Page:
         self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
         for event in (self.tools.change, self.mode.change, self.model.change):
             event(handlers.check_tools, controls, self.tools_notice, **latest)
+        self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
         self._remember(controls)
 
     def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
@@ -194,6 +195,7 @@ class Page:
         for name in ("hold", "resume", "step", "stop_lane"):
             getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
         self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
+        self.live.heard(handlers.heard, None, None, **now)
         self.live.missed(handlers.missed, self.visit, self.live, **now)
         for name in ("look", "attribute"):
             getattr(self.live, name)(
@@ -216,7 +218,14 @@ class Page:
         gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
-        return [self.status, self.prompt_notice, self.tools_notice, self.model_notice, self.lanes_notice]
+        return [
+            self.status,
+            self.prompt_notice,
+            self.tools_notice,
+            self.form_notice,
+            self.model_notice,
+            self.lanes_notice,
+        ]
 
     def _memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
@@ -280,6 +289,7 @@ class Page:
                     placeholder="Read this: {context} Now answer: {prompt}",
                     elem_id="form",
                 )
+                self.form_notice = notice("form-notice")
 
     def _tools(self) -> None:
         start = self.start

@@ -19,6 +19,7 @@ from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
 from playground.ui.response_cache import cached
+from playground.ui.run_streams import stream_route
 from playground.ui.script_files import script_route
 from playground.ui.scripted_component import Fetched
 from playground.ui.sessions import Retention, Sweeper
@@ -59,7 +60,7 @@ def health_route(site: Site) -> Route:
 def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     """Arguments of `page.launch` for a page bound to `host`, besides address and theme."""
     scripts = script_route(block.script_source for block in page.blocks.values() if isinstance(block, Fetched))
-    app = {"routes": [health_route(site), scripts], **guarded(site.rules, host)}
+    app = {"routes": [health_route(site), stream_route(site.streams), scripts], **guarded(site.rules, host)}
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]

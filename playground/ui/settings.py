@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from playground.bench.questions import Question, known
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.prompt_form import check_tools
+from playground.decoding.prompt_form import check_form, check_tools
 from playground.errors import Refusal
 from playground.request_limits import (
     LOCAL,
@@ -215,6 +215,7 @@ class Settings:
         """Raise Refusal for anything that can be checked without a model."""
         self.check_tools(rules)
         self._check_size(rules)
+        check_form(self.form)
         if not self.prompt.strip():
             raise Refusal("The prompt is empty: write a few words, or choose an example.", "prompt")
         if self.turns() and self.mode != "chat":

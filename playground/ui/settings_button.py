@@ -7,8 +7,8 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from playground.ui.frames import to_json
 from playground.ui.lane_editor import context_strategies
-from playground.ui.live_view import to_json
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import Settings
 

@@ -26,6 +26,7 @@ from playground.ui.frames import recording
 from playground.ui.memory_watch import MemoryWatch
 from playground.ui.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.readers import current_request
+from playground.ui.run_streams import RunStreams
 from playground.ui.settings import DEFAULT, LANES, NO_DRAFT, Rules, Settings
 from playground.ui.survey_run import SurveySettings, survey_session
 from playground.ui.worker import Health, Run, Worker
@@ -77,6 +78,7 @@ class Site:
     def __post_init__(self) -> None:
         self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
         self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
+        self.streams = RunStreams()
         self.proxies = trusted_proxies()
         self._on_gpu = on_gpu(self._serve)
         self._workers: dict[str, Worker] = {}

@@ -11,9 +11,10 @@ from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
 from playground.bench.questions import PROGRAMS, Question, ask
-from playground.bench.survey import Answer, Entrant, score, steps
+from playground.bench.survey import Answer, Entrant, Examiner, check_entrants, rounds, score
 from playground.bench.user_questions import questions_in
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.lane_checks import Surroundings, check_models
 from playground.errors import Refusal
 from playground.pocket.world import TASKS
 from playground.request_limits import check_text, quoted
@@ -105,6 +106,15 @@ class SurveySettings(Settings):
             for name, count, recipe in zip(names, before, self.recipes())
         ]
 
+    def check_fit(self, around: Surroundings) -> None:
+        """Raise Refusal for the first lane that the models cannot run, as far as that is known before they are loaded.
+        """
+        for number, entrant in enumerate(self.entrants(), 1):
+            try:
+                check_models(entrant.assembly(), around)
+            except Refusal as refusal:
+                raise Refusal(f"Lane {number} cannot start. {refusal}", "lanes") from None
+
 
 def written(recipe: LaneConfig) -> str:
     """A lane in the syntax of `bench survey --with`: speculative:budget=4+prompt_lookup:depth=8."""
@@ -155,12 +165,12 @@ class SurveySession:
 
 
 def survey_session(models: Any, choice: SurveySettings, rules: Rules) -> SurveySession:
-    """Prepare a survey; raises Refusal if there is no question, or more than is allowed."""
+    """Prepare a survey; raises Refusal if there is no question, or more than is allowed, or if a lane cannot start."""
     from playground.decoding.session import Limits  # imports torch
-    limits = Limits(choice.seed, choice.length)
-    return SurveySession(
-        steps(models, choice.entrants(), choice.questions(rules), choice.repeats, limits, judge=judge_for(rules))
-    )
+    entrants, questions = choice.entrants(), choice.questions(rules)
+    examiner = Examiner(models, Limits(choice.seed, choice.length), judge_for(rules))
+    check_entrants(examiner, entrants, questions)
+    return SurveySession(rounds(examiner, entrants, questions, choice.repeats))
 
 
 def judge_for(rules: Rules) -> Callable[[Question, str], float | None]:

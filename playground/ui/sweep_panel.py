@@ -92,7 +92,8 @@ class SweepPanel:
             return
         visit.ticket = self.site.join(REPEATS)
         for place in visit.ticket.wait():
-            yield {self.output: queue_status(place)} if not visit.stopped else gr.skip()
+            waits = queue_status(place, visit.ticket.waited)
+            yield {self.output: waits} if not visit.stopped else gr.skip()
             if visit.stopped:
                 yield gr.skip() if visit.left else self._buttons(running=False)
                 return

@@ -39,6 +39,7 @@ class CostPanel extends Panel {
     setText(this.readout, sayCost(ledger, card.state.clock));
     this.paint();
     this.canvas.setAttribute("aria-label", `Timeline of forwards of ${this.cards.map(({ order, state }) => `lane ${order + 1}: ${sayCost(state.ledger, state.clock)}`).join("; ")}`);
+    this.totals.dataset.lanes = this.cards.length;
     this.totals.replaceChildren(...app.cards.filter((one) => this.cards.includes(one)).map((one) => this.totalsOf(one)));
   }
 
