@@ -23,7 +23,7 @@ QKV = Sequence[Tensor]
 """Query, key and value states of new rows, [heads, rows, d] or [kv_heads, rows, d]."""
 
 
-class NewRows(Protocol):
+class RunningRows(Protocol):
     """What attention reads of the running forward (`engine.hooks.Call`)."""
 
     segments: list[Segment]  # in the order of the rows
@@ -37,7 +37,7 @@ class Scoring(NamedTuple):
     sinks: Tensor | None = None  # [heads], a further score in each head's softmax that belongs to no key
 
 
-def attend_all(layer: int, new: QKV, call: NewRows, scaling: float, sliding_window: Reach = None,
+def attend_all(layer: int, new: QKV, call: RunningRows, scaling: float, sliding_window: Reach = None,
                scoring: Scoring | None = None) -> Tensor:
     """Attention of the new rows of a layer, each over its own KV cache, [heads, rows, d]."""
     groups = _prefix_groups(call, sliding_window) if scoring is None else []
@@ -56,7 +56,7 @@ def attend_all(layer: int, new: QKV, call: NewRows, scaling: float, sliding_wind
     return each[0] if len(each) == 1 else torch.cat(each, 1)
 
 
-def _prefix_groups(call: NewRows, sliding_window: Reach) -> list[list[int]]:
+def _prefix_groups(call: RunningRows, sliding_window: Reach) -> list[list[int]]:
     """Indices of the segments that share a prefix, one list for each prefix; found once for all layers."""
     if sliding_window not in call.prefix_groups:
         prefixes = [segment.shared_prefix(sliding_window) for segment in call.segments]
@@ -67,7 +67,7 @@ def _prefix_groups(call: NewRows, sliding_window: Reach) -> list[list[int]]:
     return call.prefix_groups[sliding_window]
 
 
-def attend_some(layer: int, rows: list[int], new: QKV, call: NewRows, scaling: float, sliding_window: Reach = None
+def attend_some(layer: int, rows: list[int], new: QKV, call: RunningRows, scaling: float, sliding_window: Reach = None
                 ) -> Tensor:
     """Attention of some rows of the only segment, [heads, len(rows), d]; the others leave no states in the layer.
 
@@ -87,7 +87,7 @@ def _spread(states: Tensor, index: Tensor, rows: int) -> Tensor:
     return states.new_zeros(states.shape[0], rows, states.shape[2]).index_copy(1, index, states)
 
 
-def received_attention(layer: int, rows: list[int], query: Tensor, call: NewRows, scaling: float,
+def received_attention(layer: int, rows: list[int], query: Tensor, call: RunningRows, scaling: float,
                        sliding_window: Reach = None) -> Tensor:
     """Attention weights of some rows of the only segment, which have just been run, averaged over heads [n, slots]."""
     (segment,) = call.segments
@@ -98,7 +98,7 @@ def received_attention(layer: int, rows: list[int], query: Tensor, call: NewRows
     return attention_weights(query, keys, mask, list(range(len(rows))), scaling, None).sum(0) / len(query)
 
 
-def store_all(layer: int, keys: Tensor, values: Tensor, call: NewRows) -> None:
+def store_all(layer: int, keys: Tensor, values: Tensor, call: RunningRows) -> None:
     """Write the key and value states [kv_heads, rows, d] of rows that do not attend in a layer."""
     counts = [segment.rows for segment in call.segments]
     for segment, new_keys, new_values in zip(call.segments, keys.split(counts, 1), values.split(counts, 1)):
