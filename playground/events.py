@@ -34,6 +34,11 @@ def rounded(number: float) -> float:
     return float(f"{number:.{DIGITS}g}")
 
 
+def rounded_each(numbers: list[float]) -> list[float]:
+    """The numbers with DIGITS significant digits."""
+    return [rounded(number) for number in numbers]
+
+
 class Candidate(NamedTuple):
     """One of the most probable tokens of a row, before and after masks and samplers."""
 

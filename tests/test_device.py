@@ -238,8 +238,8 @@ def test_a_canvas_is_filled_as_on_the_cpu(name):
 def test_token_ids_on_another_device_fail_the_lane(gpu, monkeypatch):
     right = Model._inputs
 
-    def ids_on_the_host(model, works):
-        return {name: ids.cpu() for name, ids in right(model, works).items()}
+    def ids_on_the_host(*arguments):
+        return {name: ids.cpu() for name, ids in right(*arguments).items()}
 
     machine, pair = gpu
     monkeypatch.setattr(Model, "_inputs", ids_on_the_host)

@@ -15,7 +15,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding import shared_prefix as prefixes
 from playground.decoding import stream
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
-from playground.engine import hooks as seams
+from playground.engine import segment_attention
 from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
@@ -111,7 +111,7 @@ def test_a_lane_writes_the_same_text_alone_and_with_others(name, once):
 
 def test_a_wrong_merge_changes_what_lanes_write(once, monkeypatch):
     alone = run(side_by_side("greedy"))
-    monkeypatch.setattr(seams, "merge", plain_mean)
+    monkeypatch.setattr(segment_attention, "merge", plain_mean)
     assert written(run(side_by_side("greedy", "greedy")))[0] != written(alone)[0]
 
 

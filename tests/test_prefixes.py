@@ -11,7 +11,7 @@ from architectures import tiny
 from toys import byte_tokenizer
 
 from playground.engine import cascade_attention as prefix
-from playground.engine import hooks as seams
+from playground.engine import segment_attention
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
 from playground.engine.forward_input import ForwardInput
 from playground.engine.kv_cache import KVCache
@@ -188,7 +188,7 @@ def test_rows_after_a_shared_prefix_equal_those_after_a_private_one(model):
 def test_rows_with_wrongly_weighted_parts_are_detected(llama, wrong, monkeypatch):
     shared = read(llama, words(1, 20))
     expected = apart(llama, [read(llama, words(1, 20)) for _ in range(3)])
-    monkeypatch.setattr(seams, "merge", wrong)
+    monkeypatch.setattr(segment_attention, "merge", wrong)
     assert off(together(llama, [beginning_with(llama, shared) for _ in range(3)]), expected) > OFF
 
 
@@ -209,7 +209,7 @@ def test_rows_of_all_caches_attend_to_the_prefix_in_one_forward(llama, monkeypat
     shared, seen = read(llama, words(1, 20)), []
     stores = [beginning_with(llama, shared) for _ in range(3)]
     monkeypatch.setattr(
-        seams,
+        segment_attention,
         "attend_part",
         lambda query, keys, *others: seen.append((query.shape[1], keys.shape[1])) or attend_part(query, keys, *others),
     )

@@ -143,7 +143,7 @@ def test_positions_stay_true_after_eviction(llama):
     store.commit(9)
     store.evict([torch.arange(10)[None] % 2 == 0])
     assert store.runs() == [[[(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]]]
-    assert store.extend([-1]).positions() == [10]
+    assert store.extend([-1]).positions == [10]
 
 
 def test_eviction_frees_memory(llama):

@@ -205,13 +205,16 @@ class Waits(TableModel):
 
     def wait_for(self, draft: Rings, patience: float) -> Waits:
         self.draft, self.patience, self.met, self.threads = draft, patience, [], []
+        self.worker, self.thread = self.thread, self  # passes of its own thread are submitted to `submit`
         return self
 
-    def flops(self, rows, context, layers):
-        self.before = self.draft.forwards  # it is asked for when a pass is set out
-        return super().flops(rows, context, layers)
+    def submit(self, run, *arguments):
+        self.before = self.draft.forwards
+        return self.worker.submit(run, *arguments)
 
     def forward(self, works, plan=None):
+        if threading.current_thread() is threading.main_thread():
+            self.before = self.draft.forwards
         with self.draft.bell:  # there is no draft before the prefill
             patience = self.patience if self.forwards and all(self.met[1:]) else 0
             self.met.append(self.draft.bell.wait_for(lambda: self.draft.forwards > self.before, patience))

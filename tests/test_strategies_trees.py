@@ -13,6 +13,7 @@ from playground.algorithms.speculative.drafting import best_of_level, level_dist
 from playground.algorithms.speculative.verification import Ruling, reject
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.contract import find, make
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import residual_distribution
 from playground.errors import Refusal
 from strategies.speculative.k_seq import optimal_transport as transport
@@ -210,3 +211,15 @@ def test_a_wrong_drafter_or_verifier_is_detected(drafter, verifier):
 @pytest.mark.parametrize("drafter, verifier", RIGHT_WAYS.values(), ids=RIGHT_WAYS)
 def test_correct_drafters_and_verifiers_keep_the_targets_distribution(drafter, verifier):
     assert off(drafter, verifier) < EXACT
+
+
+def test_a_text_is_followed_to_the_last_of_its_tokens_that_the_tree_has():
+    tree = TokenTree()
+    first = tree.add(5)
+    second = tree.add(6, first)
+    other = tree.add(7, first)
+    blend = tree.blend([8, 9], [0.9, 0.1], other)
+    assert tree.follow([5, 7, 1], len(tree)) == other and tree.follow([1], len(tree)) == ROOT
+    assert tree.follow([5, 7], other) == first, "the other child is not among the first nodes"
+    assert tree.follow([5, 7, 8], len(tree)) == other, "a node for several tokens is none of them"
+    assert tree.families() == {ROOT: [first], first: [second, other], other: [blend]}

@@ -81,6 +81,26 @@ class TokenTree:
         """Children of a node in the order they were drawn, repeats included."""
         return [child for child in self.order if self.parents[child] == node]
 
+    def families(self) -> dict[int, list[int]]:
+        """`children` of every node that has some."""
+        found: dict[int, list[int]] = {}
+        for child in self.order:
+            found.setdefault(self.parents[child], []).append(child)
+        return found
+
+    def follow(self, tokens: list[int], count: int) -> int:
+        """The node that `tokens`, or as many of them as the tree has, lead to, among its first `count` nodes.
+
+        Nodes that represent several tokens are not among them.
+        """
+        node = ROOT
+        for token in tokens:
+            child = next((c for c in self.children(node) if c < count and self.tokens[c] == token), None)
+            if child is None or child in self.blends:
+                break
+            node = child
+        return node
+
     def only(self, nodes: list[int]) -> TokenTree:
         """The subtree of these nodes, renumbered. They are ascending, and the parent of each is among them."""
         new = {old: i for i, old in enumerate(nodes)} | {ROOT: ROOT}

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class AsyncForward:
-    """One forward in a worker thread. Its event is created before it starts, because the forward changes its input."""
+    """One forward in a worker thread."""
 
     def __init__(self, feed: Feed):
-        self.event, self._model = feed.describe(), feed.stream.model
+        self.meanwhile, self._model = 0.0, feed.stream.model
         self._future = self._model.thread.submit(self._run, feed)
 
     def _run(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
@@ -32,7 +32,7 @@ class AsyncForward:
         """Wait for the forward; returns what Model.forward returned. Sets `meanwhile` to the overlapped seconds."""
         start = perf_counter()
         outputs = self._future.result()
-        self.event.meanwhile = rounded(max(0.0, self._seconds - (perf_counter() - start)))
+        self.meanwhile = rounded(max(0.0, self._seconds - (perf_counter() - start)))
         return outputs
 
 
@@ -42,7 +42,7 @@ class AsyncRequest(Request):
     def __init__(self, request: Request):
         self._finished = request.go_on()
         for feed in request.feeds:
-            feed.in_flight = AsyncForward(feed)
+            feed.run_aside(AsyncForward(feed))
         super().__init__(self._continue(request))
 
     def _continue(self, request: Request) -> Steps:

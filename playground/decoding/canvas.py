@@ -78,16 +78,12 @@ class CanvasFeed(Feed):
         return len(self.work.entering)
 
     def describe(self) -> Forward:
-        """The event for this forward, before it runs."""
+        """The event for this forward, which has run. A layer may have computed more than entered the first."""
         model, size = self.stream.model, len(self.work.canvas)
         flops = model.flops(self.rows, size - self.rows, model.depth)
-        return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
-
-    def settle(self, event: Forward) -> None:
-        """Count what each layer computed, which may be more than entered the first."""
-        model, size = self.stream.model, len(self.work.canvas)
         if self.work.computed_by_layer:
-            event.flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
+            flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
+        return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
 
 
 class Canvas:
@@ -377,10 +373,7 @@ class Canvas:
 
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
-        for token in self.ids:
-            self.sequence.append(token)
-            if self.sequence.reason:
-                break
+        self.sequence.extend(self.ids)
         self.sequence.finish()
         self.events += self.recorder.committed(self._committed(self.sequence.written), 0, self.text)
         unfinished = self._matcher is not None and not self._matcher.accepting

@@ -16,7 +16,6 @@ The lane records costs, keeps grammar, caches, policies and samplers in step wit
 """
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +75,7 @@ class Lane:
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.draws = Draws(limits.seed)
         self.target_model, self._models = models["target"], models
+        self.end_ids = self.target_model.end_ids  # tokens that end the text
         check_exits(assembly.strategies(), self.target_model)
         self.routings = read_routings(assembly.samplers, self.target_model)
         self.prompts = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
@@ -216,11 +216,6 @@ class Lane:
         The masks and samplers of the lane apply to them as to those of a draft model.
         """
         return Rows("draft", logits, self.main, tree, first, candidates=self.candidates)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end the text."""
-        return self.target_model.end_ids
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the text."""
@@ -604,33 +599,19 @@ class Lane:
     def _commit(self, tokens: list[CommittedToken], sequence: Sequence) -> None:
         """Append tokens to a text until it is complete, then the tokens that the grammar forces after them."""
         start, committed, text = sequence.generated, [], ""
-        waiting = deque(tokens)
-        while waiting and not sequence.reason:
-            committed.append(waiting.popleft())
-            text += self._append(committed[-1], sequence)
-            if not waiting and not sequence.reason:
-                waiting.extend(self._forced(sequence))
+        while tokens and not sequence.reason:
+            count, piece = sequence.extend([item.token for item in tokens])
+            committed, text = committed + tokens[:count], text + piece
+            tokens = [] if sequence.reason else self._forced(sequence)
         if sequence.reason:
             text += sequence.finish()
         if committed:
             self._record_commit(committed, start, text, sequence)
 
-    def _append(self, item: CommittedToken, sequence: Sequence) -> str:
-        matcher = sequence.chain.matcher
-        if matcher and not matcher.advance(item.token):
-            raise Refusal(
-                f"The grammar does not allow {self.piece(item.token)!r} here, so the text cannot continue: "
-                "loosen the grammar.",
-                "constraint",
-            )
-        if item.rows is not None:
-            for event in item.rows.observe_commit(item.node, item.token, sequence):
-                event.sequence = sequence.number
-                self.events.append(event)
-        return sequence.append(item.token)
-
     def _record_commit(self, committed: list[CommittedToken], start: int, text: str, sequence: Sequence) -> None:
-        events = self.recorder.committed(committed, start, text)
+        path = [(item.node, item.token) for item in committed if item.rows is not None]
+        events = [*committed[0].rows.observe_commit(path, sequence)] if path else []
+        events += self.recorder.committed(committed, start, text)
         for event in events:
             event.sequence = sequence.number
         commit = events[-1]

@@ -119,7 +119,7 @@ class Runner:
             answer = None
             if isinstance(yielded, Request):
                 self._request, self._answered = yielded, yielded.go_on()
-                if self.lane.reason:  # a commit completed the text
+                if self._answered and self.lane.reason:  # a commit completed the text
                     break
                 return
             if not isinstance(yielded, Event):
@@ -149,7 +149,7 @@ class Runner:
             self._untimed.append((event, share))
         else:
             event.seconds = rounded(share.timer.host * share.part)
-        self.lane.record(event)
+        self.lane.events.append(event)
 
     def _drain(self) -> list[Event]:
         untimed, self._untimed = self._untimed, []
@@ -181,7 +181,7 @@ def serve(runners: list[Runner | Refused]) -> None:
             pending.setdefault(id(feed), PendingFeed(feed, [])).runners.append(runner)
     batches: dict[int, list[PendingFeed]] = {}
     for item in pending.values():
-        batches.setdefault(id(item.feed.stream.model if item.feed.plain else item.feed), []).append(item)
+        batches.setdefault(item.feed.batch, []).append(item)
     with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
         for batch in batches.values():
             _forward(batch)
@@ -208,9 +208,10 @@ def _run_alone(pending: PendingFeed) -> None:
 
 
 def _run(batch: list[PendingFeed]) -> None:
-    feeds, events = [feed for feed, _ in batch], [feed.describe() for feed, _ in batch]
+    feeds = [feed for feed, _ in batch]
     logits, captured, timer = _timed_forward(feeds)
-    counts = [feed.rows for feed in feeds]
+    events = [feed.describe() for feed in feeds]
+    counts = [event.tokens for event in events]
     shares = {layer: states.split(counts) for layer, states in captured.items()}
     chosen = list(feeds[0].plan.routing.chosen) if feeds[0].plan.routing else []
     lanes = len({id(runner) for _, runners in batch for runner in runners})
@@ -221,7 +222,6 @@ def _run(batch: list[PendingFeed]) -> None:
         feed.lanes = [runner.lane for runner in runners]
         if len(batch) > 1 and feed.plan.routing:
             feed.plan.routing.chosen = [layer.split(counts)[i] for layer in chosen]
-        feed.settle(event)
         event.lanes = lanes
         _charge(runners, event, TimedShare(timer, counts[i] / sum(counts) / len(runners)))
 
@@ -285,5 +285,5 @@ class Refused:
 
 def batchable(runner: Runner, other: Runner) -> bool:
     """Whether the pending forwards of two lanes can share a batch."""
-    models = {id(feed.stream.model) for feed in other.feeds if feed.plain}
-    return all(feed.plain and id(feed.stream.model) in models for feed in runner.feeds)
+    batches = {feed.batch for feed in other.feeds}
+    return all(feed.batch in batches for feed in runner.feeds)

@@ -13,7 +13,7 @@ from torch import Tensor
 from playground.contract.token_tree import ROOT
 from playground.engine.host_copies import read_together
 from playground.engine.sampling import entropy_of, largest
-from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded
+from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded, rounded_each
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
 if TYPE_CHECKING:
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 FAVOURITES = 5  # masked tokens that are listed
 
 
-@dataclass
-class CommittedToken:
+class CommittedToken(NamedTuple):
     """A token to commit, and the row it was chosen from; forced tokens have none."""
 
     token: int
@@ -44,7 +43,7 @@ class Settled(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """What is recorded of the row a token was chosen from."""
+    """What is recorded of the row a token was chosen from, rounded."""
 
     entropy: float  # in nats, of the model's own distribution
     final_entropy: float  # after masks and samplers
@@ -79,20 +78,19 @@ class Recorder:
         self, committed: list[CommittedToken], start: int, text: str, logprobs: list[float | None]
     ) -> Commit:
         ids, origins = [item.token for item in committed], [item.origin for item in committed]
-        return Commit(start, ids, [self.tokens.piece(i) for i in ids], text, logprobs, origins)
+        return Commit(start, ids, self.tokens.pieces(ids), text, logprobs, origins)
 
     def _steps(self, committed: list[CommittedToken], positions: list[int]) -> tuple[list[Event], list[float]]:
         """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
         rows = committed[0].rows
-        indices, tokens = [rows.row(item.node) for item in committed], [item.token for item in committed]
+        indices, tokens = rows.rows_of([item.node for item in committed]), [item.token for item in committed]
         events: list[Event] = []
         numbers = self._already_read(rows, indices, tokens) or self._read(rows, indices, tokens)
         for token, position, row in zip(tokens, positions, numbers):
-            entropies = rounded(row.entropy), rounded(row.final_entropy)
-            events.append(Step(position, *entropies, token, row.top, rows.stream))
+            events.append(Step(position, row.entropy, row.final_entropy, token, row.top, rows.stream))
             if row.mask:
                 events.append(self._mask(rows, position, row.mask))
-        return events, [rounded(row.logprob) for row in numbers]
+        return events, [row.logprob for row in numbers]
 
     def _already_read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers] | None:
         """Numbers that were read when the tokens were chosen; None if they were not, or not all of them."""
@@ -102,7 +100,7 @@ class Recorder:
         if any(token not in row.ids for token, row in zip(tokens, found)):
             return None
         return [
-            RowNumbers(row.entropy, row.entropy, row.logp[row.ids.index(token)],
+            RowNumbers(*rounded_each([row.entropy, row.entropy, row.logp[row.ids.index(token)]]),
                        self._candidates(row.ids, row.p, row.p, [None] * len(row.ids)))
             for token, row in zip(tokens, found)
         ]
@@ -122,7 +120,11 @@ class Recorder:
         found = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
                               ids, rows.removing_stages(indices, ids), *_mask_parts(rows, indices, p))
         return [
-            RowNumbers(*facts, self._candidates(top, raw, final, [names[int(stage)] for stage in removed]), mask)
+            RowNumbers(
+                *rounded_each(facts),
+                self._candidates(top, raw, final, [names[int(stage)] for stage in removed]),
+                mask,
+            )
             for facts, raw, final, top, removed, *mask in found
         ]
 
@@ -194,6 +196,8 @@ def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedToke
             (layer, head): with_targets(holes(runs, store.length), merged.get((layer, head), {}))
             for layer, heads in enumerate(store.runs()) for head, runs in enumerate(heads)
         }
+    if not gone:
+        return []
     return write_layers([
         [write_head(gone.get((layer, head), [])) for head in range(len(slots.positions))]
         for layer, slots in enumerate(store.slots)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from threading import Thread
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from playground.engine.forward_input import ForwardInput
@@ -34,7 +33,7 @@ class FeedSource(Protocol):
 class InFlight(Protocol):
     """A forward that runs in a worker thread (`decoding.async_forward.AsyncForward`)."""
 
-    event: Forward
+    meanwhile: float  # seconds that overlapped with other work of the lane, once it was waited for
 
     def wait(self) -> tuple[list[Tensor], dict[int, Tensor]]:
         """Wait for it; returns what Model.forward returned."""
@@ -56,45 +55,33 @@ class Feed:
     in_flight: InFlight | None = None  # set if it runs in a worker thread
     lanes: list[Any] = field(default_factory=list)  # lanes that share its cost, once it has run
 
+    def __post_init__(self) -> None:
+        # feeds with the same number can share a batch: all layers of one model run, with its own choice of experts
+        routed = self.plan.routing is not None and self.plan.routing.ranks
+        self.batch = id(self.stream.model) if self.plan.is_whole and not routed else id(self)
+
     @property
     def rows(self) -> int:
         return len(self.work.tokens)
 
-    @property
-    def plain(self) -> bool:
-        """Whether it can share a batch: all layers run with their own experts, and it is not in flight already."""
-        routed = self.plan.routing is not None and self.plan.routing.ranks
-        return self.plan.is_whole and not routed and not self.in_flight
-
-    @property
-    def answer(self) -> Tensor:
-        """Logits and captured hidden states side by side, [rows, V + captured], layer by layer."""
-        return self.answer_with(self.stream.captures)
-
-    def answer_with(self, captures: frozenset[int]) -> Tensor:
-        """`answer` with the hidden states before these layers only."""
-        states = [self.captured[layer][-len(self.logits):] for layer in sorted(captures)]
-        return torch.cat([self.logits, *(part.to(self.logits.dtype) for part in states)], 1) if states else self.logits
+    def run_aside(self, in_flight: InFlight) -> None:
+        """It runs in a worker thread, alone."""
+        self.in_flight, self.batch = in_flight, id(self)
 
     def describe(self) -> Forward:
-        """The event for this forward, before it runs."""
-        if self.in_flight:
-            return self.in_flight.event
-        model, context = self.stream.model, self.work.context
-        prompt = self.work.start < len(self.stream.prompt)
-        phase = "prefill" if prompt else "catch_up" if self.work.last_only and self.rows > 1 else "decode"
-        layers = self.plan.layers(model.depth)
-        routing = self.plan.routing
+        """The event for this forward, which has run."""
+        model, work, rows = self.stream.model, self.work, len(self.work.tokens)
+        prompt = work.start < len(self.stream.prompt)
+        phase = "prefill" if prompt else "catch_up" if work.last_only and rows > 1 else "decode"
+        layers, routing, compute = self.plan.layers(model.depth), self.plan.routing, self.plan.compute
         chosen = {"experts": len(routing.ranks)} if routing and routing.ranks else {}
-        flops = model.flops(self.rows, context, layers, **chosen)
-        return Forward(self.name or self.stream.name, phase, self.rows, context, layers, flops=flops)
-
-    def settle(self, event: Forward) -> None:
-        """Correct its event by what a compute policy left out, now that it has run."""
-        compute = self.plan.compute
+        flops = model.flops(rows, work.context, layers, **chosen)
         if compute and compute.ran:
-            event.flops -= self.stream.model.flops_saved(self.rows, event.context, compute)
-            event.layers = compute.layers
+            flops, layers = flops - model.flops_saved(rows, work.context, compute), compute.layers
+        meanwhile = self.in_flight.meanwhile if self.in_flight else 0.0
+        return Forward(
+            self.name or self.stream.name, phase, rows, work.context, layers, flops=flops, meanwhile=meanwhile
+        )
 
 
 Steps = Generator[list[Feed], None, Any]

@@ -22,7 +22,7 @@ from playground.engine.sampling import REMOVED, entropy, entropy_of, first_large
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.contract import EarlyExit
+    from playground.contract import EarlyExit, Sampler
     from playground.decoding.sequence import Sequence as Text
     from playground.events import Event
 
@@ -82,6 +82,10 @@ class Rows:
             raise IndexError(f"no row for node {node}: these are nodes {self.first} to {self._last}")
         return row
 
+    def rows_of(self, nodes: list[int]) -> list[int]:
+        """`row` of each of these nodes."""
+        return [self.row(node) for node in nodes]
+
     def unread(self, node: int) -> bool:
         """Whether a node was added to the tree after this forward."""
         return node - self.first >= self.count
@@ -137,6 +141,8 @@ class Rows:
     @cached_property
     def stages(self) -> list[Stage]:
         """Scores of all rows after each stage, the raw logits first."""
+        if self._raw_is_final:
+            return [Stage("raw", self.raw)]
         return self.chain.stages(self, Histories(self.committed, self.tree, range(self.first, self._last + 1)))
 
     def stages_of(self, rows: list[int]) -> list[Stage]:
@@ -177,7 +183,7 @@ class Rows:
 
     def scores_of(self, nodes: list[int]) -> Tensor:
         """The scores [n, V] after nodes."""
-        return self.scores[self.index([self.row(node) for node in nodes])]
+        return self.scores[self.index(self.rows_of(nodes))]
 
     @cached_property
     def logp(self) -> Tensor:
@@ -274,14 +280,20 @@ class Rows:
             first = first.masked_fill(stages[number].scores.gather(-1, tokens) == REMOVED, number)
         return first
 
-    def observe_commit(self, node: int, token: int, by: Text) -> Iterator[Event]:
-        """Pass the token that a sequence committed after a node to samplers and the constraint; yields their events."""
-        if self.chain.constraint and self.chain.constraint.explains:
-            yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
-        if not self.chain.samplers:
-            return
+    def observe_commit(self, path: list[tuple[int, int]], by: Text) -> Iterator[Event]:
+        """Pass the tokens that a sequence committed, each with the node it follows, to samplers and the constraint.
+
+        Yields their events.
+        """
         # the samplers of the committing sequence, which may differ from that of the rows
         own = {sampler.name: sampler for sampler in by.chain.samplers}
+        for node, token in path:
+            if self.chain.constraint and self.chain.constraint.explains:
+                yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
+            if own:
+                yield from self._observe_samplers(node, token, own)
+
+    def _observe_samplers(self, node: int, token: int, own: dict[str, Sampler]) -> Iterator[Event]:
         row, position = self.row(node), self.position(node) - self.sequence.start
         for before, stage in pairwise(self.stages_of([row])):
             if stage.sampler is not None and stage.sampler.explains:

@@ -51,10 +51,8 @@ class Chain:
     computes_masks: bool = True  # False if the decoder checks single tokens
     coin: Coin | None = None  # random numbers for samplers that need some
 
-    @property
-    def draws(self) -> bool:
-        """Whether tokens are sampled; argmax otherwise."""
-        return any(sampler.draws for sampler in self.samplers)
+    def __post_init__(self) -> None:
+        self.draws = any(sampler.draws for sampler in self.samplers)  # whether tokens are sampled; argmax otherwise
 
     def follow(self, text: SequenceInterface) -> None:
         """Bind the samplers' own chance to the sequence that the chain belongs to."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from playground.contract.token_tree import ROOT
+from playground.errors import Refusal
 from playground.events import Reason
 
 if TYPE_CHECKING:
@@ -66,13 +67,29 @@ class Sequence:
         """Tokens that may still be committed."""
         return self.bounds.most - len(self.tokens)
 
-    def append(self, token: int) -> str:
-        """Append one token, which the grammar has already accepted; returns the text that became readable."""
+    def extend(self, tokens: list[int]) -> tuple[int, str]:
+        """Append tokens until the text is complete.
+
+        Returns how many were appended and the text that became readable. Raises Refusal for a token that the grammar
+        does not allow.
+        """
+        count, before = 0, len(self.text)
+        while count < len(tokens) and not self.reason:
+            self._append(tokens[count])
+            count += 1
+        return count, self.text[before:]
+
+    def _append(self, token: int) -> None:
+        matcher = self.chain.matcher
+        if matcher and not matcher.advance(token):
+            raise Refusal(
+                f"The grammar does not allow {self.reader.piece(token)!r} here, so the text cannot continue: "
+                "loosen the grammar.",
+                "constraint",
+            )
         self.tokens.append(token)
-        piece = self.reader.push([token])
-        self.text += piece
+        self.text += self.reader.push([token])
         self.reason = self._complete(token)
-        return piece
 
     def finish(self) -> str:
         """Flush the bytes of an incomplete last character; returns their text."""

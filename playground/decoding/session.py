@@ -238,9 +238,10 @@ class Session:
         arrived = [lane for lane in lanes if runners[lane].remote and runners[lane].arrived(patience)]
         if arrived or not local:
             return self._serve(arrived)
-        lanes = local
-        slowest = min(lanes, key=lambda lane: runners[lane].work)
-        similar = [lane for lane in lanes if runners[lane].work <= runners[slowest].work + LEAD]
+        if len(local) == 1:
+            return self._serve(local)
+        slowest = min(local, key=lambda lane: runners[lane].work)
+        similar = [lane for lane in local if runners[lane].work <= runners[slowest].work + LEAD]
         ready = [lane for lane in similar if not runners[lane].feeds]
         return self._serve(
             ready[:1] or [lane for lane in similar if lane == slowest or batchable(runners[lane], runners[slowest])]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from playground.decoding.requests import Feed, Steps
-from playground.decoding.stream import chunk_of
+from playground.decoding.stream import answer_of, chunk_of
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.kv_buffer import Capacity
@@ -72,7 +72,7 @@ class SharedPrefix:
         Returns the row after it, [1, V + captured]; None if `captures` includes layers that were not captured.
         """
         store.start_from(self.store, shared=len(self.prompt) >= STORED_ONCE)
-        return self._last.answer_with(captures) if captures <= self.captures else None
+        return answer_of(self._last, captures) if captures <= self.captures else None
 
 
     def captured(self, layers: tuple[int, ...]) -> dict[int, Tensor] | None:

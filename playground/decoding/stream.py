@@ -49,6 +49,12 @@ def chunk_of(model: Model) -> int:
     return min(CHUNK, max(SMALLEST_CHUNK, int(CHUNK_FLOPS / (2 * model.parameters))))
 
 
+def answer_of(feed: Feed, captures: frozenset[int]) -> Tensor:
+    """Logits and the hidden states before these layers side by side, [rows, V + captured], layer by layer."""
+    states = [feed.captured[layer][-len(feed.logits):].to(feed.logits.dtype) for layer in sorted(captures)]
+    return torch.cat([feed.logits, *states], 1) if states else feed.logits
+
+
 class LayerStates(NamedTuple):
     """Key and value states of one layer, with rotary embedding, [kv_heads, slots, head_dim] each."""
 
@@ -69,11 +75,13 @@ class Stream:
         self.store = model.new_store(
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
+        self._longer = len(prompt) - lane.prompt_length  # tokens that its prompt has more than the lane's
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
         self.states = CommittedStates(model, lane.state_layers(name))
         self._captured_layers = self.captures.union(self.states.layers)
+        self._plan = LayerPlan(capture=self._captured_layers)  # of a forward without compute policy and routing
         self.cache_manager: CacheManager | None = None  # only on the target, where the lane's cache policy acts
         self.computing: ComputeManager | None = None  # only on the target of a lane with a compute policy
         # row after the trunk, [1, V + captured], if it is known
@@ -258,7 +266,8 @@ class Stream:
         return (yield from self._feed_new(self.unread(), tree, fed)), fed or ROOT
 
     def _start_tree(self, tree: TokenTree) -> None:
-        self.store.crop_scratch()
+        if self.store.parents:
+            self.store.crop_scratch()
         if self.states.layers:
             self.states.commit([])
         self._tree, self._left_early = tree, EarlyRows()
@@ -277,12 +286,12 @@ class Stream:
 
     def behind(self) -> int:
         """Number of committed tokens that this stream's model has not read."""
-        return len(self.prompt) + self.lane.generated - self.store.length
+        return len(self.lane.main.tokens) + self._longer - self.store.length
 
     def unread(self) -> list[int]:
         """Committed tokens that this stream's model has not read."""
         at = self.store.length
-        return self.prompt[at:] + self.lane.tokens[self.lane.prompt_length + max(0, at - len(self.prompt)):]
+        return self.prompt[at:] + self.lane.main.tokens[max(self.lane.prompt_length, at - self._longer):]
 
     def _read_shared_prefix(self) -> Steps:
         """Start from a prompt that several lanes of the session share."""
@@ -349,8 +358,9 @@ class Stream:
 
     def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
-        first, routing = self.store.length, self._routing()
-        plan = LayerPlan(capture=self._captured_layers, compute=self._compute(), routing=routing)
+        first, routing, plan = self.store.length, self._routing(), self._plan
+        if self.computing or routing:
+            plan = replace(plan, compute=self._compute(), routing=routing)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
         if work.embeds:
@@ -361,7 +371,7 @@ class Stream:
             self.lane.record(experts_figure(self.name, routing))
         if self.computing:
             self.computing.observe(feed)
-        return feed.answer
+        return answer_of(feed, self.captures)
 
     def _take_probes(self, feed: Feed, count: int) -> None:
         """Set the logits of the probes aside, which are the last rows, and drop them from the KV cache."""
@@ -401,7 +411,7 @@ class Stream:
         early = yield from self._read_before(cuts[0])
         for end in (*cuts[1:], self.model.depth):
             feed, early = yield from self._read_segment(early, end)
-        self._root = feed.answer
+        self._root = answer_of(feed, self.captures)
 
     def _read_before(self, cut: int) -> Generator[list[Feed], None, EarlyRows]:
         """Run all tokens of the prompt through the layers before `cut`."""
@@ -478,7 +488,7 @@ class Stream:
         feed.captured |= {layer: early.entering(layer) for layer in self._captured_layers if layer < early.layer}
         self.states.read(feed.captured, self.store.length, early.missing)
         self.store.commit(early.missing - 1)
-        rows, self._left_early = feed.answer[early.missing - 1:], EarlyRows()
+        rows, self._left_early = answer_of(feed, self.captures)[early.missing - 1:], EarlyRows()
         self._root = rows[:1]
         return rows, ROOT
 
@@ -486,15 +496,7 @@ class Stream:
 
     def follow(self) -> None:
         """Keep the nodes of the tree that the lane has committed, and discard all others."""
-        node = ROOT
-        for token in self.unread() if not self._left_early else []:
-            child = next(
-                (c for c in self._tree.children(node) if c < len(self.store.parents) and self._tree.tokens[c] == token),
-                None,
-            )
-            if child is None or child in self._tree.blends:
-                break
-            node = child
+        node = ROOT if self._left_early else self._tree.follow(self.unread(), len(self.store.parents))
         if self.states.layers:
             self.states.commit(self.store.path(node))
         self.store.commit(node)

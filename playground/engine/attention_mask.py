@@ -91,9 +91,6 @@ class SlotStore(Protocol):
     recurrent: RecurrentMemory | None
     devices: tuple[torch.device, ...]
 
-    def slots_of(self, layer: int) -> Slots:
-        """Positions of the slots of one layer."""
-
     def leave_out(self, layer: int, nodes: Iterable[int]) -> None:
         """Scratch nodes leave no states in a layer."""
 
@@ -161,8 +158,17 @@ class Segment:
     _masks: dict = field(default_factory=dict)
     _biases: dict = field(default_factory=dict)
 
-    def positions(self) -> list[int]:
-        """True position of each row."""
+    def __post_init__(self) -> None:
+        store = self.store
+        self.positions = self._true_positions()  # of each row
+        # what a cache policy does with these rows: it selects slots for some of them by their attention weights,
+        self.focused = store.focus is not None and any(map(store.focus.among, self.positions))
+        self.renumbers = store.renumbering is not None  # uses their index in the cache as position,
+        self.reports_queries = store.on_queries is not None  # reads their query states,
+        # or acts on their queries and keys in any way, apart from masks by position
+        self.needs_keys = self.focused or self.renumbers or self.reports_queries or store.memory is not None
+
+    def _true_positions(self) -> list[int]:
         return [self.store.length + depth for depth in self.store.depths[self.first:self.end]]
 
     @property
@@ -211,17 +217,17 @@ class Segment:
     def report_query_heads(self, layer: int, weights: Tensor) -> None:
         """Report the attention weights of all rows by query head, [kv_heads, group, rows, slots], as they are fed."""
         if self.store.on_query_heads:
-            self.store.on_query_heads(layer, weights.to(self.store.device), self.positions())
+            self.store.on_query_heads(layer, weights.to(self.store.device), self.positions)
 
     def report_queries(self, layer: int, query: Tensor) -> None:
         """Report the query states of all rows, [kv_heads, group, rows, d], as they are fed."""
         if self.reports_queries:
-            self.store.on_queries(layer, query.to(self.store.device), self.positions())
+            self.store.on_queries(layer, query.to(self.store.device), self.positions)
 
     def with_memory(self, layer: int, query: Tensor, seen: PartialAttention) -> Tensor:
         """Attention of query states [heads, rows, d] over the slots and what a policy holds beside them."""
         first = self.store.device
-        return self.store.memory(layer, query.to(first), self.positions(), seen.to(first))
+        return self.store.memory(layer, query.to(first), self.positions, seen.to(first))
 
     def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything.
@@ -242,10 +248,10 @@ class Segment:
     def _store_mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
         """The mask of a layer on the device of the KV cache."""
         if absent := self.store.absent.get(layer):
-            return self._mask_without(absent, self.store.slots_of(layer), sliding_window)
+            return self._mask_without(absent, slots_of(self.store.slots, layer), sliding_window)
         key = (sliding_window, self._own_slots(layer))
         if key not in self._masks:
-            self._masks[key] = self._build_mask(self.store.slots_of(layer), sliding_window)
+            self._masks[key] = self._build_mask(slots_of(self.store.slots, layer), sliding_window)
         return self._masks[key]
 
     def _own_slots(self, layer: int) -> int:
@@ -300,24 +306,8 @@ class Segment:
     @cached_property
     def _selected_rows(self) -> tuple[list[int], Tensor]:
         """The rows a policy selects slots for, and their positions."""
-        found = [(row, position) for row, position in enumerate(self.positions()) if self.store.focus.among(position)]
+        found = [(row, position) for row, position in enumerate(self.positions) if self.store.focus.among(position)]
         return [row for row, _ in found], on_device([position for _, position in found], self.store.device)
-
-    @cached_property
-    def focused(self) -> bool:
-        """Whether a policy selects slots for some row by its attention weights."""
-        focus = self.store.focus
-        return focus is not None and any(map(focus.among, self.positions()))
-
-    @cached_property
-    def reports_queries(self) -> bool:
-        """Whether the rows' query states are passed to a callback."""
-        return self.store.on_queries is not None
-
-    @cached_property
-    def renumbers(self) -> bool:
-        """Whether rows use their index in the cache as position."""
-        return self.store.renumbering is not None
 
     def renumbered(self, layer: int, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """Query and key states [heads, n, 2 d] whose products are those of rows at their index in the cache.
@@ -325,22 +315,17 @@ class Segment:
         Each row has two queries, for keys before the gap and after it. Each key is zero in the half that does not
         apply to it.
         """
-        renumbering, at = self.store.renumbering, on_device(self.positions(), self.store.device)
+        renumbering, at = self.store.renumbering, on_device(self.positions, self.store.device)
         skipped = renumbering.skipped(at).masked_fill(at < renumbering.start, 0)
         far = renumbering.far(self._slot_positions(layer))[..., None].to(keys.device)
         return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
-
-    @cached_property
-    def needs_keys(self) -> bool:
-        """Whether a policy acts on the queries and keys of these rows, apart from masks by position."""
-        return self.focused or self.renumbers or self.reports_queries or self.store.memory is not None
 
     def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
         """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""
         first, own = self.store.device, keys.device
         query, keys, mask = query.to(first), keys.to(first), None if mask is None else mask.to(first)
         rows, positions = self._selected_rows
-        whole, numbers = len(rows) == self.rows, self.positions()
+        whole, numbers = len(rows) == self.rows, self.positions
         seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
         visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
         index = slice(None) if whole else on_device(rows, first, torch.long)
@@ -350,7 +335,7 @@ class Segment:
 
     def _slot_positions(self, layer: int) -> Tensor:
         """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""
-        trunk = self.store.slots_of(layer).positions
+        trunk = slots_of(self.store.slots, layer).positions
         return torch.cat([trunk, self._scratch_positions().expand(len(trunk), -1)], 1)
 
     def _scratch_positions(self) -> Tensor:
@@ -383,7 +368,7 @@ class Segment:
         trunk, own = slots.positions[:, None, :], self._scratch_mask  # [1 or heads, 1, n]
         seen = trunk != EMPTY
         if self._is_restricted(sliding_window):
-            query = on_device(self.positions(), self.store.device)[:, None]
+            query = on_device(self.positions, self.store.device)[:, None]
             seen = seen & self._allowed(query, trunk, sliding_window)
             own = own & self._allowed(query, self._scratch_positions(), sliding_window)
         mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
@@ -422,7 +407,7 @@ class LateSegment(Segment):
 
     token_positions: list[int] = field(default_factory=list)  # true positions, ascending
 
-    def positions(self) -> list[int]:
+    def _true_positions(self) -> list[int]:
         return self.token_positions
 
     def is_plain(self, sliding_window: Reach) -> bool:
@@ -439,7 +424,7 @@ class LateSegment(Segment):
             self.store.on_attention(layer, weights, watched, self._slot_positions(layer))
 
     def _slot_positions(self, layer: int) -> Tensor:
-        return self.store.slots_of(layer).positions[:, :self.end]
+        return slots_of(self.store.slots, layer).positions[:, :self.end]
 
     def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
         if not self.first and not self._is_restricted(sliding_window):

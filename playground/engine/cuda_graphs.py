@@ -102,7 +102,7 @@ class GraphInputs:
         """Set the inputs to the rows of a segment, followed by padding."""
         rows, trunk = segment.rows, segment.store.slots_of(0).count
         numbers, seen = self._padding(rows)
-        numbers[:, :rows] = tokens, segment.positions(), range(trunk + segment.first, trunk + segment.end)
+        numbers[:, :rows] = tokens, segment.positions, range(trunk + segment.first, trunk + segment.end)
         seen[:rows, :trunk] = True
         seen[:rows, trunk:trunk + segment.end] = segment.ancestors()
         self._copy()

@@ -27,20 +27,15 @@ class ForwardInput:
     embeds: dict[int, Tensor] = field(default_factory=dict)  # by row: an input [hidden_size] in place of the token's
     watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
 
-    @property
-    def start(self) -> int:
-        """Committed tokens before its rows."""
-        return self.store.length
-
-    @property
-    def context(self) -> int:
-        """Trunk tokens, evicted ones included, and scratch nodes before its rows."""
-        return self.store.length + len(self.store.parents) - (len(self.tokens) if self.again else 0)
+    def __post_init__(self) -> None:
+        scratch = len(self.store.parents) - (len(self.tokens) if self.again else 0)
+        self.start = self.store.length  # committed tokens before its rows, evicted ones included
+        self.context = self.start + scratch  # these and the scratch nodes before its rows
 
     def segment(self) -> Segment:
         segment = self._segment()
         if self.watch:
-            positions = enumerate(segment.positions())
+            positions = enumerate(segment.positions)
             segment.watched = [row for row, at in positions if self.watch(at) and row not in self.embeds]
         return segment
 
@@ -55,13 +50,8 @@ class LateInput(ForwardInput):
     first: int = 0  # slot of the first token
     positions: list[int] = field(default_factory=list)  # true positions, ascending
 
-    @property
-    def start(self) -> int:
-        return self.positions[0]
-
-    @property
-    def context(self) -> int:
-        return self.first
+    def __post_init__(self) -> None:
+        self.start, self.context = self.positions[0], self.first
 
     def _segment(self) -> Segment:
         return self.store.late(self.first, self.positions)

@@ -18,8 +18,9 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from playground.engine.attention_parts import Projections
-from playground.engine.hooks import Call, attend_all, attend_some, received_attention, store_all
+from playground.engine.hooks import Call
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
+from playground.engine.segment_attention import attend_all, attend_some, received_attention, store_all
 from playground.errors import Refusal
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")

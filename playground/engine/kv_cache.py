@@ -432,7 +432,7 @@ class KVCache:
 
     @property
     def heads(self) -> int:
-        return next((keys.heads for keys in self.keys if keys.heads), 0)  # a layer without attention has none
+        return next(filter(None, (keys.heads for keys in self.keys)), 0)  # a layer without attention has none
 
     @property
     def least_chunk(self) -> int:
@@ -462,9 +462,9 @@ class KVCache:
         if self.quantises:
             return sum(buffer.bytes(self.slots_of(layer).count + len(self.parents))
                        for buffers in (self.keys, self.values) for layer, buffer in enumerate(buffers))
-        if not self.heads:
-            return 0
         if not self.slot_bytes:
+            if not self.heads:
+                return 0
             self.slot_bytes = [keys.bytes(1) + values.bytes(1) for keys, values in zip(self.keys, self.values)]
         if len(self.slots) == 1:
             return (self.slots[0].count + len(self.parents)) * sum(self.slot_bytes)
@@ -473,7 +473,7 @@ class KVCache:
     @property
     def common(self) -> int:
         """Slots of the prefix shared with other caches."""
-        return self.keys[0].common if self.keys else 0
+        return 0 if self.prefix_owner is None else self.keys[0].common
 
     def common_bytes(self) -> int:
         """Memory of the shared prefix, which is part of `bytes`."""
@@ -483,7 +483,7 @@ class KVCache:
 
     def quantised_slots(self) -> int:
         """Oldest slots whose keys are quantised."""
-        return self.keys[0].quantised_slots if self.keys else 0
+        return self.keys[0].quantised_slots if self.quantises and self.keys else 0
 
     def runs(self) -> list[list[list[tuple[int, int]]]]:
         """Live true positions as half-open intervals, by layer and head; one entry if all layers or heads agree."""

@@ -49,7 +49,7 @@ class LibraryLayer(DynamicLayer):
 
     def get_seq_length(self) -> int:
         """Tokens before the branch; once the layer has read the branch, those of the branch too."""
-        return self.branch.positions()[0] + self.seen
+        return self.branch.positions[0] + self.seen
 
 
 class LibraryAttention:
@@ -78,7 +78,7 @@ class LibraryAttention:
         return torch.cat(logits)
 
     def _read(self, branch: Segment, call: Call, inputs: dict[str, Tensor]) -> Tensor:
-        inputs |= positions_given(self.network, branch.positions()[0], branch.rows)
+        inputs |= positions_given(self.network, branch.positions[0], branch.rows)
         with running(call):
             return self.network(**inputs, past_key_values=LibraryCache(branch), use_cache=True).logits[0]
 

@@ -193,12 +193,13 @@ class Model:
         if logits is not None:
             return [logits[-1:] if works[0].last_only else logits], {}
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
-        true_positions = [p for segment in segments for p in segment.positions()]
+        true_positions = [position for segment in segments for position in segment.positions]
         if plan.compute:
             plan.compute.begin(true_positions)
-        positions = on_device([true_positions], self.device)
+        tokens = [token for work in works for token in work.tokens]
+        ids, positions = on_device([tokens, true_positions], self.device).split(1)  # in one copy
         wanted, counts = self._wanted(works)
-        logits = self._logits(positions, wanted, call, self._inputs(works))
+        logits = self._logits(positions, wanted, call, self._inputs(works, ids))
         if self.recurrence:
             call.scan.settle()
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -255,9 +256,8 @@ class Model:
             positions = torch.zeros(1, len(hidden), dtype=torch.long, device=self.device)
             return part(inputs_embeds=hidden[None], position_ids=positions, use_cache=False, call=call)
 
-    def _inputs(self, works: list[ForwardInput]) -> dict[str, Tensor]:
-        """Token ids, or embeddings if some row blends several tokens or has an input of its own."""
-        ids = on_device([[token for work in works for token in work.tokens]], self.device)
+    def _inputs(self, works: list[ForwardInput], ids: Tensor) -> dict[str, Tensor]:
+        """Token ids [1, rows], or embeddings if some row blends several tokens or has an input of its own."""
         if not any(work.blends or work.embeds for work in works):
             return {"input_ids": ids}
         embed, start = self.network.get_input_embeddings(), 0

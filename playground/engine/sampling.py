@@ -11,6 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from playground.engine.host_copies import read_together
+
 REMOVED = float("-inf")
 LOWEST = -1e30  # replaces log 0, so that 0 * log 0 is 0 and not NaN
 CHUNK = 512  # tokens; a row's maximum over each chunk says which ones hold its largest values
@@ -42,6 +44,14 @@ def largest(values: Tensor, count: int) -> Largest:
     places = _places(values, _maxima(values).topk(count, -1).indices)
     found, order = values.gather(-1, places).topk(count, -1)
     return Largest(found, places.gather(-1, order))
+
+
+def read_largest(values: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The indices and values of the `count` largest of each row [n, V], in descending order, read in one transfer."""
+    return [
+        [(int(index), value) for value, index in zip(found, indices)]
+        for found, indices in read_together(*largest(values, count))
+    ]
 
 
 def first_largest(values: Tensor) -> Tensor:

@@ -176,6 +176,10 @@ class Reader:
         self._decoder = getincrementaldecoder("utf-8")("replace")
         self._started = False
 
+    def piece(self, id: int) -> str:
+        """A token for display."""
+        return self._tokens.piece(id)
+
     def push(self, ids: Iterable[int]) -> str:
         """The text completed by these ids; bytes of an incomplete character are held back."""
         return "".join(self._decoder.decode(self._bytes(id)) for id in ids)

@@ -28,4 +28,4 @@ class LayerSkip(Preset):
             )
 
     def decode(self, lm) -> Iterator:
-        yield from rounds(lm, self.drafter, self.verifier)
+        return rounds(lm, self.drafter, self.verifier)

@@ -1,7 +1,7 @@
 """A smaller model as drafter."""
 from collections.abc import Iterator
 
-from playground.algorithms.speculative.drafting import grow, independent_level, new_tree
+from playground.algorithms.speculative.drafting import grow_independent, new_tree
 from playground.contract import Drafter, knob
 
 
@@ -21,10 +21,6 @@ class DraftModel(Drafter):
     branching: int = knob(2, 0, 2, step=1, help="levels that branch; below them each branch is a chain")
 
     def propose(self, lm, budget) -> Iterator:
-        tree = new_tree(lm, self)
-
-        def level(rows, leaves, number):
-            width = self.width if number < self.branching else 1
-            return independent_level(lm, tree, rows, leaves, width)
-
-        return (yield from grow(lm, lm.stream("draft"), tree, min(self.depth, budget), level))
+        levels = range(min(self.depth, budget))
+        widths = [self.width if number < self.branching else 1 for number in levels]
+        return grow_independent(lm, lm.stream("draft"), new_tree(lm, self), widths)

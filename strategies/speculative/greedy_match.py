@@ -1,9 +1,6 @@
 """Greedy matching."""
-import torch
-
 from playground.algorithms.speculative.verification import match, walk
 from playground.contract import Verifier
-from playground.engine.sampling import one_hot
 
 
 class GreedyMatch(Verifier):
@@ -18,8 +15,4 @@ class GreedyMatch(Verifier):
     greedy_only = True
 
     def judge(self, lm, tree, rows):
-        def rule(node, children):
-            token = rows.best(node)
-            return match(token, children, tree, one_hot(token, torch.empty(rows.raw.shape[1])))  # on the host: no wait
-
-        return walk(lm, tree, rows, rule)
+        return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children, tree))

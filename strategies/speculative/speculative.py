@@ -21,4 +21,4 @@ class Speculative(Decoder):
     verifier: Verifier = slot("rejection")
 
     def decode(self, lm) -> Iterator:
-        yield from rounds(lm, self.drafter, self.verifier)
+        return rounds(lm, self.drafter, self.verifier)

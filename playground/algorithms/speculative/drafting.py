@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.host_copies import read_together
-from playground.engine.sampling import largest
+from playground.engine.sampling import read_largest
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ def grow(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, level: Le
     leaves = [ROOT]
     for number in range(depth):
         rows = yield stream.extend(tree)
-        leaves = [leaf for leaf in level(rows, leaves, number) if not lm.ends(tree.tokens[leaf])]
+        leaves = [leaf for leaf in level(rows, leaves, number) if tree.tokens[leaf] not in lm.end_ids]
         if not leaves:
             break
     return tree
@@ -58,9 +57,17 @@ def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, st
     return grow(lm, stream, tree, depth, level)
 
 
+def grow_independent(lm: Lane, stream: Stream | Exit, tree: TokenTree, widths: list[int]) -> Iterator:
+    """Grow an empty tree by one level for each width and return it; each leaf gets that many `independent` children."""
+    def level(rows: Rows, leaves: list[int], number: int) -> list[int]:
+        return independent_level(lm, tree, rows, leaves, widths[number])
+
+    return grow(lm, stream, tree, len(widths), level)
+
+
 def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:
     """Distribution [V] of the token after a leaf; None after an end token, or if the constraint allows no token."""
-    if leaf != ROOT and lm.ends(tree.tokens[leaf]):
+    if leaf != ROOT and tree.tokens[leaf] in lm.end_ids:
         return None
     q = rows.scores[rows.row(leaf)].softmax(-1)
     return None if rows.masks is not None and q.isnan().any() else q
@@ -68,7 +75,7 @@ def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tens
 
 def level_distributions(lm: Lane, tree: TokenTree, rows: Rows, leaves: list[int]) -> tuple[list[int], Tensor]:
     """The leaves that tokens can follow, and the distributions [n, V] of these tokens."""
-    open_leaves = [leaf for leaf in leaves if leaf == ROOT or not lm.ends(tree.tokens[leaf])]
+    open_leaves = [leaf for leaf in leaves if leaf == ROOT or tree.tokens[leaf] not in lm.end_ids]
     q = rows.scores_of(open_leaves).softmax(-1)
     if rows.masks is None:
         return open_leaves, q
@@ -83,10 +90,10 @@ def best(tree: TokenTree, leaf: int, q: Tensor, width: int) -> list[int]:
 
 def best_of_level(tree: TokenTree, leaves: list[int], q: Tensor, width: int) -> list[int]:
     """Add the `width` most probable tokens as children of each leaf, by the distributions q [leaves, V]."""
-    found = read_together(*largest(q, min(width, q.shape[1])))
+    found = read_largest(q, min(width, q.shape[1]))
     return [
-        tree.add(int(token), leaf, confidence=p)
-        for leaf, (values, ids) in zip(leaves, found) for p, token in zip(values, ids) if p > 0
+        tree.add(token, leaf, confidence=p)
+        for leaf, best_tokens in zip(leaves, found) for token, p in best_tokens if p > 0
     ]
 
 
@@ -100,7 +107,7 @@ def independent_level(lm: Lane, tree: TokenTree, rows: Rows, leaves: list[int], 
     leaves, q = level_distributions(lm, tree, rows, leaves)
     if not leaves:
         return []
-    if not lm.chain.draws:
+    if not rows.chain.draws:
         return best_of_level(tree, leaves, q, width)
     drawn = lm.draw_each(q, [[(purpose(leaf, i), rows.position(leaf)) for i in range(width)] for leaf in leaves])
     return [tree.add(token, leaf, own, share) for leaf, own, row in zip(leaves, q, drawn) for token, share in row]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
-from playground.engine.host_copies import on_device, read_together
-from playground.engine.sampling import largest, one_hot, residual_distribution
+from playground.engine.host_copies import on_device
+from playground.engine.sampling import one_hot, read_largest, residual_distribution
 from playground.events import Candidate, Test, Verdict
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Ruling:
     child: int | None = None
     token: int = -1
     tests: list[Test] = field(default_factory=list)
-    residual: Tensor | None = None  # distribution of `token`, [V]
+    residual: Tensor | None = None  # distribution of `token`, [V]; None if it is certain
 
 
 Rule = Callable[[int, list[int]], Ruling]
@@ -43,9 +43,10 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
     An accepted end token ends the walk without a further token. So does a draft token that the target has not read yet
     (drafting may run ahead of verification); its descendants wait for the next forward.
     """
-    verdict, node = Verdict(), ROOT
-    while not rows.unread(node) and not is_over(lm, tree, rows, node):
-        children = tree.children(node)
+    verdict, node, families = Verdict(), ROOT, tree.families()
+    unread = rows.first + rows.count  # the first node that the target has not read
+    while node < unread and not is_over(lm, tree, rows, node):
+        children = families.get(node)
         if not children:
             verdict.token, verdict.origin = lm.pick(rows, node).token, "bonus" if len(tree) else "sampled"
             return verdict
@@ -53,7 +54,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
         verdict.tests += ruling.tests
         if ruling.child is None:
             verdict.token, verdict.origin = ruling.token, "redraw"
-            verdict.leftover = _candidates(lm, ruling.residual)
+            verdict.leftover = _candidates(lm, ruling)
             return verdict
         node = ruling.child
         verdict.kept.append(node)
@@ -62,14 +63,18 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
 
 def is_over(lm: Lane, tree: TokenTree, rows: Rows, node: int) -> bool:
     """Whether no token can follow a node: it is an end token, or the grammar is complete there."""
-    return node != ROOT and (lm.ends(tree.tokens[node]) or (rows.masks is not None and rows.dead_end(node)))
+    return node != ROOT and (tree.tokens[node] in lm.end_ids or (rows.masks is not None and rows.dead_end(node)))
 
 
-def match(token: int, children: list[int], tree: TokenTree, p: Tensor) -> Ruling:
-    """Accept the child that equals `token`; without one, `token` replaces the children."""
+def match(token: int, children: list[int], tree: TokenTree, p: Tensor | None = None) -> Ruling:
+    """Accept the child that equals `token`; without one, `token` replaces the children.
+
+    p is the distribution of `token`, [V]; None if it is certain, as the most probable token is.
+    """
     child = next((c for c in children if tree.tokens[c] == token), None)
     tested = children if child is None else children[:children.index(child) + 1]
-    chances = torch.stack([p[tree.tokens[c]] for c in tested]).tolist()
+    found = [tree.tokens[c] for c in tested]
+    chances = [float(f == token) for f in found] if p is None else torch.stack([p[f] for f in found]).tolist()
     tests = [Test(c, chance, tree.confidence[c], None, c == child) for c, chance in zip(tested, chances)]
     return Ruling(child, token, tests, p if child is None else None)
 
@@ -81,7 +86,7 @@ Chances = Mapping[int, tuple[float, float]]
 def first_chances(tree: TokenTree, rows: Rows) -> Chances:
     """The chances of the first child of every node, in one transfer; none on a CPU, which need not be waited for."""
     read = range(rows.first, rows.first + rows.count)
-    firsts = {node: children[0] for node in read if (children := tree.children(node))}
+    firsts = {node: children[0] for node, children in tree.families().items() if node in read}
     if rows.raw.is_cpu or not firsts:
         return {}
     p = [rows.p[rows.row(node), tree.tokens[child]] for node, child in firsts.items()]
@@ -134,11 +139,8 @@ def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> 
     return rest / rest.sum()
 
 
-def _candidates(lm: Lane, distribution: Tensor | None) -> list[Candidate]:
-    if distribution is None:
-        return []
-    top = largest(distribution[None], min(SHOWN, len(distribution)))
-    ((values, ids),) = read_together(*top)
-    return [
-        Candidate(int(token), lm.piece(int(token)), value, value) for token, value in zip(ids, values) if value > 0
-    ]
+def _candidates(lm: Lane, ruling: Ruling) -> list[Candidate]:
+    """The most probable tokens of a residual distribution."""
+    p = ruling.residual
+    (top,) = [[(ruling.token, 1.0)]] if p is None else read_largest(p[None], min(SHOWN, len(p)))
+    return [Candidate(token, lm.piece(token), p, p) for token, p in top if p > 0]

@@ -24,10 +24,11 @@ from playground.engine.attention_mask import Segment
 from playground.engine.attention_parts import Projections
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.hooks import Call, LayerPlan, attend_all
+from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
 from playground.engine.layer_choices import ComputePass, FeedForwardPart
+from playground.engine.segment_attention import attend_all
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -248,7 +249,7 @@ class GeneratedModel:
                 self._check_length(work, segment)
             self._write(Call(segments, plan), rows)
             if plan.compute:
-                plan.compute.begin([position for segment in segments for position in segment.positions()])
+                plan.compute.begin([position for segment in segments for position in segment.positions])
                 self._choose(plan.compute, self._states[rows])
             return self._rows(works, plan, rows), {layer: self._state(layer, rows) for layer in plan.capture}
 
@@ -302,7 +303,7 @@ def _reads_all(segment: Segment) -> bool:
 
 def _state_numbers(work: ForwardInput, segment: Segment) -> Tensor:
     """Which state follows each row, [n]."""
-    tokens, positions = torch.tensor(work.tokens), torch.tensor(segment.positions())
+    tokens, positions = torch.tensor(work.tokens), torch.tensor(segment.positions)
     return (tokens * 2654435761 + positions // SPAN) // 7 % STATES
 
 
