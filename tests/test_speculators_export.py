@@ -37,6 +37,34 @@ def test_a_written_head_drafts_what_the_fitted_one_drafts(tmp_path):
     assert torch.allclose(own, written, atol=1e-5)
 
 
+def random_drafter() -> dict[str, torch.Tensor]:
+    torch.manual_seed(4)
+    network = {name: torch.randn_like(part) for name, part in find("dflash").untrained(32, 3).items()}
+    network["fc.weight"] = network["fc.weight"][:, :64]  # of two layers
+    return network | {"layers": torch.tensor([1, 3]), "block_size": torch.tensor(6), "mask_token_id": torch.tensor(9)}
+
+
+def test_a_written_dflash_drafter_is_read_back_with_its_weights_and_settings(tmp_path):
+    weights = random_drafter()
+    write_folder(tmp_path / "drafter", "dflash", weights, (1, 3), pair().target)
+    found = read_head(tmp_path / "drafter", pair().target)
+    assert found.strategy == "dflash"
+    assert all(torch.equal(found.weights[name], part) for name, part in weights.items())
+
+
+def test_a_written_dflash_drafter_fills_a_block_as_the_fitted_one(tmp_path):
+    weights = random_drafter()
+    write_folder(tmp_path / "drafter", "dflash", weights, (1, 3), pair().target)
+    states, block = torch.randn(5, 64), torch.randn(6, 32)
+    found = []
+    for each in (weights, read_head(tmp_path / "drafter", pair().target).weights):
+        network = find("dflash").build(each)
+        caches = network.new_caches()
+        network.read(states, torch.arange(5), caches)
+        found.append(network(block, torch.arange(5, 11), caches, 0))
+    assert torch.allclose(*found, atol=1e-5)
+
+
 def test_a_strategy_that_the_format_does_not_know_and_a_folder_that_exists_are_refused(tmp_path):
     with pytest.raises(Refusal, match="has no medusa heads"):
         check_folder("medusa", tmp_path / "head")
