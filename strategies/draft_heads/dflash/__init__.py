@@ -64,8 +64,10 @@ class DFlash(DraftHead):
         layers = cls.state_layers(cls(), texts.depth)
         torch.manual_seed(texts.seed)
         network = DFlashNetwork(HeadShape.like(texts.width), len(layers) * texts.width, [0] * LAYERS)
+        inputs = next(texts.batches(0)).states[texts.depth]
+        network.norm.weight.data = inputs.square().mean((0, 1)).sqrt()  # the scale that the lm_head expects
         found = partial(guesses, network, texts, layers=layers, block=BLOCK, mask=MASK)
-        training = HeadTraining(epochs=12, rate=1e-3)
+        training = HeadTraining(epochs=6, rate=1e-3)
         yield from trained(network, texts, lambda batch: losses(found(batch), texts.lm_head), training)
         yield measured(texts, BLOCK - 1, found).note()
         settings = {"layers": layers, "block_size": BLOCK, "mask_token_id": MASK}
