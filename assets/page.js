@@ -255,10 +255,23 @@
     setTimeout(() => { if (button) button.textContent = label; }, 1600);
   };
 
-  // A link with a position shows its run there, so the run begins by itself once its settings are in place.
+  // Until the settings of a link or of the last visit are in place, Run would take the page's own: it waits for them.
+  const opening = { isOver: false, wantsRun: false };
+
+  document.addEventListener("click", (event) => {
+    if (opening.isOver || !document.querySelector("#drawer") || !event.target.closest?.("#run")) return;
+    event.stopPropagation();
+    opening.wantsRun = true;
+  }, true);
+
+  // A link with a position shows its run there, so the run begins by itself; after a reload the tab's own runs are shown.
   window.linkOpened = () => {
-    setTimeout(beginHistory, 100);
     const params = new URLSearchParams(location.search);
-    if (params.has("s") && params.has("at") && !isReload()) setTimeout(() => press("run"), 100); // after a reload the tab's own runs are shown
+    const runs = opening.wantsRun || (params.has("s") && params.has("at") && !isReload());
+    setTimeout(() => {
+      opening.isOver = true;
+      beginHistory();
+      if (runs) press("run");
+    }, 100);
   };
 })();

@@ -62,3 +62,18 @@ def test_an_embed_code_frames_the_page_with_its_settings(page, address):
     code = copied(page, "#embed")
     frame = re.fullmatch(r'<iframe src="([^"]+)" title="Decoding playground" .*></iframe>', code)
     assert frame and Settings.from_code(frame[1].split("?s=")[1]) == Settings.read(vars(SETTINGS))
+
+
+def test_run_pressed_before_the_settings_of_a_link_are_there_waits_for_them(page, address):
+    held, free = [], []
+    page.route("**/queue/join*", lambda route: route.continue_() if free else held.append(route))
+    page.goto(f"{address}?s={SETTINGS.to_code()}")
+    page.click("#run")
+    page.keyboard.press("Control+Enter")
+    while not held:
+        page.wait_for_timeout(50)
+    free.append(True)
+    for route in held:
+        route.continue_()
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    expect(tokens(page, 0)).to_have_count(SETTINGS.length)
