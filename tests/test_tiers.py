@@ -68,11 +68,25 @@ def test_a_case_keeps_its_part_whatever_else_is_collected():
     assert alone == list(tiers.in_part(PAIRS, 0))
 
 
+def alone(function: str) -> list[Item]:
+    """The cases of a function of the matrix that meets every strategy by itself."""
+    return [Item(f"test_x.py::{function}[{name}]", {"name": name}, [pytest.mark.matrix.mark]) for name in marks.names()]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
-def test_in_every_part_each_strategy_meets_another(part):
-    kept = by_tier(PAIRS, "default", part)
-    assert {name for item in kept for name in item.params["both"]} == set(SAMPLERS)
-    assert len(kept) < len(PAIRS)
+def test_in_every_part_a_strategy_meets_a_third_of_the_functions_of_the_matrix(part):
+    functions = [f"test_{number}" for number in range(30)]
+    kept = Counter(
+        item.params["name"] for name in functions for item in by_tier(alone(name), "default", part)
+    )
+    assert set(kept) == marks.names()
+    assert max(kept.values()) < 25 and 8 < sum(kept.values()) / len(kept) < 13  # one in 24 besides
+
+
+def test_in_as_many_parts_as_there_are_turns_a_strategy_meets_every_function():
+    cases = alone("test_y")
+    kept = {item for part in range(tiers.TURNS) for item in by_tier(cases, "default", part)}
+    assert kept == set(cases)
 
 
 @pytest.mark.parametrize("part", range(PARTS))

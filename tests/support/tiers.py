@@ -15,11 +15,12 @@ import pytest
 
 from playground.contract import find
 from support.durations import function_of, recorded
-from support.marks import about, marked, parametrized
+from support.marks import about, marked, names, parametrized
 
 Items = list[pytest.Item]
 PARTS = 24  # of the matrix, of which the default run takes one
 BROWSER_PARTS = 3  # of the test functions with a browser, of which the default run takes one
+TURNS = 3  # a strategy meets one in so many functions of the matrix in the default run, others in another part
 AFFORDABLE = 2.0  # seconds of a test function of which the default run takes all cases
 PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
@@ -82,7 +83,7 @@ def sampled_cases(cases: Items, part: int) -> Items:
     if needs_page(cases[0]):
         return browser_cases(cases, part)
     if cases[0].get_closest_marker("matrix"):
-        return [*in_part(cases, part), *representatives(cases)]
+        return [*in_part(cases, part), *representatives(cases, due(function_of(cases[0].nodeid), part))]
     return cases if sum(map(expected_seconds, cases)) <= AFFORDABLE else few(cases)
 
 
@@ -99,14 +100,21 @@ def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
     return (item for item in items if turn(item) % PARTS == part)
 
 
-def representatives(items: Iterable[pytest.Item]) -> Iterator[pytest.Item]:
-    """Cases that together meet every strategy; also every test that meets none. They are the first in `turn` order that
-    bring something new.
+def due(function: str, part: int) -> frozenset[str]:
+    """The strategies that have to meet a function of the matrix in a part: a third of them, other ones in each part."""
+    first = crc32(function.encode()) + part
+    return frozenset(name for place, name in enumerate(sorted(names()), first) if place % TURNS == 0)
+
+
+def representatives(items: Iterable[pytest.Item], wanted: frozenset[str] | None = None) -> Iterator[pytest.Item]:
+    """Cases that together meet every strategy, or every wanted one; also every test that meets none. They are the first
+    in `turn` order that bring something new.
     """
     met: set[str] = set()
     for item in sorted(items, key=turn):
         brought = about(item)
-        if not brought or brought - met:
+        new = brought - met if wanted is None else (brought - met) & wanted
+        if not brought or new:
             met |= brought
             yield item
 
