@@ -119,7 +119,7 @@ def browser_item(name: str, *cases: int, marks: tuple[pytest.Mark, ...] = ()) ->
 
 def test_the_parts_of_the_browser_tests_add_up_and_a_default_run_takes_one_case_of_a_function():
     items = [item for i in range(30) for item in browser_item(f"test_{i}", 1, 2)]
-    parts = [by_tier(items, "default", part) for part in range(tiers.BROWSER_PARTS)]
+    parts = [by_tier(items, "default", part) for part in range(tiers.TURNS)]
     assert Counter(item for part in parts for item in part) == Counter(items[::2])
     assert all(parts)
     assert by_tier(items, "browser") == items
@@ -127,7 +127,7 @@ def test_the_parts_of_the_browser_tests_add_up_and_a_default_run_takes_one_case_
 
 def test_what_visitors_do_on_every_visit_is_in_every_default_run():
     items = browser_item("test_run", 1, 2, marks=(pytest.mark.journey.mark,))
-    assert all(by_tier(items, "default", part) == items for part in range(tiers.BROWSER_PARTS))
+    assert all(by_tier(items, "default", part) == items for part in range(tiers.TURNS))
 
 
 @pytest.mark.parametrize(("seconds", "kept"), [(0.1, 10), (0.3, tiers.PER_FUNCTION)])
@@ -138,10 +138,17 @@ def test_a_default_run_takes_all_cases_of_a_function_only_if_they_are_affordable
 
 
 def test_a_function_that_takes_long_keeps_a_case_for_every_strategy(monkeypatch):
-    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": 60.0})
+    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": tiers.COSTLY / len(SAMPLERS)})
     items = [Item(f"test_y.py::test_n[{name}-{i}]", {"name": name}) for name in SAMPLERS for i in range(2)]
     kept = by_tier(items, "default")
     assert len(kept) == len(SAMPLERS) and {item.params["name"] for item in kept} == set(SAMPLERS)
+
+
+def test_a_costly_function_runs_in_one_part_of_three_unless_a_strategy_is_judged_by_it(monkeypatch):
+    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": 60.0, "test_y.py::test_m": 60.0})
+    costly, judge = Item("test_y.py::test_n"), Item("test_y.py::test_m", {}, [pytest.mark.oracle("top_p").mark])
+    runs = [by_tier([costly, judge], "default", part) for part in range(tiers.TURNS)]
+    assert Counter(item for run in runs for item in run) == {costly: 1, judge: tiers.TURNS}
 
 
 def test_the_record_of_durations_has_the_mean_of_the_cases_and_keeps_functions_that_did_not_run(tmp_path):

@@ -19,9 +19,10 @@ from support.marks import about, marked, names, parametrized
 
 Items = list[pytest.Item]
 PARTS = 24  # of the matrix, of which the default run takes one
-BROWSER_PARTS = 3  # of the test functions with a browser, of which the default run takes one
-TURNS = 3  # a strategy meets one in so many functions of the matrix in the default run, others in another part
+TURNS = 3  # the default run takes one in so many of: functions with a browser, costly ones, and, for a strategy,
+# functions of the matrix; the others in other parts
 AFFORDABLE = 2.0  # seconds of a test function of which the default run takes all cases
+COSTLY = 6.0  # seconds of a test function, after sampling, from which it runs in one of TURNS parts
 PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 # files that make their cases from the registry
@@ -84,15 +85,31 @@ def sampled_cases(cases: Items, part: int) -> Items:
         return browser_cases(cases, part)
     if cases[0].get_closest_marker("matrix"):
         return [*in_part(cases, part), *representatives(cases, due(function_of(cases[0].nodeid), part))]
-    return cases if sum(map(expected_seconds, cases)) <= AFFORDABLE else few(cases)
+    if seconds(cases) <= AFFORDABLE:
+        return cases
+    kept = few(cases)
+    return kept if seconds(kept) <= COSTLY or is_judge(kept) or has_turn(cases, part) else []
+
+
+def seconds(cases: Items) -> float:
+    return sum(map(expected_seconds, cases))
+
+
+def is_judge(cases: Items) -> bool:
+    """Whether this is what a strategy is judged by, which no run leaves out: an oracle, or a wrong variant."""
+    return any(case.get_closest_marker(mark) for case in cases for mark in ("oracle", "refuses"))
+
+
+def has_turn(cases: Items, part: int) -> bool:
+    """Whether a function is in a part; it is in one of TURNS."""
+    return crc32(function_of(cases[0].nodeid).encode()) % TURNS == part % TURNS
 
 
 def browser_cases(cases: Items, part: int) -> Items:
-    """One case of a function in one of BROWSER_PARTS parts; all cases if visitors meet it on every visit."""
+    """One case of a function in one of TURNS parts; all cases if visitors meet it on every visit."""
     if cases[0].get_closest_marker("journey"):
         return cases
-    name = function_of(cases[0].nodeid)
-    return cases[:1] if crc32(name.encode()) % BROWSER_PARTS == part % BROWSER_PARTS else []
+    return cases[:1] if has_turn(cases, part) else []
 
 
 def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
