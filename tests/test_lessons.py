@@ -463,7 +463,8 @@ def test_the_panel_does_not_cover_its_target(page, address, width):
     expect(rounds).to_have_css("outline-style", "solid")
     page.wait_for_function(
         """([part, wide]) => {
-        const [box, panel] = [part, ".lesson-panel"].map((found) => document.querySelector(found).getBoundingClientRect());
+        const boxOf = (found) => document.querySelector(found).getBoundingClientRect();
+        const [box, panel] = [part, ".lesson-panel"].map(boxOf);
         return box.top >= 0 && (wide ? box.right <= panel.left : box.top < panel.top - 100);
     }""",
         arg=[SHOWN["rounds"], width > 1100],

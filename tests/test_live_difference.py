@@ -191,7 +191,9 @@ def words_script() -> str:
 
 def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabilities(page, feed):
     forced = [(0.1, Forward(phase="prefill", tokens=2)),
-              (0.1, Commit(0, [0, 2], WORDS[0:1] + WORDS[2:3], WORDS[0] + WORDS[2], [None, None], ["forced", "forced"])),
+              (0.1, Commit(
+                  0, [0, 2], WORDS[0:1] + WORDS[2:3], WORDS[0] + WORDS[2], [None, None], ["forced", "forced"]
+              )),
               (0.2, Done("end"))]
     send_trace(page, feed, run_of(writing(0, 1, 3), forced))
     expect(panel(page).locator(".readout")).to_have_text(

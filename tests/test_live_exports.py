@@ -461,7 +461,8 @@ def drop(page, name: str, text: str, on: str = ".live"):
         const carried = new DataTransfer();
         carried.items.add(new File([text], name));
         for (const act of ["dragover", "drop"]) {
-            document.querySelector(on).dispatchEvent(new DragEvent(act, { bubbles: true, cancelable: true, dataTransfer: carried }));
+            const how = { bubbles: true, cancelable: true, dataTransfer: carried };
+            document.querySelector(on).dispatchEvent(new DragEvent(act, how));
         }
     }""",
         [name, text, on],

@@ -53,7 +53,8 @@ def commit(position: int, *origins: str) -> Commit:
 
 
 def forced_by_a_grammar() -> list:
-    """Fourteen tokens: one from the prefill and three forced after it, then ten by seven forwards, three of them forced."""
+    """Fourteen tokens: one from the prefill, three forced after it, then ten by seven forwards, three of these forced.
+    """
     later = [("sampled", "forced")] * 3 + [("sampled",)] * 4
     starts = [4 + sum(map(len, later[:i])) for i in range(len(later))]
     grown = [event for start, origins in zip(starts, later) for event in (Forward(), commit(start, *origins))]
@@ -69,7 +70,8 @@ def test_tokens_per_forward_says_which_tokens_and_which_forwards_it_divides(page
     assert (shown["tokens"], shown["target_forwards"]) == (14, 7)
     assert shown["tokens_per_target_forward"] == pytest.approx(10 / 7)
     expect(page.locator(".lane .strip .detail")).to_have_text(
-        "10 of 14 tokens by 7 forwards, 3 of them forced without one; 1 from the prefill, 3 forced before the first forward"
+        "10 of 14 tokens by 7 forwards, 3 of them forced without one; "
+        "1 from the prefill, 3 forced before the first forward"
     )
 
 
@@ -91,10 +93,16 @@ def test_one_number_of_forwards_under_the_lane_in_the_costs_and_on_the_card_of_t
 
 @pytest.mark.parametrize(
     "ends, expected",
-    [([1.0, 1.0], ["1, 2"]), ([0.5, 1.0], ["1", "2"]), ([1.0, 0.985], ["1, 2"]), ([0.2, 0.9, 0.2, 0.91], ["1, 3", "2, 4"])],
+    [
+        ([1.0, 1.0], ["1, 2"]),
+        ([0.5, 1.0], ["1", "2"]),
+        ([1.0, 0.985], ["1, 2"]),
+        ([0.2, 0.9, 0.2, 0.91], ["1, 3", "2, 4"]),
+    ],
 )
 def test_lanes_that_end_close_together_share_a_mark_that_lists_them(page, feed, ends, expected):
-    show(page, feed, run_of(*(lane(i, [(end, event) for event in [*grown(0, 0, " a"), Done("end")]]) for i, end in enumerate(ends))))
+    text = [*grown(0, 0, " a"), Done("end")]
+    show(page, feed, run_of(*(lane(i, [(end, event) for event in text]) for i, end in enumerate(ends))))
     assert page.locator(".live .marks span").all_inner_texts() == expected
 
 
@@ -233,7 +241,8 @@ def test_the_root_of_a_tree_is_the_token_before_its_round_even_if_a_forward_with
 
 
 def test_a_rule_that_draws_nothing_has_no_column_of_draws(page, feed):
-    events = [Draft(0, [7], [" x"], [-1], [0.5]), Forward(tokens=2), Verdict(0, [0], [ev.Test(0, 0.9, 0.5, None, True)])]
+    verdict = Verdict(0, [0], [ev.Test(0, 0.9, 0.5, None, True)])
+    events = [Draft(0, [7], [" x"], [-1], [0.5]), Forward(tokens=2), verdict]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in [*events, Done("stopped")]])))
     assert page.locator(".panel-tree .tests th").all_inner_texts() == ["draft token", "p", "q", ""]
     expect(page.locator(".panel-tree .key-words")).to_have_text("p target, q draft")

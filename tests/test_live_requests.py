@@ -46,7 +46,8 @@ def test_the_card_lists_the_stages_in_the_order_in_which_they_act(page, feed):
         "Model's distribution", "CAD", "Token mask", "Temperature", "Top k", "After all stages"]
     assert rows.locator(".stage-effect").all_text_contents() == [
         "1.50 nats", "", "removed 15 %", "", "removed 2 of 5 shown, 15 %", "0.60 nats"]
-    assert rows.locator(".stage-settings").all_text_contents()[1:5] == ["alpha 0.5", "12 allowed", "temperature 0.7", "2"]
+    settings = rows.locator(".stage-settings").all_text_contents()
+    assert settings[1:5] == ["alpha 0.5", "12 allowed", "temperature 0.7", "2"]
 
 
 def test_a_token_is_attributed_to_words_with_the_name_of_the_method(page, feed):

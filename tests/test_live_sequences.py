@@ -162,7 +162,8 @@ def test_sequences_that_grow_side_by_side_take_one_beat(page, feed):
     for _ in range(4):
         page.keyboard.press("ArrowRight")
         beats.append(sorted(len((shared + own).split()) for *_, shared, own in listed(page)))
-    assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]  # branching is a step of the player, and so is a round
+    # branching is a step of the player, and so is a round
+    assert beats == [[0, 0, 0], [1, 1, 1], [1, 1, 1, 1], [1, 2, 2, 2]]
 
 
 def test_sequences_side_by_side_share_the_token_count(page, feed):
@@ -191,7 +192,8 @@ def test_a_fork_from_a_sequence_says_which_one(page, feed):
     show(page, feed, BEAMS, 0.5)
     page.locator(".lane .tokens > .t").nth(1).click()
     page.locator(".live .card .candidate[data-id='7']").click()
-    assert wait_for(page, feed, "fork") | {"run": ""} == {"run": "", "lane": 0, "sequence": 1, "position": 1, "token": 7}
+    asked = wait_for(page, feed, "fork")
+    assert asked | {"run": ""} == {"run": "", "lane": 0, "sequence": 1, "position": 1, "token": 7}
 
 
 def test_sixty_four_sequences_fit(page, feed):
@@ -348,7 +350,8 @@ def test_a_cache_with_nothing_packed_says_nothing_of_it(page, feed):
 def test_the_cache_shows_whether_slots_are_reserved_for_draft_tokens_or_branches(page, feed, reasons, held_for):
     events = [*grown(0, 0, " a"), *reasons, Cache("target", 4, 1, 1, [[[(0, 4)]]], scratch=2, bytes=64), Done("length")]
     show(page, feed, run_of(lane(0, [(0.1, event) for event in events])))
-    expect(page.locator(".panel-cache .readout")).to_have_text(f"4 of 4 positions live, 2 reserved for {held_for}, 64 B")
+    shown = f"4 of 4 positions live, 2 reserved for {held_for}, 64 B"
+    expect(page.locator(".panel-cache .readout")).to_have_text(shown)
     expect(page.locator(".panel-cache .key-scratch")).to_have_text(f"reserved for {held_for} at the last update")
     assert pointed_at(page, 5).endswith(f": reserved for {held_for}")
 

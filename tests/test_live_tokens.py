@@ -132,7 +132,8 @@ def test_an_underline_shows_another_number_beside_the_colour(page, feed, underli
     drawn(page)
     lines = tokens(page).evaluate_all(
         """(all) => all.map((t) => getComputedStyle(t)).map((style) => style.textDecorationLine === "none" ? "none"
-        : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px" ? style.textDecorationThickness : style.textDecorationStyle)"""
+        : style.textDecorationStyle === "solid" && style.textDecorationThickness !== "1.5px"
+        ? style.textDecorationThickness : style.textDecorationStyle)"""
     )
     colours = tokens(page).evaluate_all(
         "all => all.map((t) => [...t.classList].find((c) => /^(h\\d+|unknown)$/.test(c)))"
@@ -205,7 +206,8 @@ PLACES = """() => {
     const placesIn = (text) => {
         const { left, top } = text.getBoundingClientRect();
         return [...text.querySelectorAll(".tokens > .t")].map((token) =>
-            [...token.getClientRects()].filter((box) => box.width).map((box) => [box.left - left, box.top - top, box.width].map(Math.round)).join(" | "));
+            [...token.getClientRects()].filter((box) => box.width)
+                .map((box) => [box.left - left, box.top - top, box.width].map(Math.round)).join(" | "));
     };
     const found = [placesIn(body), placesIn(whole), body.querySelectorAll(".stretch").length];
     whole.remove();
@@ -240,7 +242,8 @@ def test_a_paragraph_that_is_cut_looks_as_if_it_were_whole_wherever_the_reader_g
 SIGHT = """() => {
     const text = document.querySelector(".lane .text");
     const tokens = [...text.querySelectorAll(".tokens > .t")];
-    const drawn = [tokens[0], tokens[tokens.length - 1]].map((token) => token.checkVisibility({ contentVisibilityAuto: true }));
+    const isDrawn = (token) => token.checkVisibility({ contentVisibilityAuto: true });
+    const drawn = [tokens[0], tokens[tokens.length - 1]].map(isDrawn);
     return [...drawn, Math.round(text.scrollHeight - text.clientHeight - text.scrollTop)];
 }"""
 
@@ -338,7 +341,8 @@ def test_the_card_offers_a_look_inside_and_says_where(page, feed):
     show(page, feed, MIXED)
     tokens(page).nth(2).click()
     page.locator(".live .card .look").click()
-    assert wait_for(page, feed, "look") | {"run": ""} == {"run": "", "lane": 0, "sequence": 0, "position": 2, "token": 7}
+    asked = wait_for(page, feed, "look")
+    assert asked | {"run": ""} == {"run": "", "lane": 0, "sequence": 0, "position": 2, "token": 7}
 
 
 def test_a_recording_has_no_inside(page, feed):

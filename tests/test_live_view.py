@@ -212,7 +212,8 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     expect(card.locator(".candidate[data-id='9']")).to_be_disabled()  # masked by the grammar
     card.locator(".candidate[data-id='8']").click()
     expect(card).to_be_hidden()
-    assert wait_for(page, feed, "fork") | {"run": ""} == {"run": "", "lane": 1, "sequence": 0, "position": 1, "token": 8}
+    asked = wait_for(page, feed, "fork")
+    assert asked | {"run": ""} == {"run": "", "lane": 1, "sequence": 0, "position": 1, "token": 8}
     page.locator(".lane[data-lane='1'] .tokens > .t").nth(4).click()
     assert "rejected" in card.locator(".guess").inner_text()
 
@@ -245,7 +246,8 @@ def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(
     page.wait_for_timeout(rested)
     page.evaluate("""() => {
         window.drawings = 0;
-        new MutationObserver(() => { window.drawings += 1; }).observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
+        new MutationObserver(() => { window.drawings += 1; })
+            .observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
     }""")
     send(page, feed, second)
     expect(page.locator(".lane .tokens > .t")).to_have_count(2)
@@ -364,7 +366,7 @@ def test_the_player_is_one_row_beside_a_lesson_and_in_a_small_window(page, feed,
     expect(page.locator(".player .follow")).to_be_visible()
     middles = page.evaluate("""[...document.querySelectorAll(".player > *")].filter((one) => one.offsetParent)
         .map((one) => one.getBoundingClientRect()).map(({ top, bottom }) => (top + bottom) / 2)""")
-    is_cut = page.evaluate("(({ scrollWidth, clientWidth }) => scrollWidth > clientWidth)(document.querySelector('.player'))")
+    is_cut = page.locator(".player").evaluate("(player) => player.scrollWidth > player.clientWidth")
     view.evaluate("(node) => node.style.removeProperty('width')")
     assert len(middles) > 5 and max(middles) - min(middles) < 12 and not is_cut
 
@@ -375,7 +377,7 @@ def test_a_live_run_is_held_stepped_and_resumed(page, feed):
     expect(page.locator(".lane .tokens > .t")).to_have_count(2)
     page.keyboard.press("Space")
     wait_for(page, feed, "hold")
-    send(page, feed, {**frames[2], "state": "held"})  # was under way: stored, and not shown before the player goes there
+    send(page, feed, {**frames[2], "state": "held"})  # stored, and not shown before the player goes there
     expect(page.locator(".lane .status")).to_have_text("earlier")
     assert len(token_texts(page, 0)) == 2
     page.keyboard.press("ArrowRight")

@@ -247,7 +247,10 @@ def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they
     page.evaluate("""() => {
         const { removeEventListener } = window;
         window.letGo = 0;
-        window.removeEventListener = (name, heard) => { window.letGo += name === "resize" && Boolean(heard); removeEventListener.call(window, name, heard); };
+        window.removeEventListener = (name, heard) => {
+            window.letGo += name === "resize" && Boolean(heard);
+            removeEventListener.call(window, name, heard);
+        };
     }""")
     page.click("#run")
     expect(drawn).to_have_count(0)

@@ -307,7 +307,8 @@ def test_a_long_visit_leaves_nothing_behind(page, address):
     visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY]))
     counts = [held(page) for _ in range(KEPT + APART + WINDOW)]
     print("nodes and listeners after each run:", counts)
-    before, after = ([sorted(part)[1] for part in zip(*runs)] for runs in (counts[KEPT:KEPT + WINDOW], counts[-WINDOW:]))
+    windows = counts[KEPT:KEPT + WINDOW], counts[-WINDOW:]
+    before, after = ([sorted(part)[1] for part in zip(*runs)] for runs in windows)
     nodes, listeners = (last - first for first, last in zip(before, after))
     assert nodes < APART / 2 and listeners <= 0, "what just ended may linger, and a view may not be drawn yet"
 
@@ -407,8 +408,10 @@ def test_a_token_is_read_and_its_card_opened_with_the_keyboard_alone(page, addre
     expect(page.locator("#live .card")).to_be_hidden()
 
 
-MOVING = """() => document.getAnimations().filter((one) => one.playState === 'running' && one.effect.getTiming().duration > 1)
-    .map((one) => `${one.animationName || one.transitionProperty} of ${one.effect.target.tagName}.${one.effect.target.className}`)"""
+MOVING = """() => document.getAnimations()
+    .filter((one) => one.playState === 'running' && one.effect.getTiming().duration > 1)
+    .map((one) => [one.animationName || one.transitionProperty, one.effect.target])
+    .map(([name, target]) => `${name} of ${target.tagName}.${target.className}`)"""
 
 
 def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(page, address):
@@ -424,7 +427,8 @@ def test_for_those_who_want_no_motion_nothing_plays_by_itself_and_nothing_moves(
 # --- an idle page ---
 
 WATCH_SHIFTS = """window.shifts = [];
-const note = (list) => window.shifts.push(...list.getEntries().filter((one) => !one.hadRecentInput).map((one) => one.value));
+const note = (list) => window.shifts.push(
+    ...list.getEntries().filter((one) => !one.hadRecentInput).map((one) => one.value));
 new PerformanceObserver(note).observe({ type: "layout-shift" });"""
 
 

@@ -72,7 +72,8 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         assert shown.locator(".tokens").text_content() == running(presenter, 0).locator(".tokens").text_content()
         shown.locator(".tokens > *").nth(3).click()
         expect(follower.locator(".card")).to_be_visible()
-        assert follower.locator(".card :is(.candidate, .look, .attribute):enabled").count() == 0  # a follower runs nothing
+        # a follower runs nothing
+        assert follower.locator(".card :is(.candidate, .look, .attribute):enabled").count() == 0
         expect(follower.locator(".card .requests")).to_contain_text("Only the presenter of this class")
         expect(tokens(presenter, 0)).to_have_count(24)
 

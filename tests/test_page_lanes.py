@@ -56,7 +56,9 @@ def test_adding_a_lane_offers_what_is_instructive_beside_the_others(page, addres
     page.keyboard.press("Enter")
     expect(page.get_by_label("Strategy of lane 3")).to_have_text("Speculative decoding")
     page.locator(".editor .add-lane").click()
-    assert offered.all_text_contents()[:2] == ["Speculative decoding, Prompt lookup", "Speculative decoding, RSD-S: a stochastic beam"]
+    assert offered.all_text_contents()[:2] == [
+        "Speculative decoding, Prompt lookup", "Speculative decoding, RSD-S: a stochastic beam",
+    ]
     page.keyboard.type("sampling")  # every strategy can be found as well
     assert page.locator(".editor .option[data-name='sample']").count() == 1
 
@@ -67,7 +69,10 @@ ORDERS = [
     ([GREEDY], ["sample", "speculative"]),
     ([GREEDY, SAMPLE], ["speculative", "beam_search"]),
     ([{"strategy": "speculative", "extras": []}], ["greedy", "speculative prompt_lookup"]),
-    ([GREEDY, {"strategy": "speculative", "extras": [["prompt_lookup", {}]]}], ["speculative rsd_s", "speculative lookahead"]),
+    (
+        [GREEDY, {"strategy": "speculative", "extras": [["prompt_lookup", {}]]}],
+        ["speculative rsd_s", "speculative lookahead"],
+    ),
     ([GREEDY, {"strategy": "sample", "extras": [["json_schema", {}]]}], ["sample", "speculative"]),
     ([GREEDY, {"strategy": "speculative", "extras": [["lookahead", {}]]}, SAMPLE],
      ["speculative prompt_lookup", "speculative rsd_s", "beam_search", "self_consistency"]),
@@ -89,7 +94,9 @@ def advised(browser, lanes: list[dict], **models) -> list[str]:
     """The strategies with their parts that the editor recommends beside these lanes."""
     page = browser.new_page()
     script = (ASSETS / "editor/advice.js").read_text(encoding="utf-8")
-    catalogue = {cls.name: {"kind": cls.kind, "needs": list(cls.needs), "title": cls.title} for cls in discover().values()}
+    catalogue = {
+        cls.name: {"kind": cls.kind, "needs": list(cls.needs), "title": cls.title} for cls in discover().values()
+    }
     try:
         return page.evaluate(
             """([script, lanes, catalogue, models]) => new Function("lanes", "given", `${script}

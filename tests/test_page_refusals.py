@@ -66,7 +66,8 @@ def test_a_lane_with_what_it_needs_can_start():
 
 
 @pytest.mark.parametrize("chosen, drafted", [
-    ({}, True), ({"draft": "none"}, False), ({"model": "pocket-draft"}, False), ({"model": "pocket-draft", "draft": "nf4"}, True),
+    ({}, True), ({"draft": "none"}, False), ({"model": "pocket-draft"}, False),
+    ({"model": "pocket-draft", "draft": "nf4"}, True),
     ({"model": "somebody/unknown"}, False), ({"model": "Qwen/Qwen3-1.7B"}, True)])
 def test_it_is_known_before_loading_whether_there_is_a_draft_model(chosen, drafted):
     assert Site(ModelRequest()).has_draft(Settings(**chosen)) == drafted

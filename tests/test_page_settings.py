@@ -56,7 +56,8 @@ def test_what_does_not_fit_is_left_at_its_default():
 
 @pytest.mark.parametrize("change, about", [
     ({"prompt": " "}, "prompt"), ({"prompt": "x" * 5000}, "prompt"), ({"context": "x" * 5000}, "prompt"),
-    ({"tools": "x" * 5000}, "tools"), ({"tools": "[]", "mode": "chat"}, "tools"), ({"tools": '[{"name": "f"}]'}, "tools"),
+    ({"tools": "x" * 5000}, "tools"), ({"tools": "[]", "mode": "chat"}, "tools"),
+    ({"tools": '[{"name": "f"}]'}, "tools"),
     ({"form": "{context}"}, "form"), ({"seed": None}, "seed"), ({"seed": -1}, "seed"), ({"length": 0}, "length"),
     ({"length": 257}, "length"), ({"lanes": []}, "lanes")])
 def test_what_cannot_be_run_is_refused_at_its_control(change, about):

@@ -1,4 +1,4 @@
-"""The stage of the page, in a real browser: what is in sight while lanes write, what an earlier run says, what lanes show."""
+"""The stage of the page, in a real browser: what is in sight while lanes write, what lanes and earlier runs show."""
 
 import re
 

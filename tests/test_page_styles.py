@@ -34,7 +34,8 @@ LOOKING_THROUGH = r"""() => {
 MOVING = """() => [...document.querySelectorAll(".gradio-container, .gradio-container *")]
     .filter((node) => [null, "::before", "::after"].some((part) => {
         const style = getComputedStyle(node, part);
-        return `${style.transitionDuration}, ${style.animationDuration}`.split(", ").some((duration) => parseFloat(duration) > 0.001);
+        const durations = `${style.transitionDuration}, ${style.animationDuration}`.split(", ");
+        return durations.some((duration) => parseFloat(duration) > 0.001);
     })).map((node) => `${node.tagName}.${node.className}`)"""
 
 
@@ -61,7 +62,8 @@ def test_badges_of_four_lanes_are_not_cut_to_a_letter(page, address):
     lane = {"strategy": "greedy", "extras": [["sink_window", {}], ["regex", {}]]}
     visit(page, address, Settings(prompt="The red fox", length=4, lanes=4 * [lane]))
     page.locator(".lane-card .promise").nth(3).wait_for()
-    widths = page.eval_on_selector_all(".lane-card .promise", "all => all.map((one) => one.offsetWidth).filter(Boolean)")
+    shown = "all => all.map((one) => one.offsetWidth).filter(Boolean)"
+    widths = page.eval_on_selector_all(".lane-card .promise", shown)
     assert len(widths) == 4 and min(widths) > 40
 
 

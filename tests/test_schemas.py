@@ -42,9 +42,10 @@ from playground.errors import Refusal
 FOLDER = Path(__file__).parent / "schemas"
 CASES = read_cases(str(FOLDER))
 INTEGER, OBJECT = {"type": "integer"}, {"type": "object"}
-KEYWORDS = """type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern format items prefixItems
-additionalItems minItems maxItems uniqueItems contains minContains unevaluatedItems properties required additionalProperties patternProperties minProperties
-maxProperties propertyNames dependentRequired dependentSchemas dependencies unevaluatedProperties anyOf allOf oneOf not if then else $ref $defs definitions
+KEYWORDS = """type enum const minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength pattern
+format items prefixItems additionalItems minItems maxItems uniqueItems contains minContains unevaluatedItems
+properties required additionalProperties patternProperties minProperties maxProperties propertyNames dependentRequired
+dependentSchemas dependencies unevaluatedProperties anyOf allOf oneOf not if then else $ref $defs definitions
 $dynamicRef $schema title description default examples $comment""".split()
 
 
@@ -383,7 +384,9 @@ def test_counts_of_the_tables_add_up(findings):
     exported = json.loads(json.dumps(document({}, everything), allow_nan=False))
     assert [entry["name"] for entry in exported["schemas"]] == [case.name for case in CASES]
     assert all(
-        entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"] for entry in exported["schemas"] if entry["masks"]
+        entry["mask_seconds"]["median"] <= entry["mask_seconds"]["p99"]
+        for entry in exported["schemas"]
+        if entry["masks"]
     )
 
 

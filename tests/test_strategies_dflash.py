@@ -131,14 +131,19 @@ def test_wrong_layers_positions_and_caches_are_detected(wrong):
     assert not agree(ours(wrong))
 
 
-def trained_as_drafted() -> bool:
-    """Whether blocks in a training have the outputs that drafting has after each anchor."""
+RIGHT = masked_texts.seen_by_blocks  # what the rows of a block see
+
+
+def trained_as_drafted(seen=RIGHT) -> bool:
+    """Whether blocks in a training, which see `seen`, have the outputs that drafting has after each anchor."""
     network = ours().network
     chance = torch.Generator().manual_seed(0)
     states = torch.randn(2, 9, network.fc.in_features, generator=chance, dtype=torch.float64)
     rows = torch.randn(2, 3, BLOCK, WIDTH, generator=chance, dtype=torch.float64)
     anchors = torch.tensor([6, 1, 4])
-    found = masked_texts.outputs(network, states, rows, anchors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(masked_texts, "seen_by_blocks", seen)
+        found = masked_texts.outputs(network, states, rows, anchors)
     return all(
         torch.allclose(found[text, i], drafted(network, states[text, :anchor], rows[text, i]))
         for text in range(2)
@@ -158,27 +163,21 @@ def test_blocks_are_trained_as_they_are_drafted():
     assert trained_as_drafted()
 
 
-class SeesTheAnchorsState(masked_texts.BlocksInTexts):
+def with_the_anchors_state(anchors, block, tokens):
     """Wrong: a block sees the state of its anchor, which the target has not read when it is drafted."""
-
-    def __init__(self, anchors, block, keys, values):
-        super().__init__(anchors, block, keys, values)
-        self._seen[:, :keys.shape[-2]] |= torch.arange(keys.shape[-2]) == anchors.repeat_interleave(block)[:, None]
+    return RIGHT(anchors + 1, block, tokens)
 
 
-class SeesOtherBlocks(masked_texts.BlocksInTexts):
+def with_other_blocks(anchors, block, tokens):
     """Wrong: the rows of all blocks see each other."""
-
-    def __init__(self, anchors, block, keys, values):
-        super().__init__(anchors, block, keys, values)
-        self._seen[:, keys.shape[-2]:] = True
+    seen = RIGHT(anchors, block, tokens)
+    return torch.cat([seen[:, :tokens], torch.ones_like(seen[:, tokens:])], 1)
 
 
 @pytest.mark.refuses("dflash")
-@pytest.mark.parametrize("wrong", [SeesTheAnchorsState, SeesOtherBlocks])
-def test_training_on_what_drafting_does_not_see_would_be_noticed(wrong, monkeypatch):
-    monkeypatch.setattr(masked_texts, "BlocksInTexts", wrong)
-    assert not trained_as_drafted()
+@pytest.mark.parametrize("wrong", [with_the_anchors_state, with_other_blocks])
+def test_training_on_what_drafting_does_not_see_would_be_noticed(wrong):
+    assert not trained_as_drafted(wrong)
 
 
 @pytest.mark.strategy("dflash")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,32 +18,37 @@ ANCHORS = 32  # blocks in each text of a batch
 DECAY = 4.0  # the loss at mask k of a block has the weight exp(-(k - 1) / DECAY), for blocks of 8
 
 
-class BlocksInTexts:
-    """The rows of blocks after the same anchors in every text: each sees the text before its anchor, and its block.
-
-    `keys` and `values` [texts, kv_heads, tokens, d] are those of the text. The rows come block by block.
+def seen_by_blocks(anchors: Tensor, block: int, tokens: int) -> Tensor:
+    """What the rows of blocks see, [anchors * block, tokens + anchors * block]: the text before the anchor, and the
+    own block.
     """
+    anchor = anchors.repeat_interleave(block)
+    return torch.cat([torch.arange(tokens) < anchor[:, None], anchor[:, None] == anchor], 1)
 
-    def __init__(self, anchors: Tensor, block: int, keys: Tensor, values: Tensor):
-        self.positions = (anchors[:, None] + torch.arange(block)).flatten()
-        self._keys, self._values = keys, values
-        anchor = anchors.repeat_interleave(block)
-        before = torch.arange(keys.shape[-2]) < anchor[:, None]
-        self._seen = torch.cat([before, anchor[:, None] == anchor], 1)
+
+@dataclass
+class BlocksInTexts:
+    """The place of the rows of blocks, which come block by block after the same anchors in every text."""
+
+    positions: Tensor  # [rows]
+    seen: Tensor  # [rows, tokens + rows]
+    keys: Tensor  # of the text, [texts, kv_heads, tokens, d]
+    values: Tensor
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-        keys, values = torch.cat([self._keys, keys], -2), torch.cat([self._values, values], -2)
-        return scaled_dot_product_attention(query, keys, values, self._seen, enable_gqa=True)
+        keys, values = torch.cat([self.keys, keys], -2), torch.cat([self.values, values], -2)
+        return scaled_dot_product_attention(query, keys, values, self.seen, enable_gqa=True)
 
 
 def outputs(network: DFlashNetwork, states: Tensor, rows: Tensor, anchors: Tensor) -> Tensor:
     """Inputs of the lm_head [texts, anchors, block, width] for embeddings of the same shape, and the target's states
     [texts, tokens, reads].
     """
-    context, positions, shape = network.context(states), torch.arange(states.shape[1]), rows.shape
-    rows = rows.flatten(1, 2)
+    context, shape, tokens = network.context(states), rows.shape, torch.arange(states.shape[1])
+    positions = (anchors[:, None] + torch.arange(shape[2])).flatten()
+    seen, rows = seen_by_blocks(anchors, shape[2], len(tokens)), rows.flatten(1, 2)
     for layer in network.layers:
-        blocks = BlocksInTexts(anchors, shape[2], *layer.self_attn.states(context, positions)[1:])
+        blocks = BlocksInTexts(positions, seen, *layer.self_attn.states(context, tokens)[1:])
         rows = rows + layer.self_attn(layer.input_layernorm(rows), blocks)
         rows = rows + layer.mlp(layer.post_attention_layernorm(rows))
     return network.norm(rows).view(shape)
