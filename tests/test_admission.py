@@ -155,7 +155,8 @@ def test_a_single_step_takes_a_seat_and_gives_it_back():
     visit, = held_and_resumed(site, 1)
     visit.run.hold()
     frames = visit.run.frames()
-    next(frames)
+    while next(frames):  # a forward that was running when the run was held may still commit
+        pass
     before = len(committed([{"events": visit.run.events}]))
     visit.step()
     next(frame for frame in frames if frame and frame["events"])

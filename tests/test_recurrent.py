@@ -109,6 +109,7 @@ def test_a_prompt_takes_one_forward_even_if_layers_continue_a_state_row_by_row(a
 
 @pytest.mark.parametrize("architecture", [HYBRID, PURE])
 def test_without_their_states_the_layers_give_another_text(architecture):
+    model(architecture)  # loaded before the states are lost: it is checked against the library as it is loaded
     with patch.object(recurrent_scan.Scan, "_state", lambda self, place, layer, computed: {}):
         assert written(architecture, LaneConfig("greedy")) != library(architecture, PROMPT, 12)[0]
 
