@@ -6,6 +6,7 @@
 (() => {
   const noted = (window.noted = { begin, scrub });
   const waiting = [];
+  const bodies = new Map(); // by lane
 
   /** Discard the records so far. */
   function begin() {
@@ -40,10 +41,16 @@
   /** Whether every lane shows its last token. */
   function isShown({ ends }) {
     return [...ends].every(([lane, last]) => {
-      const stretches = document.querySelectorAll(`.lane[data-lane="${lane}"] .tokens`);
-      const span = stretches.length ? stretches[stretches.length - 1].lastElementChild : null;
+      const stretches = bodyOf(lane)?.querySelectorAll(":scope > .stretch > .tokens");
+      const span = stretches?.length ? stretches[stretches.length - 1].lastElementChild : null;
       return span && Number(span.dataset.i) >= last;
     });
+  }
+
+  /** The node with the text of a lane. A search through all tokens of the page in every frame would slow the page down. */
+  function bodyOf(lane) {
+    if (!bodies.get(lane)?.isConnected) bodies.set(lane, document.querySelector(`.lane[data-lane="${lane}"] .body`));
+    return bodies.get(lane);
   }
 
   const painted = new MessageChannel();

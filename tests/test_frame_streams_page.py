@@ -67,6 +67,14 @@ def page(visitor: Page) -> Iterator[Page]:
 
 
 @pytest.fixture
+def tab(visitor: Page, address: str) -> Iterator[Page]:
+    """A visit of its own."""
+    tab = visit(visitor.context.new_page(), address)
+    yield tab
+    tab.close()
+
+
+@pytest.fixture
 def breaks(monkeypatch) -> Callable[[int], list[int]]:
     """Lets the first so many connections break after one piece, when the next is due; returns the frame numbers that
     each connection begins with.
@@ -156,12 +164,20 @@ def find_nothing(route: Route) -> None:
 
 
 @pytest.mark.parametrize("block", [refuse, never_answer, find_nothing])
-def test_where_the_stream_is_blocked_gradio_brings_the_run(page, site, begun, block):
-    page.route(FRAMES, block)
-    stream = begin(page, site)
+def test_where_the_stream_is_blocked_gradio_brings_the_run_and_the_next_ones_at_once(tab, site, begun, block):
+    tab.route(FRAMES, block)
+    stream = begin(tab, site)
     begun[-1].released = LENGTH
-    expect_whole(page)
-    assert not stream.heard
+    expect_whole(tab)
+    assert stream.heard is False
+    tab.unroute_all(behavior="ignoreErrors")
+    asked = []
+    tab.route(FRAMES, lambda route: asked.append(route) or route.abort())
+    stream = begin(tab, site)
+    wait_until(tab, lambda: stream.heard is False)
+    begun[-1].released = LENGTH
+    expect_whole(tab)
+    assert not asked, "a blocked stream is tried once in a visit"
 
 
 def test_a_stream_that_breaks_for_good_is_replaced_by_gradio(page, site, begun, breaks):
@@ -176,15 +192,13 @@ def test_a_stream_that_breaks_for_good_is_replaced_by_gradio(page, site, begun, 
     expect_whole(page)
 
 
-def test_a_second_tab_gets_its_frames_by_gradio_while_the_first_has_a_stream(page, site, address, begun):
+def test_a_second_tab_gets_its_frames_by_gradio_while_the_first_has_a_stream(page, tab, site, begun):
     """Over HTTP/1.1 the tabs of a browser share six connections."""
     first = begin(page, site)
     wait_until(page, lambda: first.heard)
-    tab = visit(page.context.new_page(), address)
     second = begin(tab, site)
     begun[-1].released = LENGTH
     expect_whole(tab)
-    tab.close()
     assert second is not first and not second.heard
     begun[-2].released = LENGTH
     expect_whole(page)

@@ -4,7 +4,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 import gradio as gr
 import pytest
@@ -83,12 +83,29 @@ def test_a_connection_that_breaks_goes_on_after_the_last_frame_that_has_arrived(
     assert stream.readers == 0
 
 
-def test_gradio_brings_every_frame_until_one_is_heard_by_the_stream_and_always_the_last():
+def left_to_the_stream(stream: RunStream, numbers: Iterable[int]) -> list[int]:
+    """The frames of these numbers that Gradio does not bring."""
+    return [n for n in numbers if stream.carry(frame("a", n, [], "running"))]
+
+
+def test_gradio_brings_the_first_frames_and_the_last_and_leaves_the_others_to_a_stream_that_is_heard():
     stream = RunStream()
-    carried = [stream.carry(frame("a", n, [], "running")) for n in range(2)]
     stream.heard = True
-    carried += [stream.carry(frame("a", 2, [], "running")), stream.carry(frame("a", 3, [], "done"))]
-    assert carried == [False, False, True, False]
+    assert not stream.carry(frame("a", 0, [], "done"))
+    assert left_to_the_stream(stream, range(1, 9)) == [*range(1, 9)]
+
+
+def test_gradio_waits_a_while_for_the_page_to_report_whether_it_gets_the_stream(monkeypatch):
+    stream = RunStream()
+    assert left_to_the_stream(stream, range(9)) == [*range(run_streams.FIRST, 9)]
+    monkeypatch.setattr(run_streams, "PATIENCE", 0.0)
+    assert left_to_the_stream(stream, range(9, 12)) == [], "it has reported nothing"
+
+
+def test_gradio_brings_every_frame_to_a_page_that_gets_no_stream():
+    stream = RunStream()
+    stream.heard = False
+    assert left_to_the_stream(stream, range(9)) == []
 
 
 def test_a_run_that_is_too_long_for_its_stream_is_brought_by_gradio(monkeypatch):
@@ -172,7 +189,8 @@ def test_the_event_of_a_run_brings_its_first_frame_and_its_last_and_the_stream_a
     assert numbers == list(range(last["n"] + 1)) and last["n"] > 3
 
 
-def test_without_a_reader_the_event_of_a_run_brings_every_frame(site):
+def test_without_a_reader_the_event_of_a_run_brings_every_frame(site, monkeypatch):
+    monkeypatch.setattr(run_streams, "PATIENCE", 0.0)
     frames = list(frames_by_gradio(site))
     assert [one["n"] for one in frames] == list(range(len(frames))) and frames[-1]["state"] == "done"
     assert [event for one in frames for event in one["events"]] == [

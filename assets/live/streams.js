@@ -1,8 +1,8 @@
 // The frames of a run by a stream of their own, server-sent events: for each message of Gradio, the browser goes through all components of
-// the page. Gradio brings frames until the first one has come by the stream, and the last one in any case; a stream that fails is replaced
-// by the whole run, which Gradio brings.
+// the page. Gradio brings the first frames, and the last one in any case; a stream that fails is replaced by the whole run, which Gradio
+// brings.
 
-const PATIENCE = 5000; // ms that a stream may be disconnected, or behind Gradio
+const PATIENCE = 8000; // ms that a stream may take to begin, be disconnected, or be behind Gradio
 const ONE_TAB = "decoding-playground.streams"; // over HTTP/1.1 the tabs of a browser share six connections, of which Gradio takes two each
 
 class Streams {
@@ -11,16 +11,18 @@ class Streams {
     this.take = take;
     this.open = new Map(); // by run
     this.release = null; // gives up the lock that only one tab has
+    this.blocked = false; // whether a stream has brought nothing, as behind some proxies
   }
 
   /** Open the stream of a run, unless another tab has one or may have one. */
   async follow(run) {
-    const release = this.release || (await locked(ONE_TAB));
+    const release = this.blocked ? null : this.release || (await locked(ONE_TAB));
     this.release ||= release;
-    if (!this.release) return;
+    if (!this.release) return trigger("missed", { run });
     const source = new EventSource(`./frames/${run}`);
     const stream = { source, heard: false, late: null };
     this.open.set(run, stream);
+    this.wait(run);
     source.addEventListener("frame", ({ data }) => this.receive(run, JSON.parse(data)));
     source.addEventListener("open", () => this.inTime(stream));
     source.addEventListener("error", () => (source.readyState === EventSource.CLOSED ? this.lose(run) : this.wait(run)));
@@ -51,11 +53,11 @@ class Streams {
     stream.late = null;
   }
 
-  /** Do without the stream; if frames came by it, Gradio has to bring those that are missing. */
+  /** Do without the stream: Gradio brings the frames, first those that are missing. */
   lose(run) {
-    const { heard } = this.open.get(run);
+    this.blocked ||= !this.open.get(run).heard;
     this.close(run);
-    if (heard) trigger("missed", { run });
+    trigger("missed", { run });
   }
 
   close(run) {

@@ -267,7 +267,7 @@ class Handlers:
             self._by_stream(text(event, "run", LONGEST_NAME), True)
 
     def missed(self, visit: Visit | None, event: gr.EventData) -> Changes:
-        """The whole run so far, for a browser that lost frames or the stream; Gradio brings those that follow."""
+        """The whole run so far, for a browser that lost frames or gets no stream; Gradio brings those that follow."""
         if not visit:
             return gr.skip()
         try:

@@ -2,7 +2,8 @@
 
 A run's generator is read within a Gradio event, which adds each frame to the run's stream. The page reads the stream by
 the name of the run, which nobody can guess; a connection that breaks goes on after the last frame that has arrived.
-Gradio brings the frames as well until the page reports that one has come by the stream: a proxy may block or buffer it.
+Gradio brings the first frames. It then waits until the page reports that one has come by the stream, and brings all
+frames again if the page asks for it or reports nothing: a proxy may block or buffer the stream.
 """
 from __future__ import annotations
 
@@ -18,6 +19,8 @@ from starlette.routing import Route
 from playground.ui.frame_log import COMMENT, EventStream, FrameLog, Pulse, silent
 
 PLACE = "/frames"
+FIRST = 4  # frames that Gradio brings in any case: the first token does not wait for the stream
+PATIENCE = 10.0  # seconds in which a page reports whether it gets the stream; each message of Gradio delays a slow phone
 READERS = 4  # connections to one stream: a broken one may still be open here when the browser connects again
 LIFETIME = 300.0  # seconds of one connection; the browser then connects again
 STUCK = LIFETIME + 15  # the same if the client takes nothing, so that it does not get the end of the stream
@@ -26,10 +29,13 @@ RETRY = b"retry: 500\n\n"  # ms until a browser connects again
 
 
 class RunStream:
-    """The frames of one run. `heard`: the page has got a frame by this stream, so it needs none from Gradio."""
+    """The frames of one run. `heard`: whether the page gets them by this stream, so that it needs none from Gradio; None
+    until it reports one or the other.
+    """
 
     def __init__(self):
-        self.heard, self.readers = False, 0
+        self.heard: bool | None = None
+        self.begun, self.readers = monotonic(), 0
         self.ended: float | None = None  # when the run ended
         self.log, self._pulse = FrameLog(), Pulse()
 
@@ -40,7 +46,13 @@ class RunStream:
         """
         added = self.log.add(frame)
         self._pulse.beat()
-        return added and self.heard and frame["state"] != "done"
+        return added and self._brings(frame["n"]) and frame["state"] != "done"
+
+    def _brings(self, number: int) -> bool:
+        """Whether the page gets a frame by this stream, or is about to."""
+        if self.heard is None:
+            return number >= FIRST and monotonic() - self.begun < PATIENCE
+        return self.heard
 
     def end(self) -> None:
         self.ended = monotonic()
