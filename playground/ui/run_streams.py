@@ -20,7 +20,7 @@ from playground.ui.frame_log import COMMENT, EventStream, FrameLog, Pulse, silen
 
 PLACE = "/frames"
 FIRST = 4  # frames that Gradio brings in any case: the first token does not wait for the stream
-PATIENCE = 10.0  # seconds in which a page reports whether it gets the stream; each message of Gradio delays a slow phone
+PATIENCE = 10.0  # seconds in which a page reports whether it gets the stream; Gradio's messages delay a slow phone
 READERS = 4  # connections to one stream: a broken one may still be open here when the browser connects again
 LIFETIME = 300.0  # seconds of one connection; the browser then connects again
 STUCK = LIFETIME + 15  # the same if the client takes nothing, so that it does not get the end of the stream
@@ -29,8 +29,8 @@ RETRY = b"retry: 500\n\n"  # ms until a browser connects again
 
 
 class RunStream:
-    """The frames of one run. `heard`: whether the page gets them by this stream, so that it needs none from Gradio; None
-    until it reports one or the other.
+    """The frames of one run. `heard`: whether the page gets them by this stream, so that it needs none from Gradio;
+    None until it reports one or the other.
     """
 
     def __init__(self):
