@@ -267,11 +267,11 @@
   // A link with a position shows its run there, so the run begins by itself; after a reload the tab's own runs are shown.
   window.linkOpened = () => {
     const params = new URLSearchParams(location.search);
-    const runs = opening.wantsRun || (params.has("s") && params.has("at") && !isReload());
+    const runsItself = params.has("s") && params.has("at") && !isReload();
     setTimeout(() => {
       opening.isOver = true;
       beginHistory();
-      if (runs) press("run");
+      if (runsItself || opening.wantsRun) press("run");
     }, 100);
   };
 })();

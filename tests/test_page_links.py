@@ -77,3 +77,19 @@ def test_run_pressed_before_the_settings_of_a_link_are_there_waits_for_them(page
         route.continue_()
     expect(status(page, 1)).to_have_text("reached the token limit")
     expect(tokens(page, 0)).to_have_count(SETTINGS.length)
+
+
+CLICKS_WHEN_OPENED = """window.addEventListener("DOMContentLoaded", () => {
+    let opened;
+    Object.defineProperty(window, "linkOpened", {
+        set: (own) => { opened = own; },
+        get: () => () => { opened(); document.querySelector("#run").click(); },
+    });
+});"""
+
+
+def test_run_pressed_just_as_the_settings_of_a_link_arrive_is_not_lost(page, address):
+    page.add_init_script(CLICKS_WHEN_OPENED)
+    page.goto(f"{address}?s={SETTINGS.to_code()}")
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    expect(tokens(page, 0)).to_have_count(SETTINGS.length)

@@ -59,7 +59,7 @@ class ExpertsLoss(DraftLoss):
         real, losses = batch.documents[:, :-1] > 0, []
         for layer, (read, added) in zip(sparse.model.layers, self.seen):
             rows, wanted = read[real].float(), added[real].float()
-            with torch.autocast(rows.device.type, torch.bfloat16):
+            with mixed_precision(rows.device):
                 found, logits = layer.mlp(rows[None])[0], layer.mlp.gate(rows)[0]
             error = (found.float() - wanted).square().sum() / wanted.square().sum()
             losses.append(error + BALANCE * spread((logits.float(),), sparse.config))
@@ -68,7 +68,7 @@ class ExpertsLoss(DraftLoss):
     def whole(self, sparse, batch):
         """Cross-entropy to the dense model's distributions."""
         _, weights = batch.predicted
-        with torch.autocast(weights.device.type, torch.bfloat16):
+        with mixed_precision(weights.device):
             out = sparse.model(**batch.read, output_router_logits=True)
             logits = sparse.lm_head(out.last_hidden_state)
         with torch.no_grad():
