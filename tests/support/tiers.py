@@ -18,11 +18,11 @@ from support.durations import function_of, recorded
 from support.marks import about, marked, names, parametrized
 
 Items = list[pytest.Item]
-PARTS = 24  # of the matrix, of which the default run takes one
-TURNS = 3  # the default run takes one in so many of: functions with a browser, costly ones, and, for a strategy,
+PARTS = 48  # of the matrix, of which the default run takes one
+TURNS = 12  # the default run takes one in so many of: functions with a browser, costly ones, and, for a strategy,
 # functions of the matrix; the others in other parts
-AFFORDABLE = 2.0  # seconds of a test function of which the default run takes all cases
-COSTLY = 6.0  # seconds of a test function, after sampling, from which it runs in one of TURNS parts
+AFFORDABLE = 0.6  # seconds of a test function of which the default run takes all cases
+COSTLY = 1.0  # seconds of a test function, after sampling, from which it runs in one of TURNS parts
 PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 # files that make their cases from the registry
@@ -118,7 +118,7 @@ def in_part(items: Items, part: int) -> Iterator[pytest.Item]:
 
 
 def due(function: str, part: int) -> frozenset[str]:
-    """The strategies that have to meet a function of the matrix in a part: a third of them, other ones in each part."""
+    """The strategies that have to meet a function of the matrix in a part: one in TURNS, other ones in each part."""
     first = crc32(function.encode()) + part
     return frozenset(name for place, name in enumerate(sorted(names()), first) if place % TURNS == 0)
 
