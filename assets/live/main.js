@@ -183,7 +183,7 @@ class App {
 
   start() {
     this.asked = null;
-    this.stepping = false;
+    this.stepping = this.viewsAlone = false;
     this.places = new Places(this.trace);
     this.bar.sayPlace("");
     this.bar.showMachine(null);
@@ -519,6 +519,7 @@ class App {
 
   /** Paint in the next animation frame; during playback, after a pause. */
   schedule() {
+    this.grown = true; // what there is to draw, perhaps while a frame for the views is due
     const rest = this.player.playing ? this.paintsAgain - performance.now() : 0;
     if (this.frame || (this.resting && rest > 0)) return;
     clearTimeout(this.resting);
@@ -537,6 +538,10 @@ class App {
 
   paint(now) {
     if (!this.cards.length || !this.root.isConnected) return;
+    if (this.viewsAlone) {
+      this.drawPanels(now);
+      return this.grown ? this.schedule() : undefined;
+    }
     const more = this.player.tick(now);
     this.bar.draw(this.player, this.trace);
     const atHead = this.player.atEnd;
@@ -550,7 +555,7 @@ class App {
       if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }
-    this.drawPanels(now);
+    this.drawPanels(now, changed.some(Boolean));
     if (atHead && this.trace.over) this.announceEnd();
     if (more && !this.player.following) this.schedule(); // a followed run has nothing to draw until new events arrive
   }
@@ -566,11 +571,18 @@ class App {
     document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(this.trace) }));
   }
 
-  drawPanels(now) {
+  /** During playback, a frame that draws texts leaves the views to the next one: together they would take too long. */
+  drawPanels(now, textsDrawn = false) {
     clearTimeout(this.later);
     const wait = this.player.playing ? PANEL_PAUSE - (now - (this.panelsAt || 0)) : 0;
     if (wait > 0) {
       this.later = setTimeout(() => this.schedule(), wait + NEXT_FRAME);
+      return;
+    }
+    this.viewsAlone = textsDrawn && this.player.playing;
+    if (this.viewsAlone) {
+      this.schedule();
+      this.grown = false;
       return;
     }
     this.panelsAt = now;
