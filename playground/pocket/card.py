@@ -8,6 +8,7 @@ from dataclasses import asdict
 from playground.pocket.data import SHARES, STAGES
 from playground.pocket.draft_acceptance import GUESSES
 from playground.pocket.evaluate import GUESSED
+from playground.pocket.precision import in_words
 from playground.pocket.train import NOTED
 
 MIDDLE = GUESSES[len(GUESSES) // 2]
@@ -38,7 +39,7 @@ tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCau
 One run of `python -m playground.pocket train --role {name}` on {place}: {minutes:.0f} minutes, {step} steps of {batch}
 tokens, {seen:.1f} million tokens in total, {taught}. {begun} Muon on the matrices (learning rate {matrix_lr}), AdamW on
 the embeddings and norms (learning rate {other_lr}); warm-up over {warm_up} steps, constant, decay over the last
-{decay:.0%}; context {lengths} of the time; bfloat16 matmuls, float32 weights; seed {seed}. Last training loss (mean
+{decay:.0%}; context {lengths} of the time; {precision}; seed {seed}. Last training loss (mean
 over {noted} steps, questions weighted 0.1): {loss:.2f}.
 
 ![loss curve](loss.svg)
@@ -127,6 +128,7 @@ def _run(state, plan):
         seen=state.tokens / 1e6,
         loss=state.losses[-1][1],
         place=state.place,
+        precision=in_words(state.place),
         begun=_begun(state.earlier),
     )
     return asdict(plan) | run | dict(batch=plan.tokens, noted=NOTED)

@@ -1,6 +1,7 @@
 """Model card of the masked denoiser, filled in from the checkpoint and from the results of `canvas_scores.py`."""
 from playground.pocket import block_loss, canvas_windows, masked_loss
 from playground.pocket.canvas_scores import table
+from playground.pocket.precision import in_words
 from playground.pocket.train import NOTED
 
 CARD = """---
@@ -31,7 +32,7 @@ minutes, {step} steps of {batch} tokens, {seen:.2f} million tokens in total. It 
 seen {earlier:.1f} million tokens, those of `pocket` among them. {loss_text}
 Answers are followed by end tokens up to a multiple of {canvas} positions, which count too. Muon on the matrices
 (learning rate {matrix_lr}), AdamW on the embeddings and norms (learning rate {other_lr}); warm-up over {warm_up} steps,
-constant, decay over the last {decay:.0%}; bfloat16 matmuls, float32 weights; seed {seed}. Last training loss (mean over
+constant, decay over the last {decay:.0%}; {precision}; seed {seed}. Last training loss (mean over
 {noted} steps, in nats per position of the canvas): {loss:.2f}.
 
 ![loss curve](loss.svg)
@@ -80,7 +81,8 @@ def card(role, model, training, result):
         published=role.published, title=role.title, name=role.name, layers=config.num_hidden_layers,
         millions=sum(p.numel() for p in model.parameters()) / 1e6, width=config.hidden_size,
         vocabulary=config.vocab_size, context=config.max_position_embeddings, place=state.place,
-        minutes=state.seconds / 60, step=state.step, batch=plan.tokens, seen=state.tokens / 1e6,
+        precision=in_words(state.place), minutes=state.seconds / 60, step=state.step, batch=plan.tokens,
+        seen=state.tokens / 1e6,
         earlier=state.earlier.get("tokens", 0) / 1e6, **_kind(role), canvas=canvas_windows.CANVAS,
         matrix_lr=plan.matrix_lr, other_lr=plan.other_lr, warm_up=plan.warm_up, decay=plan.decay, seed=plan.seed,
         noted=NOTED, loss=state.losses[-1][1], shares=shares, items=items, strategy=result["strategy"],

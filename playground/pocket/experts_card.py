@@ -1,6 +1,7 @@
 """Model card of the mixture of experts, filled in from the checkpoint and from the results of `evaluate.py`."""
 from playground.pocket.distill import BALANCE
 from playground.pocket.experts_windows import shares
+from playground.pocket.precision import in_words
 from playground.pocket.train import NOTED
 from playground.pocket.upcycling import SHARED
 
@@ -30,8 +31,8 @@ assets/models/pocket` on {place}, which other work shared: {minutes:.0f} minutes
 {seen:.2f} million tokens in total, after {earlier:.0f} million of `pocket`. Loss: cross-entropy to the distributions of
 `pocket`, questions weighted 0.1, and {balance} times the load balancing loss of Switch Transformers. Muon on the
 matrices (learning rate {matrix_lr}), AdamW on experts, embeddings and norms (learning rate {other_lr}); warm-up over
-{warm_up} steps, constant, decay over the last {decay:.0%}; context {lengths} of the time; bfloat16 matmuls, float32
-weights; seed {seed}. Last training loss (mean over {noted} steps): {loss:.2f}.
+{warm_up} steps, constant, decay over the last {decay:.0%}; context {lengths} of the time; {precision};
+seed {seed}. Last training loss (mean over {noted} steps): {loss:.2f}.
 
 ![loss curve](loss.svg)
 
@@ -56,7 +57,8 @@ def card(role, model, training, result):
     config, items = model.config, result["items"]
     return CARD.format(
         published=role.published, title=role.title, name=role.name, **_sizes(model), place=state.place,
-        minutes=state.seconds / 60, step=state.step, batch=plan.tokens, seen=state.tokens / 1e6,
+        precision=in_words(state.place), minutes=state.seconds / 60, step=state.step, batch=plan.tokens,
+        seen=state.tokens / 1e6,
         earlier=state.earlier.get("tokens", 0) / 1e6, balance=BALANCE, matrix_lr=plan.matrix_lr, other_lr=plan.other_lr,
         warm_up=plan.warm_up, decay=plan.decay, seed=plan.seed, noted=NOTED, loss=state.losses[-1][1], items=items,
         lengths=", ".join(f"{length} for {share:.0%}" for length, share in plan.stages.items()),

@@ -18,3 +18,9 @@ def mixed_precision(device):
     """Context manager in which products have `product_type`, and the weights stay in float32."""
     fast = product_type(device.type) is torch.bfloat16
     return torch.autocast(device.type, torch.bfloat16, enabled=fast)
+
+
+def in_words(place):
+    """Types of a training for its card, written on the machine that trained. place: that of the `TrainingState`."""
+    kind = "cpu" if "CPU" in place else "cuda"
+    return f"{str(product_type(kind)).removeprefix('torch.')} products, float32 weights"
