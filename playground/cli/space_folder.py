@@ -26,7 +26,7 @@ WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUN
 NEEDED = (README, *FILES, *WEIGHTS)
 SPACE_PACKAGES = ("gradio[oauth,mcp]=={sdk_version}", "uvicorn>=0.14.0", "spaces")  # what every Space installs besides
 CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
-WHOLE, EACH = 120_000_000, 30_000_000  # bytes of the folder and of one file: a larger one does not belong there
+WHOLE, EACH = 150_000_000, 30_000_000  # bytes of the folder and of one file: a larger one does not belong there
 SHORT = 60  # characters of a Space's short description
 SETTINGS = ("title", "emoji", "colorFrom", "colorTo", "sdk", "sdk_version", "python_version", "app_file", "license",
             "short_description", "suggested_hardware", "models")

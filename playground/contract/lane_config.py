@@ -38,7 +38,7 @@ SEES = {
     "known_first": "reads known tokens before masks", "noise": "turns noise into text",
 }
 DENOISERS = {
-    "full": "pocket-diffusion or the oracle", "block": "a block-diffusion checkpoint",
+    "full": "pocket-diffusion or the oracle", "block": "pocket-block-diffusion",
     "known_first": "a WeDLM checkpoint", "noise": "a DiffusionGemma checkpoint",
 }
 FITTING = {

@@ -15,7 +15,8 @@ from playground.errors import Refusal
 
 BUNDLED_MODELS = ASSETS / "models"
 ORACLE, LISTS = "oracle", "oracle-lists"  # exact tables instead of networks: files next to the model folders
-TEXT_MODEL, DENOISER = "pocket", "pocket-diffusion"
+TEXT_MODEL, DENOISER, BLOCK_DENOISER = "pocket", "pocket-diffusion", "pocket-block-diffusion"
+EXPERTS = "pocket-moe"
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
@@ -61,12 +62,27 @@ BUNDLED = (
         "Half a million parameters and a different tokenizer; for drafting across tokenizers.",
     ),
     Entry(
+        EXPERTS,
+        "Pocket experts",
+        "bundled",
+        "pocket-draft",
+        "Eight experts in each layer, of which a token runs two; for routers and SCMoE.",
+    ),
+    Entry(
         DENOISER,
         "Pocket diffusion",
         "bundled",
         "",
         "Fills masked positions instead of continuing text; for masked diffusion.",
         attention="full",
+    ),
+    Entry(
+        BLOCK_DENOISER,
+        "Pocket block diffusion",
+        "bundled",
+        "",
+        "Fills masked positions block by block; for Fast-dLLM with a cache and for its other decoders of blocks.",
+        attention="block",
     ),
     Entry(
         ORACLE,
