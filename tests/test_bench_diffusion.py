@@ -38,6 +38,14 @@ def test_every_decoder_answers_every_question_in_a_rotating_order(monkeypatch):
     assert canvas_filling.document(found, {})["answers"][0]["task"] == "needle"
 
 
+def test_only_decoders_that_can_run_on_the_model_are_measured():
+    whole, blocks = denoiser(True), denoiser(True)
+    blocks.attention = "block"
+    assert canvas_filling.runnable(Models(whole)) == list(LANES)
+    assert {BASELINE, "threshold 0.9"} < set(canvas_filling.runnable(Models(blocks))) < set(LANES)
+    assert "AdaBlock" not in canvas_filling.runnable(Models(blocks))
+
+
 def test_scores_are_means_over_the_same_held_out_questions():
     assert exam(3)["lists"] == exam(3)["lists"] != exam(3, seed=5)["lists"]
     measured = scores(denoiser(True), "masked_diffusion", {"steps": 1}, 1)

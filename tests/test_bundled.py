@@ -9,6 +9,7 @@ import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.engine.catalogue import BUNDLED_MODELS
+from playground.errors import Refusal
 
 STORY = "Tell me a story about Mia."
 RECORD = ("JSON, please: {owner: text, sells: [text], size: small|medium|large}\n"
@@ -18,6 +19,7 @@ EDIT = (
     " sold the hunter some pears. A purple hen ran through Leavaim. The path to Serith was muddy. The potter painted"
     " the broom red."
 )
+SUM = "Picture Fived with 29 keys. 19 keys go missing. How many keys does Fived end up with?"
 LANES = [LaneConfig("speculative", extras=[(drafter, knobs), (verifier, {})])
          for drafter, knobs in (("draft_model", {}), ("draft_model", {"width": 3}), ("prompt_lookup", {}))
          for verifier in ("rejection", "sample_match", "greedy_match")]
@@ -73,6 +75,30 @@ def test_the_bundled_denoiser_fills_masks_and_says_what_it_reached():
     assert result.reason == "end" and result.metrics["target_forwards"] <= 16
     card = (BUNDLED_MODELS / "pocket-diffusion" / "README.md").read_text(encoding="utf-8")
     assert all(word in card for word in ("held-out items per row", "far from converged", "Limits"))
+
+
+def test_the_bundled_block_denoiser_keeps_the_states_of_finished_blocks():
+    models = playground.load("pocket-block-diffusion")
+    assert models.target.fills and models.target.attention == "block"
+    whole, cached = playground.compare(
+        [LaneConfig("masked_diffusion", {"block_length": 8}), LaneConfig("fast_dllm", {"block_length": 8})],
+        SUM, models=models, chat=True, max_new_tokens=32,
+    )
+    assert whole.text.strip().endswith("#### 10")
+    assert cached.metrics["target_forwards"] < whole.metrics["target_forwards"]
+    with pytest.raises(Refusal, match="sees its block and earlier ones"):
+        playground.run("dkv_cache", SUM, models=models, chat=True)
+
+
+def test_the_bundled_experts_answer_as_the_dense_model_and_two_of_eight_run():
+    models = playground.load("pocket-moe")
+    record, summed = (playground.run("greedy", prompt, models=models, chat=True) for prompt in (RECORD, SUM))
+    assert json.loads(record.text) == {"owner": "Zabeast", "sells": ["bread", "fish"], "size": "large"}
+    assert summed.text.strip().endswith("#### 10")
+    config = models.target.network.config
+    assert (config.num_local_experts, config.num_experts_per_tok) == (8, 2)
+    contrasted = playground.run("greedy", STORY, models=models, chat=True, extras=["scmoe"], max_new_tokens=40)
+    assert contrasted.reason in ("end", "length")
 
 
 def test_the_other_draft_has_other_tokens_and_drafts_for_lanes_that_translate():

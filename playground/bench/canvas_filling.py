@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 
 import playground
 from playground.bench.report_text import Rows, facts_table, markdown_page, section
+from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
 from playground.pocket.canvas_scores import ROWS, exam
@@ -49,9 +50,14 @@ class Filled:
     seconds: float
 
 
+def runnable(models: Models) -> list[str]:
+    """The decoders that can run with the attention of the model."""
+    return [name for name, config in LANES.items() if models.target.attention in find(config.strategy).attention]
+
+
 def answers(models: Models, beside: Models | None, items: int, seed: int) -> Iterator[Filled]:
     """Answer `items` held-out questions of every task with every decoder. `beside` holds the autoregressive model."""
-    lanes = list(LANES) + [AUTOREGRESSIVE] * (beside is not None)
+    lanes = [*runnable(models), *[AUTOREGRESSIVE] * (beside is not None)]
     questions = exam(items, seed)
     for turn in range(items):
         for task in questions:
@@ -93,14 +99,15 @@ TITLE = """# Masked diffusion
 
 Made by `python -m playground bench diffusion --out --page`.
 
-Every decoder fills the canvas of the same held-out questions on its own, in one process, interleaved question by
-question. Blocks have 16 positions, knobs that are not named have their defaults. *Score*: mean of the task's metric.
+Every decoder that can run on the model fills the canvas of the same held-out questions on its own, in one process,
+interleaved question by question. Blocks have 16 positions, knobs that are not named have their defaults. *Score*: mean
+of the task's metric.
 *Right*: questions with full score. *Tokens per forward*: tokens of the text, up to its end, divided by all forwards;
 the trials of Explore-Then-Exploit are forwards. *Computed*: positions that pass through the network per token. *Times
 faster*: seconds of one position per forward divided by the decoder's own, of all questions together. The
 autoregressive lane is the bundled `pocket`, of the same size, which was trained on sixty times as many tokens: it is a
-lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model, and a few questions per task cannot
-tell decoders apart by score: the page shows what they cost, and differences of one or two questions are chance."""
+lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model, `pocket-block-diffusion` a better one;
+a few questions per task cannot tell decoders apart by score, and differences of one or two questions are chance."""
 
 
 def _rows(found: list[Filled]) -> Rows:

@@ -26,15 +26,15 @@ def measure(options: Namespace) -> bool:
     if not models.target.fills:
         raise Refusal(f"{models.target.name} continues text: choose a denoiser such as pocket-diffusion.", "model")
     import playground
-    from playground.bench.canvas_filling import LANES, ROWS, answers, complete, document, page
+    from playground.bench.canvas_filling import ROWS, answers, complete, document, page, runnable
     from playground.bench.speed_report import machine
     from playground.bench.survey_export import model_facts
     beside = playground.load("pocket", draft=playground.NO_DRAFT, dtype=options.dtype)
     found: list[Filled] = []
-    total = options.questions * len(ROWS) * (len(LANES) + 1)
-    stopped = gather(found, _shown(answers(models, beside, options.questions, options.seed), total))
+    each = len(ROWS) * (len(runnable(models)) + 1)  # answers to one question of every task
+    stopped = gather(found, _shown(answers(models, beside, options.questions, options.seed), each * options.questions))
     found = complete(found)
-    counted = len(found) // (len(ROWS) * (len(LANES) + 1))
+    counted = len(found) // each
     settings = {**model_facts(models), "questions per task": counted, "seed": options.seed}
     facts = {"settings": settings, "machine": machine(models.target.device)}
     text = page(found, facts)
