@@ -262,7 +262,8 @@ def remembered(context: str, question: str = QUESTION) -> dict:
 
 
 def test_a_vector_depends_on_the_tokens_of_its_chunk_alone():
-    vectors, others = remembered(CONTEXT), remembered(f"{PASSAGES[1]}\n\n{PASSAGES[0]}\n\nMore of it, and more.", "Why?")
+    other = f"{PASSAGES[1]}\n\n{PASSAGES[0]}\n\nMore of it, and more."
+    vectors, others = remembered(CONTEXT), remembered(other, "Why?")
     assert vectors.keys() < others.keys() and len(vectors) > 8
     assert all(torch.allclose(vector, others[chunk], rtol=1e-12) for chunk, vector in vectors.items())
 

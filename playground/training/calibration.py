@@ -124,7 +124,8 @@ class CalibrationTexts:
 def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], model: Model, texts: list[str], seed: int,
               watch: Callable[[Figure | Note], None], checkpoint: Path | None = None,
               progress: Progress = unseen) -> dict[str, Tensor]:
-    """What a policy or decoder measures, searches or learns on texts, by name; on answers of the small world without texts.
+    """What a policy or decoder measures, searches or learns on texts, by name; on answers of the small world without
+    texts.
 
     An interrupted training goes on from `checkpoint` or files beside it, which are deleted at the end. Raises Refusal
     if the model's weights cannot be read, or if the texts are too short.

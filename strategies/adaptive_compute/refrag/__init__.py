@@ -21,7 +21,7 @@ class Refrag(Decoder):
     """The model reads one vector in place of each chunk of the context; a policy chooses chunks that stay tokens.
 
     A small bidirectional encoder reads the k tokens of a chunk, and a projection makes one input embedding of them. It
-    sees neither the question nor other chunks, so vectors are cached by the content of the chunk, also for the next run.
+    sees neither the question nor other chunks, so vectors are cached by the content of the chunk, also for later runs.
     Positions are consecutive over the shorter input. Blank lines in the context separate passages; the last tokens of a
     passage that fill no chunk stay. The share `p` of the chunks with the highest scores stays, too: of the trained
     policy, which reads all vectors; by the model's perplexity, which takes a forward over the whole context; by words
