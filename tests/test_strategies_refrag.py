@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -12,6 +13,7 @@ from registry import Collapse
 from runs import figures
 from torch import Tensor
 
+import playground
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import find
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
@@ -381,11 +383,13 @@ def test_the_policy_learns_to_pick_the_chunk_that_matters():
         vectors, right = torch.randn(6, 8, generator=chance), training.draw(6, chance)
         return vectors + mark * (torch.arange(6) == right)[:, None], right
 
+    def rewards(right: int, group: list[list[int]]) -> Tensor:
+        return torch.tensor([float(right in picks) for picks in group])
+
     for _ in range(80):
         vectors, right = context()
         optimiser.zero_grad()
-        training.group_loss(policy(vectors), 1, lambda group: torch.tensor([float(right in g) for g in group]),
-                            chance).backward()
+        training.group_loss(policy(vectors), 1, partial(rewards, right), chance).backward()
         optimiser.step()
     tried = [context() for _ in range(40)]
     assert sum(int(policy(vectors).argmax()) == right for vectors, right in tried) >= 36
@@ -399,18 +403,19 @@ def frozen() -> DifferentiableLlama:
 
 def test_reconstruction_of_a_few_chunks_becomes_exact_and_needs_their_own_vectors():
     torch.manual_seed(0)
-    llama = frozen()
+    target = playground.load(None, playground.NO_DRAFT, dtype="float32").target
+    llama = DifferentiableLlama(target.parts, torch.float32)
     encoder = ChunkEncoder(llama.width, K, float(llama.embeddings.square().mean().sqrt()))
-    spans = torch.randint(3, 320, (8, K), generator=torch.Generator().manual_seed(1))
-    optimiser = torch.optim.Adam(encoder.parameters(), 5e-3)
-    for _ in range(400):
+    spans = torch.tensor(target.tokens.encode(" ".join(PASSAGES))[:6 * K]).view(6, K)
+    optimiser = torch.optim.Adam(encoder.parameters(), 1e-3)
+    for _ in range(45):
         optimiser.zero_grad()
         training.reconstruction_loss(llama, encoder, spans).backward()
         optimiser.step()
     with torch.no_grad():
         vectors = training.chunk_vectors(llama, encoder, spans)
         assert training.right_tokens(llama, vectors, spans) == 1.0
-        assert training.right_tokens(llama, vectors.roll(1, 0), spans) < 0.6
+        assert training.right_tokens(llama, vectors.roll(1, 0), spans) < 0.3
 
 
 def test_a_loss_after_chunks_is_that_of_the_library():
@@ -419,7 +424,7 @@ def test_a_loss_after_chunks_is_that_of_the_library():
                 training.Excerpt([5, 8, 2], torch.randint(320, (1, K), generator=chance), [6])]
     vectors = [torch.randn(len(excerpt.chunks), 32, generator=chance) for excerpt in excerpts]
     found = training.after_losses(llama, excerpts, vectors, [[1], []])
-    model = network("llama").float()
+    model = network("llama").float().requires_grad_(False)
     table = model.get_input_embeddings().weight
     rows = [[table[7], vectors[0][0], *table[excerpts[0].chunks[1]], vectors[0][2], table[9], table[4]],
             [table[5], table[8], table[2], vectors[1][0]]]

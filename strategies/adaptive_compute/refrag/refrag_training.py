@@ -18,13 +18,13 @@ from playground.errors import Refusal
 from playground.events import Note
 from strategies.adaptive_compute.refrag.chunk_encoder import CHUNK, ChunkEncoder, ExpansionPolicy, stored
 
-RECONSTRUCTION = Descent("reconstruction loss", steps=1000, rate=1e-3, every=50)
-CONTINUATION = Descent("loss after the chunks", steps=800, rate=5e-4, every=50)
-POLICY = Descent("policy loss", steps=120, rate=1e-3, every=20)
+RECONSTRUCTION = Descent("reconstruction loss", steps=450, rate=1e-3, every=50)
+CONTINUATION = Descent("loss after the chunks", steps=450, rate=5e-4, every=50)
+POLICY = Descent("policy loss", steps=60, rate=1e-3, every=20)
 LENGTHS, STAGES = (1, 2, 4, 8), 9  # chunks of a reconstruction, and stages of the curriculum over them
 TOKENS = 192  # of a step of reconstruction
 TOGETHER = 4  # texts in a step
-MOST, AHEAD = 16, 24  # chunks of a text, and tokens after them that count
+BEFORE, MOST, AHEAD = 32, 16, 24  # tokens before the chunks of a text, chunks, and tokens after them that count
 MIXED = 0.1  # share of the chunks that are expanded while the encoder is trained
 GROUP, EXPANDED = 4, 0.25  # choices that are compared, and the share of the chunks they expand
 SHORTEST, HELD_OUT = 12, 64  # tokens of a text; texts that are not trained on
@@ -118,10 +118,11 @@ def random_excerpts(texts: Sequence[list[int]], count: int, chance: torch.Genera
 
 
 def random_excerpt(ids: list[int], chance: torch.Generator) -> Excerpt:
-    """Chunks that end at a random place of a text, with all tokens before them, at least one."""
+    """Chunks that end at a random place of a text, with at least one token before them."""
     end = 1 + CHUNK + draw(len(ids) - CHUNK - 1, chance)
     start = end - CHUNK * (1 + draw(min(MOST, (end - 1) // CHUNK), chance))
-    return Excerpt(ids[:start], torch.tensor(ids[start:end]).view(-1, CHUNK), ids[end:end + AHEAD])
+    chunks = torch.tensor(ids[start:end]).view(-1, CHUNK)
+    return Excerpt(ids[max(0, start - BEFORE):start], chunks, ids[end:end + AHEAD])
 
 
 def mixed(excerpt: Excerpt, chance: torch.Generator) -> list[int]:
