@@ -103,7 +103,7 @@ def transformer(x: Tensor, weights: dict, name: str) -> Tensor:
 def vector_by_hand(embedded: Tensor, weights: dict) -> Tensor:
     states = transformer(embedded / weights["encoder.scale"] + weights["encoder.place"], weights, "encoder.layers")
     inner = linear(states.flatten(), weights, "encoder.hidden").clamp(min=0)
-    return linear(inner, weights, "encoder.out") * weights["encoder.scale"]
+    return embedded.mean(0) + linear(inner, weights, "encoder.out") * weights["encoder.scale"]
 
 
 def scores_by_hand(vectors: Tensor, weights: dict) -> list[float]:

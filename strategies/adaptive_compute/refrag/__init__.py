@@ -38,7 +38,7 @@ class Refrag(Decoder):
     guarantee, refuses = ("collapses",), ("cache_policy", "compute_policy")
     fitted_to_target = prefers_trained = replaces_prompt = remembers = True
     reconstruction, sure = True, "low"
-    calibration_tasks, questions_per_task = ("context_qa", "needle"), 1500
+    calibration_tasks, questions_per_task = ("context_qa",), 2500
 
     p: float = knob(0.25, 0.0, 1.0, step=0.05, help="share of the chunks that stay tokens; 1 is plain decoding")
     selector: str = knob(

@@ -15,21 +15,24 @@ class ChunkEncoder(nn.Module):
     """A bidirectional transformer over the tokens of one chunk, and a projection into the target's embedding space.
 
     It reads the target's own token embeddings. The states of all tokens enter the projection side by side, since a mean
-    would have to encode their order first.
+    would have to encode their order first. What it computes is added to the mean embedding of the chunk, from which it
+    starts: a short training that starts from random vectors ends with nearly the same vector for every chunk.
     """
 
     def __init__(self, width: int, chunk: int = CHUNK, scale: float = 1.0):
-        """`scale` is the root mean square of the target's token embeddings, which the vectors have, too, at first."""
+        """`scale` is the root mean square of the target's token embeddings, by which the networks are scaled."""
         super().__init__()
         self.register_buffer("scale", torch.tensor(scale))
         self.place = nn.Parameter(torch.randn(chunk, width) * 0.1)
         self.layers = bidirectional(width)
         self.hidden, self.out = nn.Linear(chunk * width, width), nn.Linear(width, width)
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
 
     def forward(self, embedded: Tensor) -> Tensor:
         """Vectors [n, width] of chunks, from the embeddings [n, k, width] of their tokens."""
         states = self.layers(embedded / self.scale + self.place)
-        return self.out(self.hidden(states.flatten(-2)).relu()) * self.scale
+        return embedded.mean(-2) + self.out(self.hidden(states.flatten(-2)).relu()) * self.scale
 
     @classmethod
     def of(cls, weights: Mapping[str, Tensor]) -> ChunkEncoder:

@@ -18,9 +18,9 @@ from playground.errors import Refusal
 from playground.events import Note
 from strategies.adaptive_compute.refrag.chunk_encoder import CHUNK, ChunkEncoder, ExpansionPolicy, stored
 
-RECONSTRUCTION = Descent("reconstruction loss", steps=450, rate=1e-3, every=50)
-CONTINUATION = Descent("loss after the chunks", steps=450, rate=5e-4, every=50)
-POLICY = Descent("policy loss", steps=60, rate=1e-3, every=20)
+RECONSTRUCTION = Descent("reconstruction loss", steps=240, rate=1e-3, every=50)
+CONTINUATION = Descent("loss after the chunks", steps=400, rate=5e-4, every=50)
+POLICY = Descent("policy loss", steps=40, rate=1e-3, every=20)
 LENGTHS, STAGES = (1, 2, 4, 8), 9  # chunks of a reconstruction, and stages of the curriculum over them
 TOKENS = 192  # of a step of reconstruction
 TOGETHER = 4  # texts in a step
