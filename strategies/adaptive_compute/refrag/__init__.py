@@ -29,9 +29,11 @@ class Refrag(Decoder):
     prompt still has to fit the model as tokens. `python -m playground fit refrag` trains encoder and projection on
     reconstruction, from one chunk to many, then on the text after the chunks with a tenth of them expanded, and the
     policy by REINFORCE with the advantage within a group, on how well that text is predicted. The model itself is not
-    trained further, unlike the authors', which is an essential stage of theirs, so it reads vectors less well. Without
-    a fit the prompt stays as it is; `mean` uses the mean embedding of each chunk, as an untrained baseline. Lin et al.
-    2025, arXiv 2509.01092.
+    trained further, unlike the authors', which is an essential stage of theirs. The short fit did not help the bundled
+    model: nearly every chunk got the same vector, and held-out answers were less probable (5.14 nats per token) than
+    without context (3.86), with mean embeddings (2.25) and with the whole context (0.20). So none is bundled, and the
+    fit says what it found. Without a fit the prompt stays as it is; `mean` uses the mean embedding of each chunk, as an
+    untrained baseline. Lin et al. 2025, arXiv 2509.01092.
     """
 
     name, title, paper, sheet = "refrag", "Compressed context (REFRAG)", "2509.01092", "adaptive-compute/refrag"

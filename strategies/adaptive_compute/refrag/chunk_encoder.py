@@ -16,7 +16,7 @@ class ChunkEncoder(nn.Module):
 
     It reads the target's own token embeddings. The states of all tokens enter the projection side by side, since a mean
     would have to encode their order first. What it computes is added to the mean embedding of the chunk, from which it
-    starts: a short training that starts from random vectors ends with nearly the same vector for every chunk.
+    starts; both are our choices.
     """
 
     def __init__(self, width: int, chunk: int = CHUNK, scale: float = 1.0):

@@ -269,6 +269,7 @@ def continuation_note(
     ways = {
         "as tokens": (vectors, [range(len(own)) for own in vectors]), "without the chunks": ([own[:0] for own in means],
         none), "with mean embeddings": (means, none), "with trained vectors": (vectors, none),
+        "with them in another order": ([own.roll(1, 0) for own in vectors], none),
         f"with {EXPANDED:.0%} of them expanded by the policy": (vectors, picks), "at random": (vectors, randomly),
     }
     losses = {way: mean_loss(network, excerpts, *given) for way, given in ways.items()}
