@@ -35,6 +35,7 @@ from support.policy_fits import finished
 from support.speculation import GREEDY
 from support.wrong_variants import variants_of
 
+pytestmark = pytest.mark.strategy("refrag")
 Refrag = find("refrag")
 PLAIN = {"p": 1.0, "encoder": "mean", "selector": "overlap"}
 COLLAPSES = {"refrag": [Collapse(LaneConfig("refrag", knobs, added), replace(GREEDY, extras=added))
