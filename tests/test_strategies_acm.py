@@ -155,7 +155,7 @@ def test_training_brings_every_number_of_learners_closer_and_repeats(tmp_path, m
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path, monkeypatch):
     globals_ = ACM.calibrate.__func__.__globals__["train_modules"].__globals__
     monkeypatch.setitem(globals_, "BUDGETS", (0.4,))
-    monkeypatch.setattr("playground.training.calibration.world_texts", lambda model, seed, each: training_texts())
+    monkeypatch.setattr("playground.training.calibration.world_texts", lambda model, seed, *which: training_texts())
     model, place = deep(), tmp_path / "acm.training"
     whole = calibrate(ACM, model, [], 0, lambda event: None)
 

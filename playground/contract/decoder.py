@@ -22,6 +22,7 @@ class Decoder(Strategy):
     checks_tokens: ClassVar[bool] = False  # rows come without masks; the decoder asks `rows.allows(token)`
     # ranks texts by their probability, so forced tokens and the end token take a forward each, and count
     counts_forced: ClassVar[bool] = False
+    replaces_prompt: ClassVar[bool] = False  # the target reads something else in its place; see `lm.replace_prompt`
     views: ClassVar[tuple[str, ...]] = ()  # streams of the target over the prompt with another passage; see `passages`
 
     def decode(self, lm: LaneInterface) -> Iterator:

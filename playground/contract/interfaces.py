@@ -68,6 +68,11 @@ class LaneInterface(Protocol):
     generated: int
     remaining: int  # tokens that may still be committed
 
+    def replace_prompt(self, inputs: list[int | Tensor]) -> None:
+        """Let the target read tokens and input embeddings [hidden_size] in place of the prompt, before its first
+        forward.
+        """
+
     def prefill(self) -> Any:
         """Request a forward over the prompt; answers with the row after it."""
 

@@ -311,9 +311,12 @@ class Lane:
     def readings(self) -> dict[str, tuple[int, tuple[int, ...]]]:
         """By stream, the model (by id) and the prompt it reads.
 
-        The target is excluded if there is a cache or compute policy, which needs a cache of its own.
+        The target is excluded if there is a cache or compute policy, which needs a cache of its own, and if the decoder
+        replaces the prompt.
         """
-        own = {"target"} if self.assembly.cache_policy or self.assembly.compute_policy else set()
+        assembly = self.assembly
+        alone = assembly.cache_policy or assembly.compute_policy or assembly.decoder.replaces_prompt
+        own = {"target"} if alone else set()
         names = [name for name in {**self._models, **self.prompts} if name not in own | set(self.routings)]
         default = self.prompts["target"]
         return {
@@ -338,6 +341,15 @@ class Lane:
     def exit(self, layer: int) -> Exit:
         """The early exit of the target after `layer` layers."""
         return self.target.exit(min(layer, self.depth))
+
+    def replace_prompt(self, inputs: list[int | torch.Tensor]) -> None:
+        """Before the first forward: what the target reads in place of the prompt, at consecutive positions.
+
+        Each is a token id or an input embedding [hidden_size]. The text, which samplers and grammars read, keeps the
+        prompt. The decoder has to set `replaces_prompt`, and to refuse cache policies, which refer to the positions of
+        the text. Raises RuntimeError if the target has read something.
+        """
+        self.target.replace_prompt(inputs)
 
     def prefill(self) -> Request:
         """Request the forward over the prompt; answers with the row after it."""

@@ -76,6 +76,7 @@ class Stream:
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
         self._longer = len(prompt) - lane.prompt_length  # tokens that its prompt has more than the lane's
+        self._prompt_inputs: dict[int, Tensor] = {}  # by position, input embeddings that the prompt has for tokens
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
@@ -102,6 +103,14 @@ class Stream:
     def prefill(self) -> Request:
         """Request the row after the prompt."""
         return Request(self._prefill())
+
+    def replace_prompt(self, inputs: list[int | Tensor]) -> None:
+        """Read tokens and input embeddings [hidden_size] in place of the prompt. Raises RuntimeError if it was read."""
+        if self.store.length:
+            raise RuntimeError("the prompt was read: replace it before the first forward")
+        self._prompt_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
+        self.prompt = [0 if place in self._prompt_inputs else given for place, given in enumerate(inputs)]
+        self._longer = len(inputs) - self.lane.prompt_length
 
     def grow(self, leaves: list[Sequence]) -> Request:
         """Request the row after the end of each sequence, in one forward."""
@@ -358,13 +367,15 @@ class Stream:
 
     def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
-        first, routing, plan = self.store.length, self._routing(), self._plan
+        first, routing, plan, probes = self.store.length, self._routing(), self._plan, len(work.embeds)
+        if first < len(self.prompt):
+            work.embeds |= self._inputs_of(range(first, first + committed))
         if self.computing or routing:
             plan = replace(plan, compute=self._compute(), routing=routing)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
-        if work.embeds:
-            self._take_probes(feed, len(work.embeds))
+        if probes:
+            self._take_probes(feed, probes)
         if self.states.layers:
             self.states.read(feed.captured, first, committed)
         if routing and feed.rows == 1 and routing.chosen:
@@ -372,6 +383,11 @@ class Stream:
         if self.computing:
             self.computing.observe(feed)
         return answer_of(feed, self.captures)
+
+    def _inputs_of(self, positions: range) -> dict[int, Tensor]:
+        """Input embeddings that the prompt has in place of tokens at these positions, by row."""
+        given = self._prompt_inputs
+        return {position - positions.start: given[position] for position in positions if position in given}
 
     def _take_probes(self, feed: Feed, count: int) -> None:
         """Set the logits of the probes aside, which are the last rows, and drop them from the KV cache."""

@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.adaptive_compute.policy_training import TextBatch
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.contract import CachePolicy, ComputePolicy, LayerChoices, LayerSteps
+from playground.contract import CachePolicy, ComputePolicy, Decoder, LayerChoices, LayerSteps
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.hub_files import Progress, unseen
@@ -121,10 +121,11 @@ class CalibrationTexts:
         return logits
 
 
-def calibrate(cls: type[ComputePolicy | CachePolicy], model: Model, texts: list[str], seed: int,
+def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], model: Model, texts: list[str], seed: int,
               watch: Callable[[Figure | Note], None], checkpoint: Path | None = None,
               progress: Progress = unseen) -> dict[str, Tensor]:
-    """What a policy measures, searches or learns on texts, by name; on answers of the small world without texts.
+    """What a policy or decoder measures, searches or learns on texts, by name; on answers of the small world without
+    texts.
 
     An interrupted training goes on from `checkpoint` or files beside it, which are deleted at the end. Raises Refusal
     if the model's weights cannot be read, or if the texts are too short.
@@ -135,7 +136,7 @@ def calibrate(cls: type[ComputePolicy | CachePolicy], model: Model, texts: list[
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = windows(model, texts) if texts else world_texts(model, seed, cls.questions_per_task)
+    ids = windows(model, texts) if texts else world_texts(model, seed, cls.questions_per_task, cls.calibration_tasks)
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
     events = cls.calibrate(CalibrationTexts(model, ids, seed, checkpoint, progress, (cls.name,)), seed)
@@ -162,11 +163,12 @@ def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def world_texts(model: Model, seed: int, each: int = 8) -> list[list[int]]:
-    """Training questions of the small world with their answers in random order, as token ids."""
+def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = ()) -> list[list[int]]:
+    """Training questions of the small world with their answers in random order, as token ids; by default of all tasks.
+    """
     from playground.pocket.world import TASKS
     from playground.pocket.world.show import items
-    asked = [item for task in TASKS for item in items(task, each, seed)]
+    asked = [item for task in tasks or TASKS for item in items(task, each, seed)]
     Random(seed).shuffle(asked)
     tokens, size = model.tokens, min(WINDOW, model.context)
     chats = bool(tokens.tokenizer.chat_template)

@@ -41,8 +41,11 @@ def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
 
 
 def _suiting(cls: type[Strategy]) -> dict[str, Any]:
-    """The first example with a context if one is needed, and a model that fills a canvas if the strategy does."""
-    return next(example for example in examples() if bool(example.get("context")) == ("context" in cls.needs)
+    """The first example with a context if one is needed or compressed, and a model that fills a canvas if the strategy
+    does.
+    """
+    wanted = "context" in cls.needs or getattr(cls, "replaces_prompt", False)
+    return next(example for example in examples() if bool(example.get("context")) == wanted
                 and model_menu.fills(example.get("model", "")) == (cls.kind == "canvas_decoder"))
 
 
