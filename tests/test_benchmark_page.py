@@ -128,7 +128,6 @@ def test_no_control_lies_over_another(asked):
     assert label.evaluate("label => parseFloat(getComputedStyle(label).paddingLeft)") >= 8  # off its border
 
 
-@pytest.mark.journey
 def test_two_questions_are_answered_and_the_table_equals_the_file(asked):
     expect(asked.locator("#progress")).to_have_text("12 of 12 answers.")
     document = json.loads(saved(asked, "Save all as JSON"))

@@ -108,6 +108,7 @@ def test_drafting_a_round_has_at_most_two_milliseconds_of_overhead(name, least, 
     assert_quick(0.002, large)
 
 
+@pytest.mark.bench
 def test_a_whole_round_of_64_draft_tokens_has_at_most_two_milliseconds_of_overhead(monkeypatch):
     """Overhead of a round: drafting, verification, committing and recording, everything on this thread outside the
     matrix products.

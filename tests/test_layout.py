@@ -64,11 +64,13 @@ def read(path: Path) -> set[str]:
     return set(imported_by(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(ROOT).parts[:-1]))
 
 
-IMPORTS = {module_name(path): read(path) for path in FILES}
+@cache  # at the first test: parsing all files takes seconds, which workers without these tests need not spend
+def imports_of_all() -> dict[str, set[str]]:
+    return {module_name(path): read(path) for path in FILES}
 
 
 def under(*packages: str) -> dict[str, set[str]]:
-    return {name: imports for name, imports in IMPORTS.items() if within(name, *packages)}
+    return {name: imports for name, imports in imports_of_all().items() if within(name, *packages)}
 
 
 def reached(name: str) -> set[str]:
@@ -120,7 +122,7 @@ def test_packages_of_one_layer_do_not_import_each_other():
 
 def test_no_two_modules_import_each_other():
     """A package's own face is left out: `from playground.contract import x` inside another package is one import."""
-    graph = {name: {imported for imported in imports if imported in NAMES} for name, imports in IMPORTS.items()}
+    graph = {name: {imported for imported in imports if imported in NAMES} for name, imports in imports_of_all().items()}
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -163,7 +165,7 @@ def test_listing_strategies_does_not_import_transformers():
 
 
 def test_gradio_is_imported_by_the_page_only():
-    for name, imports in IMPORTS.items():
+    for name, imports in imports_of_all().items():
         assert within(name, "playground.ui", "app") or not {i for i in imports if within(i, "gradio")}, name
 
 

@@ -119,7 +119,6 @@ def test_what_a_browser_asks_for_that_cannot_follow_reaches_its_run(counted, new
     assert name == "slow" and beat > 0.4
 
 
-@pytest.mark.journey
 def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
     address, begun = counted
     pages = running_visitors(new_tab, address, "first", "second")

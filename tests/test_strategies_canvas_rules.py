@@ -293,7 +293,7 @@ def test_tries_that_are_not_kept_save_nothing():
 
 @pytest.mark.oracle("explore_then_exploit")
 def test_one_sampled_try_follows_the_table():
-    table = groups(2)
+    table = groups(1)
     assert distance(law(table, ExploreThenExploit(tried=1, temperature=1.0)), law_of(table)) < 1e-12
 
 

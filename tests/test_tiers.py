@@ -74,13 +74,13 @@ def alone(function: str) -> list[Item]:
 
 
 @pytest.mark.parametrize("part", range(0, PARTS, 7))
-def test_in_every_part_a_strategy_meets_a_twelfth_of_the_functions_of_the_matrix(part):
+def test_in_every_part_a_strategy_meets_one_in_24_of_the_functions_of_the_matrix(part):
     functions = [f"test_{number}" for number in range(120)]
     kept = Counter(
         item.params["name"] for name in functions for item in by_tier(alone(name), "default", part)
     )
     assert set(kept) == marks.names()
-    assert max(kept.values()) < 40 and 10 < sum(kept.values()) / len(kept) < 14  # one in 48 besides
+    assert max(kept.values()) < 20 and 6 < sum(kept.values()) / len(kept) < 9  # one in 48 besides
 
 
 def test_in_as_many_parts_as_there_are_turns_a_strategy_meets_every_function():
@@ -144,11 +144,27 @@ def test_a_function_that_takes_long_keeps_a_case_for_every_strategy(monkeypatch)
     assert len(kept) == len(SAMPLERS) and {item.params["name"] for item in kept} == set(SAMPLERS)
 
 
-def test_a_costly_function_runs_in_one_part_of_twelve_unless_a_strategy_is_judged_by_it(monkeypatch):
+def test_a_costly_function_runs_in_one_part_of_24_unless_a_strategy_is_judged_by_it(monkeypatch):
     monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": 60.0, "test_y.py::test_m": 60.0})
     costly, judge = Item("test_y.py::test_n"), Item("test_y.py::test_m", {}, [pytest.mark.oracle("top_p").mark])
     runs = [by_tier([costly, judge], "default", part) for part in range(tiers.TURNS)]
     assert Counter(item for run in runs for item in run) == {costly: 1, judge: tiers.TURNS}
+
+
+def test_cases_of_the_matrix_and_of_oracles_are_as_many_as_run_in_their_time_but_at_least_one(monkeypatch):
+    names = ("test_y.py::test_quick", "test_y.py::test_long")
+    monkeypatch.setattr(tiers, "recorded", lambda: dict(zip(names, (0.5, 60.0))))
+    matrix, oracle = ([Item(f"{names[0]}[{i}]", {"i": i}, [mark]) for i in range(20 * PARTS)]
+                      for mark in (pytest.mark.matrix.mark, pytest.mark.oracle("top_p").mark))
+    assert len(by_tier(matrix, "default")) == tiers.MATRIX / 0.5
+    assert by_tier(oracle, "default", part_without("test_quick")) == oracle[:2]
+    long = [Item(f"{names[1]}[{i}]", {"i": i}, oracle[0].marks) for i in range(9)]
+    assert by_tier(long, "default", part_without("test_long")) == long[:1]
+
+
+def part_without(function: str) -> int:
+    """A part in which a function does not have its turn."""
+    return next(part for part in range(PARTS) if not tiers.has_turn([Item(f"test_y.py::{function}")], part))
 
 
 def test_the_record_of_durations_has_the_mean_of_the_cases_and_keeps_functions_that_did_not_run(tmp_path):
@@ -176,6 +192,19 @@ def test_the_quick_run_leaves_out_benches_and_pages():
         Item("test_y.py::test_p", fixturenames=("page",)),
     )
     assert by_tier([bench, SINGLE, page], "quick") == [SINGLE]
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0.01, tiers.PER_FUNCTION), (0.05, 2), (0.2, 1)])
+def test_the_quick_run_takes_as_many_cases_of_a_function_as_run_in_its_time(monkeypatch, seconds, kept):
+    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": seconds})
+    items = [Item(f"test_y.py::test_n[{i}]", {"i": i}) for i in range(10)]
+    assert by_tier(items, "quick") == items[:kept]
+
+
+def test_the_quick_run_takes_a_part_of_the_functions_that_take_long(monkeypatch):
+    functions = [f"test_y.py::test_{i}" for i in range(200)]
+    monkeypatch.setattr(tiers, "recorded", lambda: dict.fromkeys(functions, 2.0))
+    assert 0 < len(by_tier(list(map(Item, functions)), "quick")) < 20
 
 
 def test_the_quick_run_takes_one_network():

@@ -19,10 +19,12 @@ from support.marks import about, marked, names, parametrized
 
 Items = list[pytest.Item]
 PARTS = 48  # of the matrix, of which the default run takes one
-TURNS = 12  # the default run takes one in so many of: functions with a browser, costly ones, and, for a strategy,
+TURNS = 24  # the default run takes one in so many of: functions with a browser, costly ones, and, for a strategy,
 # functions of the matrix; the others in other parts
 AFFORDABLE = 0.6  # seconds of a test function of which the default run takes all cases
 COSTLY = 1.0  # seconds of a test function, after sampling, from which it runs in one of TURNS parts
+MATRIX = 4.0  # seconds of a function of the matrix in the default run
+QUICK = 0.1, 0.3  # seconds of a test function in the quick run, and those of a case from which it has to have its turn
 PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 # files that make their cases from the registry
@@ -84,11 +86,18 @@ def sampled_cases(cases: Items, part: int) -> Items:
     if needs_page(cases[0]):
         return browser_cases(cases, part)
     if cases[0].get_closest_marker("matrix"):
-        return [*in_part(cases, part), *representatives(cases, due(function_of(cases[0].nodeid), part))]
+        return within(MATRIX, [*in_part(cases, part), *representatives(cases, due(function_of(cases[0].nodeid), part))])
     if seconds(cases) <= AFFORDABLE:
         return cases
     kept = few(cases)
-    return kept if seconds(kept) <= COSTLY or is_judge(kept) or has_turn(cases, part) else []
+    if has_turn(cases, part):
+        return kept
+    return within(COSTLY, kept) if seconds(kept) <= COSTLY or is_judge(kept) else []
+
+
+def within(limit: float, cases: Items) -> Items:
+    """The first cases that take at most so many seconds together, at least one; all of a function take equally long."""
+    return cases[:max(1, int(limit / max(expected_seconds(cases[0]), 1e-6)))] if cases else []
 
 
 def seconds(cases: Items) -> float:
@@ -139,13 +148,19 @@ def representatives(items: Iterable[pytest.Item], wanted: frozenset[str] | None 
 # --- quick: no matrix, no benches, no browser ---
 
 def quick(items: Items) -> set[pytest.Item]:
-    """One representative each: a case for every strategy that a function meets, a network for every test of networks, a
-    few of all else.
+    """One representative each: some strategies that a function meets, a network for every test of networks, a few of
+    all else. Of the functions whose cases take long, a part.
     """
     light = [
         item for item in items if not any(map(item.get_closest_marker, ("bench", "slow"))) and not needs_page(item)
     ]
-    return {item for group in by_function(light).values() for item in few(on_one_network(group))}
+    most, costly = QUICK
+    return {
+        item
+        for group in by_function(light).values()
+        if expected_seconds(group[0]) <= costly or has_turn(group, 0)
+        for item in within(most, few(on_one_network(group)))
+    }
 
 
 def few(items: Items) -> Items:
