@@ -218,6 +218,20 @@ def test_the_card_of_a_token_shows_its_row_and_forks(page, feed):
     assert "rejected" in card.locator(".guess").inner_text()
 
 
+@pytest.mark.parametrize("height", [520, 900])
+def test_the_card_of_a_token_stays_inside_the_window_and_scrolls_there(page, feed, height):
+    show(page, feed)
+    page.set_viewport_size({"width": 1280, "height": height})
+    page.locator(".lane[data-lane='1'] .tokens > .t").nth(1).click()
+    card = page.locator(".live .card")
+    box = card.bounding_box()
+    assert box["y"] >= 0 and box["y"] + box["height"] <= height
+    last = card.locator(".candidate").last
+    last.scroll_into_view_if_needed()
+    expect(last).to_be_in_viewport()
+    expect(card.locator(".close")).to_be_in_viewport()
+
+
 # --- frames and actions ---
 
 def plain_frames(tokens: int) -> list[dict]:

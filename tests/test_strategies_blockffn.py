@@ -112,6 +112,21 @@ def test_experts_that_are_off_are_not_computed_and_a_router_that_is_off_adds_not
     assert lane.tokens == greedy_text(network, 8)
 
 
+def test_a_prompt_is_computed_in_chunks_and_drafts_together():
+    class Halves(BLOCKFFN):
+        """Even positions use the first expert, odd ones the second."""
+
+        def gates(self, layer, hidden):
+            return torch.eye(EXPERTS)[torch.arange(len(hidden)) % 2]
+
+    policy = Halves()
+    policy.layers = [ROUTING["BlockLayer"](deep().parts.ffn_projections(0), torch.arange(48), EXPERTS)]
+    choices = policy.choices(list(range(30)), 20)
+    runs = choices.feed_forwards(0, torch.zeros(30, WIDTH), None)
+    assert [len(run.rows) for run in runs] == [8, 8, 4, 10] and runs[-1].rows == list(range(20, 30))
+    assert {run.part.weights for run in runs} == {runs[0].part.weights} and runs[0].part.experts.tolist() == [0, 1]
+
+
 def test_the_factors_do_not_depend_on_the_scale_of_the_scores():
     gates, chance = ROUTING["gates"], torch.Generator().manual_seed(0)
     x, router = torch.randn(5, WIDTH, generator=chance), torch.randn(EXPERTS, WIDTH, generator=chance)

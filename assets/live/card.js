@@ -1,6 +1,9 @@
 // The card of one token: the candidates at its position, how it got into the text, and the forks that are possible there.
 
 const LONGEST_WORDS = 500;
+const GAP = 6; // px between a token and its card, and between the card and the edge of the window
+const HEAD = 58; // px that the player covers while it sticks to the top of the window
+const LOWEST = 220; // px, so that the card keeps some candidates however little room there is
 
 class Card {
   constructor(root, acts) {
@@ -39,15 +42,18 @@ class Card {
     this.token = null;
   }
 
-  /** Place the card beside the token and inside the window; on a narrow screen, below it at full width. */
+  /** Place the card below or above the token and inside the window, where it scrolls if it is higher than the room. */
   place() {
+    this.node.style.maxHeight = "";
     const frame = this.root.getBoundingClientRect();
     const token = this.anchor.getClientRects()[0] || this.anchor.getBoundingClientRect();
     const width = Math.min(380, frame.width);
     this.node.style.width = width + "px";
     const left = Math.max(0, Math.min(token.left - frame.left - 12, frame.width - width));
-    const below = token.bottom + this.node.offsetHeight + 8 < window.innerHeight || token.top < this.node.offsetHeight + 70;
-    const top = below ? token.bottom + 6 : token.top - this.node.offsetHeight - 6;
+    const [above, under] = [token.top - HEAD, window.innerHeight - token.bottom].map((room) => room - 2 * GAP);
+    const below = this.node.offsetHeight <= under || under >= above;
+    this.node.style.maxHeight = Math.max(LOWEST, below ? under : above) + "px";
+    const top = below ? token.bottom + GAP : token.top - this.node.offsetHeight - GAP;
     this.node.style.left = left + "px";
     this.node.style.top = top - frame.top + "px";
   }
@@ -248,12 +254,12 @@ function testLine(test, piece) {
     writePiece(name, piece, true);
     line.append(name);
   }
+  line.append(el("span", "verdict", test.kept ? "accepted" : "rejected"));
   for (const [name, value] of testNumbers(test)) {
     const pair = el("span", "pair", `${TEST_NUMBERS[name]} `);
     pair.append(el("b", "", fixed(value, 3)));
     line.append(pair);
   }
-  line.append(el("span", "verdict", test.kept ? "accepted" : "rejected"));
   return line;
 }
 

@@ -48,6 +48,7 @@ class AdaptiveModules(ComputePolicy):
     name, title, paper, sheet = "acm", "Adaptive computation modules (ACM)", "2312.10193", "adaptive-compute/acm"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     prefers_trained = True
+    questions_per_task = 60
 
     mode: str = knob("gated", choices=("gated", "fixed", "by_layer"), help="who chooses how many learners run")
     budget: str = knob("0.4", choices=tuple(map(str, BUDGETS)), help="gated: share of the learners trained to run")

@@ -6,30 +6,40 @@ from torch import Tensor
 
 from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward, knob
 from playground.events import Figure, Note
-from strategies.adaptive_compute.blockffn.block_routing import BlockLayer, chunk_sparsity, gates
+from strategies.adaptive_compute.blockffn.block_routing import BlockLayer, ChosenExperts, chunk_sparsity, gates
 from strategies.adaptive_compute.blockffn.block_training import train_blocks
 
-CHUNK = 8  # consecutive tokens of the chunk sparsity that is shown
+CHUNK = 8  # consecutive tokens of a chunk of the prompt, and of the chunk sparsity that is shown
 
 
 class ActiveBlocks(LayerChoices):
-    """One forward: the experts that some row uses are computed once, for all rows."""
+    """One forward: the experts that some row of a chunk uses are computed once, for all its rows."""
 
-    def __init__(self, policy: "BlockFfn"):
-        self._policy = policy
+    def __init__(self, policy: "BlockFfn", prompt_rows: int):
+        self._policy, self._prompt_rows = policy, prompt_rows
         self.active: list[Tensor] = []  # by layer, bool [rows, experts]
-        self.unions: list[float] = []  # share of the experts that some row uses, by layer
+        self.unions: list[float] = []  # share of the experts that the last chunk uses, by layer
 
     def feed_forwards(self, layer: int, hidden: Tensor, full) -> Sequence[SharedFeedForward]:
         shares = self._policy.gates(layer, hidden)
         if shares is None:
             return [SharedFeedForward(None, full)]
         self.active.append((shares != 0).cpu())
-        used = (shares != 0).any(0)
-        self.unions.append(float(used.float().mean()))
+        chunks = self._chunks(len(hidden))
+        used = [(shares[rows] != 0).any(0) for rows in chunks]
+        self.unions.append(float(used[-1].float().mean()))
+        runs = [SharedFeedForward(rows, self._part(layer, each, shares[rows])) for rows, each in zip(chunks, used)]
+        return [run for run in runs if run.part.weights]
+
+    def _chunks(self, rows: int) -> list[list[int]]:
+        """Rows that are computed together: `CHUNK` tokens of the prompt, and all rows after it."""
+        prompt, later = range(self._prompt_rows), range(self._prompt_rows, rows)
+        chunks = [list(prompt[start:start + CHUNK]) for start in range(0, len(prompt), CHUNK)]
+        return [*chunks, list(later)] if later else chunks
+
+    def _part(self, layer: int, used: Tensor, shares: Tensor) -> ChosenExperts:
         chosen = used if self._policy.skip else torch.ones_like(used)
-        part = self._policy.layers[layer].of(chosen.nonzero()[:, 0], shares)
-        return [SharedFeedForward(None, part)] if part.weights else []
+        return self._policy.layers[layer].of(chosen.nonzero()[:, 0], shares)
 
     def deciding_weights(self, layer: int) -> int:
         return self._policy.router_weights
@@ -40,7 +50,7 @@ class BlockFfn(ComputePolicy):
 
     A router's scores pass a ReLU and an RMS norm over the experts. The result is the factor of each expert's output, so
     an expert with a negative score is off exactly, and leaving it out changes nothing. Rows of one forward, such as
-    a draft tree, compute the union of their experts. `python -m playground fit blockffn` divides the channels of a
+    a draft tree, compute the union of their experts, those of a prompt eight by eight. `python -m playground fit blockffn` divides the channels of a
     finished model into 48 groups of similar gate weights and trains the routers: first to reproduce each FFN, then the
     model's distributions, with the paper's losses, by which neighbouring tokens use the same experts and chunks of
     tokens few. `theta` also drops small factors, which is not exact. The paper trains a model with plain two-matrix
@@ -51,6 +61,7 @@ class BlockFfn(ComputePolicy):
     name, title, paper, sheet = "blockffn", "Blocks of experts (BlockFFN)", "2507.08771", "adaptive-compute/blockffn"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     prefers_trained = True
+    questions_per_task = 60
 
     skip: bool = knob(True, help="leave out experts that are off; without it the same result, all computed")
     theta: float = knob(0.0, 0.0, 1.0, step=0.05, help="factors of experts below this count as off; 0 is exact")
@@ -77,7 +88,7 @@ class BlockFfn(ComputePolicy):
         return found.masked_fill(found.abs() < self.theta, 0.0) if self.theta else found
 
     def choices(self, positions, prompt):
-        return ActiveBlocks(self)
+        return ActiveBlocks(self, sum(position < prompt for position in positions))
 
     def explain(self, choices, row, generated) -> Iterator:
         if not self._told:

@@ -47,6 +47,7 @@ class DuoLlm(ComputePolicy):
     name, title, paper, sheet = "duo_llm", "Large and small FFNs (Duo-LLM)", "2410.10846", "adaptive-compute/duo-llm"
     guarantee, reconstruction, sure = ("collapses",), True, "medium"
     prefers_trained = True
+    questions_per_task = 60
 
     mode: str = knob("router", choices=("router", "big", "small", "pattern", "random"), help="who takes the route")
     target: str = knob("0.5", choices=tuple(map(str, TARGETS)), help="router: share of large networks to reach")

@@ -19,7 +19,7 @@ from playground.algorithms.draft_heads.head_training import HeadTraining, traine
 from playground.contract import LayerSteps
 from playground.events import Note
 
-TARGETS = (0.25, 0.5)
+TARGETS = (0.25, 0.4, 0.5)
 LARGE = 0.5  # probability of the large network in the first stage
 BUDGET = 4.0  # weight of the squared distance to the target
 TEMPERATURES = (1.0, 0.3)  # of the routers, one phase each
