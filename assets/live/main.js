@@ -11,7 +11,8 @@ const MOST_SENT = 1_800_000; // characters of a run that the server no longer ha
 const ONLY_PRESENTER = "Only the presenter of this class can run or ask a model";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
-const PAINT_REST = 1.5; // pause after a paint, in multiples of its duration: the model may run on the same processor
+const PAINT_REST = 1.5; // pause after a paint of the texts, in multiples of its duration: the model may run on the same processor
+const VIEWS_REST = 4; // pause of the views, in multiples of the duration of theirs: texts go first, and do not wait for it
 
 class App {
   constructor(root) {
@@ -31,7 +32,9 @@ class App {
     this.forkedFrom = null; // name of the run that was last asked for a fork
     this.stepping = false;
     this.frame = this.resting = null; // the pending animation frame, or the timer of a pause before it
-    this.paintsAgain = 0; // earliest time of the next paint during playback: a long text must not keep the page busy
+    // earliest times of the next paints during playback: a long text must not keep the page busy
+    this.paintsAgain = this.panelsAgain = 0;
+    this.panelsAt = -PANEL_PAUSE; // when the views were painted last
     this.settings = readSettings();
     this.player.speed = this.settings.speed;
     this.theme = "";
@@ -532,7 +535,9 @@ class App {
     this.frame = requestAnimationFrame((now) => {
       this.frame = null;
       this.paint(now);
-      this.paintsAgain = performance.now() + PAINT_REST * (performance.now() - now);
+      const ended = performance.now();
+      if (this.panelsAt === now) this.panelsAgain = ended + VIEWS_REST * (ended - now);
+      else this.paintsAgain = ended + PAINT_REST * (ended - now);
     });
   }
 
@@ -574,7 +579,7 @@ class App {
   /** During playback, a frame that draws texts leaves the views to the next one: together they would take too long. */
   drawPanels(now, textsDrawn = false) {
     clearTimeout(this.later);
-    const wait = this.player.playing ? PANEL_PAUSE - (now - (this.panelsAt || 0)) : 0;
+    const wait = this.player.playing ? Math.max(PANEL_PAUSE + this.panelsAt, this.panelsAgain) - now : 0;
     if (wait > 0) {
       this.later = setTimeout(() => this.schedule(), wait + NEXT_FRAME);
       return;
