@@ -1,4 +1,6 @@
-"""The draft heads that are bundled: fitted to the bundled target, small, and of use without changing its text."""
+"""The draft heads that are bundled: fitted to the bundled target, small, and of use without changing its text; and
+what is fitted to the bundled denoiser.
+"""
 from __future__ import annotations
 
 from functools import cache
@@ -8,11 +10,12 @@ from safetensors import safe_open
 
 import playground
 from playground.bench.questions import ask
-from playground.contract import discover
+from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
+from playground.events import Forward
 from playground.trace import metrics
 from support.commits import ids
 from support.speculation import speculative_lane
@@ -25,8 +28,13 @@ HEADS = [cls.name for cls in FITTED if cls.kind == "drafter"]
 
 
 @cache
-def models() -> Models:
-    return playground.load(None, playground.NO_DRAFT, dtype="float64")
+def models(name: str | None = None) -> Models:
+    return playground.load(name, playground.NO_DRAFT, dtype="float64")
+
+
+def fitted_to(cls: type[Strategy]) -> str | None:
+    """The bundled model that a strategy is fitted to; None is the target."""
+    return "pocket-diffusion" if cls.kind == "canvas_decoder" else None
 
 
 @cache
@@ -43,8 +51,8 @@ def test_heads_are_bundled():
 
 
 @pytest.mark.parametrize("name", sorted({cls.weights_of or cls.name for cls in FITTED}))
-def test_a_bundled_head_belongs_to_the_bundled_target_and_is_stored_in_half_precision(name):
-    target = {"target": models().target}
+def test_a_bundled_head_belongs_to_a_bundled_model_and_is_stored_in_half_precision(name):
+    target = {"target": models(fitted_to(find(name))).target}
     with safe_open(fitted.BUNDLED_FITTED / fitted.file_name(name, target), "pt") as file:
         tensors = map(file.get_tensor, file.keys())
         kinds = {str(tensor.dtype) for tensor in tensors if tensor.dim()}  # single numbers keep their precision
@@ -63,3 +71,15 @@ def test_a_fitted_head_saves_forwards_and_leaves_the_text_unchanged(name, task):
     plain, reference = run("", task)
     assert text == plain and len(plain) > 20
     assert measured["target_forwards"] < 0.8 * reference["target_forwards"]
+
+
+@pytest.mark.strategy("learn2pd")
+def test_the_bundled_filter_fills_several_positions_per_forward():
+    question = ask("programs", 1, 1)[0]
+    forwards = {}
+    for name, knobs in (("learn2pd", {"end_prediction": False}), ("masked_diffusion", {"block_length": 16})):
+        session = prepare(
+            models("pocket-diffusion"), [LaneConfig(name, knobs)], Prompt(question.prompt, chat=True), Limits(0, 32)
+        )
+        forwards[name] = sum(isinstance(stamped.event, Forward) for stamped in session)
+    assert forwards["learn2pd"] < 0.7 * forwards["masked_diffusion"]
