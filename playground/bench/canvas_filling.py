@@ -24,7 +24,11 @@ LANES: dict[str, LaneConfig] = {
     "two positions per forward": LaneConfig("dkv_cache", BLOCK | {"count": 2, "interval": 1}),
     "threshold 0.9": LaneConfig("fast_dllm", BLOCK | {"cache": "none"}),
     "factor 1": LaneConfig("fast_dllm", BLOCK | {"cache": "none", "rule": "factor"}),
-    "threshold 0.9, prefix cache": LaneConfig("fast_dllm", BLOCK | {"cache": "prefix"}),
+    **{
+        f"threshold {least}, prefix cache": LaneConfig("fast_dllm", BLOCK | {"cache": "prefix", "threshold": least})
+        for least in (0.9, 0.97, 0.99)
+    },
+    "one position, prefix cache": LaneConfig("fast_dllm", BLOCK | {"cache": "prefix", "threshold": 1.0}),
     "threshold 0.9, dual cache": LaneConfig("fast_dllm", BLOCK | {"cache": "dual"}),
     "dKV-Cache, one position": LaneConfig("dkv_cache", BLOCK),
     "LocalLeap": LaneConfig("local_leap", BLOCK),
@@ -101,13 +105,13 @@ Made by `python -m playground bench diffusion --out --page`.
 
 Every decoder that can run on the model fills the canvas of the same held-out questions on its own, in one process,
 interleaved question by question. Blocks have 16 positions, knobs that are not named have their defaults. *Score*: mean
-of the task's metric.
-*Right*: questions with full score. *Tokens per forward*: tokens of the text, up to its end, divided by all forwards;
-the trials of Explore-Then-Exploit are forwards. *Computed*: positions that pass through the network per token. *Times
-faster*: seconds of one position per forward divided by the decoder's own, of all questions together. The
-autoregressive lane is the bundled `pocket`, of the same size, which was trained on sixty times as many tokens: it is a
-lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model, `pocket-block-diffusion` a better one;
-a few questions per task cannot tell decoders apart by score, and differences of one or two questions are chance."""
+of the task's metric. *Right*: questions with full score. *Tokens per forward*: tokens of the text, up to its end,
+divided by all forwards; the trials of Explore-Then-Exploit are forwards. *Computed*: positions that pass through the
+network per token. *Times faster*: seconds of one position per forward divided by the decoder's own, of all questions
+together. The autoregressive lane is the bundled `pocket`, of the same size, from whose weights both denoisers were
+trained for a short time: it is a lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model,
+`pocket-block-diffusion` a better one; a few questions per task cannot tell decoders apart by score, and differences of
+one or two questions are chance."""
 
 
 def _rows(found: list[Filled]) -> Rows:

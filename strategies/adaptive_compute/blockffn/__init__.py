@@ -49,13 +49,14 @@ class BlockFfn(ComputePolicy):
     """Divide each feed-forward network (FFN) into many small experts; those a token does not use are not computed.
 
     A router's scores pass a ReLU and an RMS norm over the experts. The result is the factor of each expert's output, so
-    an expert with a negative score is off exactly, and leaving it out changes nothing. Rows of one forward, such as
-    a draft tree, compute the union of their experts, those of a prompt eight by eight. `python -m playground fit blockffn` divides the channels of a
-    finished model into 48 groups of similar gate weights and trains the routers: first to reproduce each FFN, then the
-    model's distributions, with the paper's losses, by which neighbouring tokens use the same experts and chunks of
-    tokens few. `theta` also drops small factors, which is not exact. The paper trains a model with plain two-matrix
-    experts from scratch; experts that are parts of a dense model with gated units are an approximation of that, and
-    less sparse. Without a fit nothing is left out. Song et al. 2025, arXiv 2507.08771.
+    an expert with a negative score is off exactly, and leaving it out changes nothing. Rows of one forward, such as a
+    draft tree, compute the union of their experts, those of a prompt eight by eight. `python -m playground fit
+    blockffn` divides the channels of a finished model into 48 groups of similar gate weights and trains the routers:
+    first to reproduce each FFN, then the model's distributions, with the paper's losses, by which neighbouring tokens
+    use the same experts and chunks of tokens few. `theta` also drops small factors, which is not exact. The paper
+    trains a model with plain two-matrix experts from scratch; experts that are parts of a dense model with gated units
+    are an approximation of that, and less sparse. Without a fit nothing is left out. Song et al. 2025, arXiv
+    2507.08771.
     """
 
     name, title, paper, sheet = "blockffn", "Blocks of experts (BlockFFN)", "2507.08771", "adaptive-compute/blockffn"

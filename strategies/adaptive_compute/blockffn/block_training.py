@@ -16,7 +16,8 @@ from playground.events import Note
 from strategies.adaptive_compute.blockffn.block_routing import BlockLayer, chunk_sparsity, gates
 
 EXPERTS = 48
-LOCALITY, CHUNKS = 2e-3, 0.1  # weights of the losses; the paper's 2e-3, and 5e-2 that grows during the training
+# weights of the losses; the paper's are 2e-3, and 5e-2 that grows: routers of experts that are not trained need more
+LOCALITY, CHUNKS = 2e-3, 6.0
 LENGTH = 16  # tokens of a chunk; the paper's 64 are longer than most texts here
 SHARPNESS = 100  # of the scores in the locality loss
 

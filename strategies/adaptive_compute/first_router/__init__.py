@@ -78,6 +78,7 @@ class FirstRouter(ComputePolicy):
     sheet = "adaptive-compute/first-router"
     guarantee, reconstruction, sure = ("collapses",), True, "low"
     skips_attention, prefers_trained = True, True
+    questions_per_task = 60
 
     threshold: float = knob(0.5, 0.0, 1.01, step=0.01, help="a layer is kept if its vote reaches this; 0 keeps all")
     vote: str = knob("mean", choices=("mean", "majority"), help="what of the tokens' probabilities is compared")
