@@ -59,12 +59,14 @@ def test_a_task_meets_the_aim_by_flops_and_score_together():
     assert report.overview(found)[2] == ["cfsp x", "0.670", "0.595", "0.500", "1: a"]
 
 
-def test_the_findings_name_who_meets_the_aim_and_who_took_longer():
+def test_the_findings_name_who_meets_the_aim_who_does_not_and_why_and_who_took_longer():
     found = [made(PLAIN, task, 0.9, 1.0) for task in "abcd"] + [made("cfsp x", task, 0.9, 0.6) for task in "abcd"]
     slow = [replace(made("evopress y", task, 0.2, 0.6), seconds=1.5) for task in "abcd"]
     assert report.findings([*found, *slow]).startswith(
-        "The aim is met by `cfsp x` on 4 tasks. No setting of `evopress` meets it. Of 2 lanes 1 took longer"
+        f"The aim is met by `cfsp x` on 4 tasks. No setting of `evopress` meets it: {report.WHY_NOT['evopress']}. Of 2 "
+        "lanes 1 took longer"
     )
+    assert set(report.WHY_NOT) < set(policies())
     assert report.findings(slow + found[:4]).startswith("No policy meets the aim.")
 
 

@@ -22,7 +22,7 @@ from support.speculation import speculative_lane
 stand = __import__(find("stand").__module__, fromlist=["NGramDistributions"])
 aded = __import__(find("aded").__module__, fromlist=["TriGrams"])
 
-RUNS = 3
+RUNS = 5
 PROMPT = "Mia had a red boat. Mia had a green boat. Mia had a red boat and a green bird. Mia had a "
 
 
@@ -65,11 +65,11 @@ def full(name: str):
 
 
 def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
-    """Whatever else the machine does only adds to a time, so the quickest round of several runs is compared with the
-    strictest limit of as many looks.
+    """Whatever else the machine does only adds to a time, so one of several runs has to have a round that is quick enough
+    for the pace of the machine just before it.
     """
-    limit, quickest = (min(times) for times in zip(*((here(seconds), min(rounds())) for _ in range(RUNS))))
-    assert quickest < limit
+    runs = [(here(seconds), min(rounds())) for _ in range(RUNS)]
+    assert any(quickest < limit for limit, quickest in runs), runs
 
 
 @pytest.mark.bench

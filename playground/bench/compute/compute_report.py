@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 FORMAT, VERSION = "decoding-playground-compute", 1
 LOSS, SHARE, TASKS = 0.03, 0.7, 4  # the aim: at most so much score lost at below this share of FLOPs, on so many tasks
 TENTHS = 10
+WHY_NOT = {  # what keeps a policy from the aim on a model of few layers
+    "evopress": "it drops whole blocks, of which eight layers have few to spare, and trains nothing afterwards",
+    "ffn_skip": "only layers in the middle may be skipped, which is less than a tenth of the FLOPs",
+    "first_router": "a layer is an eighth of the network and is left out for every token of a text",
+    "ftp": "it prunes the prompt alone, so that a generated token costs as much as before",
+    "stop_exit": "at thresholds that keep the answers few tokens leave early",
+}
 NOTES = f"""*Score*: 1 for a right answer, mean over held-out questions ± one standard error. *FLOPs*: of all forwards,
 prefill included, divided by those of plain decoding for a text of the same length; they are computed from what was
 multiplied. *Time*: wall-clock seconds divided by those of plain decoding, summed over the questions to which both lanes
@@ -135,7 +142,7 @@ def findings(rows: list[ComputeRow]) -> str:
     slower = [lane for lane in lanes if _mean_of(rows, lane) > 1]
     return " ".join([
         f"The aim is met by {', '.join(met)}." if met else "No policy meets the aim.",
-        f"No setting of {', '.join(f'`{name}`' for name in missing)} meets it." if missing else "",
+        *(f"No setting of `{name}` meets it" + (f": {WHY_NOT[name]}." if name in WHY_NOT else ".") for name in missing),
         f"Of {len(lanes)} lanes {len(slower)} took longer than plain decoding although they compute less: a small "
         "network spends most of its time between matrix products, where the policies decide and their figures are made."
         if slower else "",
