@@ -65,8 +65,8 @@ def full(name: str):
 
 
 def assert_quick(seconds: float, rounds: Callable[[], list[float]]) -> None:
-    """Whatever else the machine does only adds to a time, so one of several runs has to have a round that is quick enough
-    for the pace of the machine just before it.
+    """Whatever else the machine does only adds to a time, so one of several runs has to have a round that is quick
+    enough for the pace of the machine just before it.
     """
     runs = [(here(seconds), min(rounds())) for _ in range(RUNS)]
     assert any(quickest < limit for limit, quickest in runs), runs

@@ -25,7 +25,7 @@ PROMPT = "Tell me a story about Mia."
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory) -> dict[str, Any]:
+def offloaded(tmp_path_factory) -> dict[str, Any]:
     """What runs on ZeroGPU returned, by kind."""
     pytest.importorskip("spaces", reason="tests/requirements.txt lists it")
     offload = tmp_path_factory.mktemp("zero") / "offloaded"
@@ -46,46 +46,46 @@ def here() -> list[int]:
                           max_new_tokens=12).token_ids
 
 
-def test_a_run_on_the_gpu_of_a_forked_process_gives_the_text_of_the_cpu(said, here):
-    assert said["status"] == "cuda" and said["run"]["error"] == "" and said["run"]["failed"] == []
-    assert said["run"]["lanes"] == [here, here]
-    assert {header["device"] for header in said["run"]["headers"]} == {"cuda"}
+def test_a_run_on_the_gpu_of_a_forked_process_gives_the_text_of_the_cpu(offloaded, here):
+    assert offloaded["status"] == "cuda" and offloaded["run"]["error"] == "" and offloaded["run"]["failed"] == []
+    assert offloaded["run"]["lanes"] == [here, here]
+    assert {header["device"] for header in offloaded["run"]["headers"]} == {"cuda"}
 
 
-def test_a_fork_reads_its_text_again_and_continues_it(said, here):
-    assert said["fork"]["lanes"] == [here, here] and said["fork"]["state"] == "done"
+def test_a_fork_reads_its_text_again_and_continues_it(offloaded, here):
+    assert offloaded["fork"]["lanes"] == [here, here] and offloaded["fork"]["state"] == "done"
 
 
-def test_scores_looks_and_attributions_are_computed_there(said):
-    assert len(said["score"]["lanes"]) == 2 and not said["score"]["failed"]
-    assert said["look"] == 9 and "effects" in said["attributed"]
+def test_scores_looks_and_attributions_are_computed_there(offloaded):
+    assert len(offloaded["score"]["lanes"]) == 2 and not offloaded["score"]["failed"]
+    assert offloaded["look"] == 9 and "effects" in offloaded["attributed"]
 
 
-def test_one_process_serves_all_calls_until_it_ends(said):
-    processes = [query["pid"] for path, query in said["requests"] if path == "/allow"]
+def test_one_process_serves_all_calls_until_it_ends(offloaded):
+    processes = [query["pid"] for path, query in offloaded["requests"] if path == "/allow"]
     assert len(processes) == 2, "the second replaces the first when the platform asks for it"
 
 
-def test_a_refusal_in_the_forked_process_arrives_as_its_sentence(said):
-    assert "write at least two" in said["refused"]
+def test_a_refusal_in_the_forked_process_arrives_as_its_sentence(offloaded):
+    assert "write at least two" in offloaded["refused"]
 
 
-def test_a_run_whose_time_is_over_keeps_what_it_has_and_says_so(said, here):
-    cut = said["ended early"]
+def test_a_run_whose_time_is_over_keeps_what_it_has_and_says_so(offloaded, here):
+    cut = offloaded["ended early"]
     assert cut["error"].startswith("The time on the GPU was over") and cut["state"] == "done"
     assert cut["headers"] and all(here[:len(lane)] == lane for lane in cut["lanes"])
 
 
-def test_the_platforms_sentence_on_quotas_is_shown(said):
-    assert said["quota"].startswith("Space app has reached its GPU limit.")
+def test_the_platforms_sentence_on_quotas_is_shown(offloaded):
+    assert offloaded["quota"].startswith("Space app has reached its GPU limit.")
 
 
-def test_quantised_weights_are_refused(said):
-    assert "choose no quantization" in said["quantised"]
+def test_quantised_weights_are_refused(offloaded):
+    assert "choose no quantization" in offloaded["quantised"]
 
 
-def test_every_request_asks_for_the_time_that_its_length_takes(said):
-    asked = [int(query["durationSeconds"]) for path, query in said["requests"] if path == "/schedule"]
+def test_every_request_asks_for_the_time_that_its_length_takes(offloaded):
+    asked = [int(query["durationSeconds"]) for path, query in offloaded["requests"] if path == "/schedule"]
     assert asked[0] == seconds("run", Settings(length=12, lanes=[{}, {}])) > LEAST == asked[2]
 
 

@@ -24,13 +24,13 @@ TURNS = 24  # the default run takes one in so many of: functions with a browser,
 AFFORDABLE = 0.6  # seconds of a test function of which the default run takes all cases
 COSTLY = 1.0  # seconds of a test function, after sampling, from which it runs in one of TURNS parts
 MATRIX = 4.0  # seconds of a function of the matrix in the default run
-QUICK = 0.1, 0.3  # seconds of a test function in the quick run, and those of a case from which it has to have its turn
+QUICK = 0.1, 0.2  # seconds of a test function in the quick run, and those of a case from which it has to have its turn
 PER_FUNCTION = 3  # cases of one test function that are run instead of all, where they are no strategies
 PER_STRATEGY = 2  # cases of one test function that `--strategy` runs where only a parameter names the strategy
 # files that make their cases from the registry
 FOR_ALL = ("test_contract.py", "test_contract_toggles.py", "test_guarantees.py", "test_house.py")
 # fixtures with a server or a browser behind them
-PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted"}
+PAGES = {"app", "address", "browser", "page", "visitor", "new_tab", "counted", "offloaded"}
 SECONDS = {"page": 3.0, "bench": 1.5, "slow": 1.0, "matrix": 0.1, "any": 0.02}  # of a test that is not recorded yet
 MODELS = ("architecture", "dtype", "pair")  # parameters that repeat a test on another network
 
