@@ -336,6 +336,20 @@ def test_lost_frames_are_asked_for_again(page, feed):
     assert len([heard for heard in feed.heard if heard[0] == "missed"]) == 1
 
 
+def test_a_run_whose_last_frame_came_too_early_ends_when_the_missing_ones_are_there(page, feed):
+    """Lessons, links and kept runs read a run at its end, so it must be whole by then."""
+    frames = plain_frames(8)
+    frames[-1]["state"] = "done"
+    page.evaluate("window.ended = 0; document.addEventListener('run-shown', () => { window.ended += 1; })")
+    send(page, feed, *frames[:3], frames[-1])
+    wait_for(page, feed, "missed")
+    expect(page.locator(".lane .tokens > .t")).to_have_count(4)
+    assert page.evaluate("window.ended") == 0
+    send(page, feed, frames[-1] | {"headers": frames[0]["headers"], "events": [e for f in frames for e in f["events"]]})
+    expect(page.locator(".lane .tokens > .t")).to_have_count(8)
+    page.wait_for_function("window.ended === 1")
+
+
 def test_frames_that_arrive_after_newer_ones_are_put_in_their_places(page, feed):
     """A lost frame sent again, alone or within the whole run, is not appended behind newer ones; the player stays."""
     frames = plain_frames(10)

@@ -19,6 +19,7 @@ class Trace {
     this.packed = null; // headers and events as one compressed blob, outside the script's heap
     this.nextFrame = 0;
     this.state = "running";
+    this.incomplete = false; // frames are missing; the whole run has been requested
     this.recorded = false;
     this.fromFile = false;
     this.left = false; // a newer run has replaced it on the server
@@ -42,6 +43,7 @@ class Trace {
     else if (this.packed) return "old";
     const known = frame.n < this.nextFrame;
     const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers contains the whole run
+    this.incomplete = gap || (this.incomplete && !frame.headers);
     this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
     if (frame.state && !known && !this.left) this.state = frame.state;
     if (frame.recorded) this.recorded = true;
@@ -70,7 +72,8 @@ class Trace {
 
   /** Whether no more events will arrive. */
   get over() {
-    return this.packed !== null || this.recorded || this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over));
+    if (this.packed !== null || this.recorded || this.left) return true;
+    return !this.incomplete && (this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over)));
   }
 
   /** The server has started another run: no more events will arrive. */
