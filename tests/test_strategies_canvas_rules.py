@@ -292,8 +292,10 @@ def test_tries_that_are_not_kept_save_nothing():
 
 
 @pytest.mark.oracle("explore_then_exploit")
-def test_one_sampled_try_follows_the_table():
-    table = groups(1)
+@pytest.mark.parametrize("table", [groups(1), torch.full([2, 2], 0.25, dtype=torch.float64)],
+                         ids=["certain", "independent"])
+def test_one_sampled_try_follows_the_table(table):
+    """Where the try makes the other positions certain, and where every position needs one of its own."""
     assert distance(law(table, ExploreThenExploit(tried=1, temperature=1.0)), law_of(table)) < 1e-12
 
 
