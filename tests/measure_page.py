@@ -328,7 +328,7 @@ Every round starts the app with its defaults, and headless Chromium visits it wi
 browser share the machine and its clock, so they compete for its processor.
 
 - **Four lanes** are greedy, sampling, speculation with a draft model, and greedy with a repetition penalty, on the
-  bundled models, 400 tokens each or until the text ends. The server sends at most 20 frames per second.
+  bundled models, 400 tokens each or until the text ends. The server sends at most 30 frames per second.
 - **Blocked** is the share of time, from the first frame of a run to the last, in tasks of more than 50 ms on the main
   thread.
 - **Choice to pixel** is the time from the oldest event of a frame leaving the session to the paint that shows the

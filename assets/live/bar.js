@@ -41,7 +41,7 @@ class PlayerBar {
   /** Marks above the slider: where each lane ended. */
   drawMarks(player, trace, end) {
     const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
-    const width = this.marks.clientWidth;
+    const width = ends.every((at) => at === null) ? 0 : this.marks.clientWidth; // measuring it lays out the page
     const look = JSON.stringify([ends, end, width]);
     if (look === this.marksLook) return;
     this.marksLook = look;

@@ -70,12 +70,28 @@ class LaneCard {
     return costs;
   }
 
-  drawHeadlines(cards) {
-    const found = headlines(this, cards);
-    const look = JSON.stringify(found);
-    if (look === this.headsLook) return;
-    this.headsLook = look;
-    this.heads.replaceChildren(...found.map(headline));
+  /** All numbers of the lane and its comparison with plain greedy, for the text that is shown. */
+  drawNumbers(cards) {
+    this.metrics = measure(this.state);
+    this.drawStrip();
+    const likeness = sayLikeness(this, cards);
+    setText(this.remark, this.state.shown.id === 0 ? likeness : "");
+    this.drawHeadlines(headlines(this, cards, likeness));
+  }
+
+  /** Which branch is shown, while no branch has become the text. */
+  drawBranch() {
+    const { shown, living } = this.state;
+    const alone = shown.id === 0;
+    setText(this.branch, alone ? "" : `Sequence ${shown.id}, best of ${living.length} so far`);
+    this.node.classList.toggle("shows-branch", !alone);
+  }
+
+  drawHeadlines(found) {
+    const names = found.map(({ name }) => name).join();
+    if (names !== this.headlineNames) this.heads.replaceChildren(...found.map(headline));
+    this.headlineNames = names;
+    found.forEach((one, i) => writeHeadline(this.heads.children[i], one));
   }
 
   head() {
@@ -130,15 +146,15 @@ class LaneCard {
     const { state } = this;
     const sequence = state.shown;
     this.text.draw(sequence, state, channels);
-    this.drawStrip();
     this.drawStatus(atHead);
+    this.drawBranch();
     const last = state.notes[state.notes.length - 1];
     setText(this.note, last ? last.text : "");
     return moved;
   }
 
   drawStrip() {
-    const now = measure(this.state);
+    const now = this.metrics;
     STRIP.forEach(({ name, write, detail }, i) => {
       const written = write(now[name]);
       setText(this.values[i], written);
@@ -178,15 +194,6 @@ class LaneCard {
     if (app.trace.interrupted) return ["stopped", "interrupted"];
     if (app.trace.recorded || app.trace.state === "done") return ["replay", "recording ends here"];
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
-  }
-
-  /** Above the text: which branch is shown while no branch has become the text. Below it: the comparison with plain greedy. */
-  drawRemark(cards) {
-    const { shown, living } = this.state;
-    const alone = shown.id === 0;
-    setText(this.branch, alone ? "" : `Sequence ${shown.id}, best of ${living.length} so far`);
-    this.node.classList.toggle("shows-branch", !alone);
-    setText(this.remark, alone ? sayLikeness(this, cards) : "");
   }
 }
 

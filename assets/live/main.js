@@ -198,6 +198,8 @@ class App {
     this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the previous run
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
+    this.numbersLook = "";
+    for (const card of this.cards) card.plain = plainLane(card, this.cards);
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
     this.lanes.dataset.count = this.cards.length;
     this.lanes.style.setProperty("--count", this.cards.length);
@@ -516,7 +518,7 @@ class App {
 
   retheme() {
     this.theme = document.body.classList.contains("dark") ? "dark" : "light";
-    if (this.cards.length && this.player.atEnd) for (const card of this.cards) card.text.keepEndInSight(); // large type is taller
+    if (this.cards.length && this.player.atEnd) this.keepEndsInSight(); // large type is taller
     this.schedule();
   }
 
@@ -552,17 +554,20 @@ class App {
     const atHead = this.player.atEnd;
     const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
-      for (const card of this.cards) {
-        card.drawRemark(this.cards);
-        card.drawHeadlines(this.cards);
-      }
       for (const card of this.cards) card.text.cutLong();
-      if (this.player.playing || atHead) for (const card of this.cards) card.text.keepEndInSight();
+      if (this.player.playing || atHead) this.keepEndsInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }
+    if (atHead && this.trace.over) this.drawNumbers();
     this.drawPanels(now, changed.some(Boolean));
     if (atHead && this.trace.over) this.announceEnd();
     if (more && !this.player.following) this.schedule(); // a followed run has nothing to draw until new events arrive
+  }
+
+  /** All texts are measured before the first is scrolled: each scrolling would make the next measurement lay out the page again. */
+  keepEndsInSight() {
+    const overflowing = this.cards.filter(({ text }) => text.overflows);
+    for (const { text } of overflowing) text.toEnd();
   }
 
   /** Notify the page that a run started here has been shown to its end: lessons take their readings from it. */
@@ -591,8 +596,17 @@ class App {
       return;
     }
     this.panelsAt = now;
+    this.drawNumbers();
     for (const panel of this.panels) panel.update(this);
     setText(this.absent, sayAbsent(this.panels, this.cards));
+  }
+
+  /** The numbers of the lanes, at the pace of the views: digits that change faster cannot be read, and delay the text. */
+  drawNumbers() {
+    const look = `${this.trace.run}/${this.cards.map(({ state }) => state.version)}`;
+    if (look === this.numbersLook) return;
+    this.numbersLook = look;
+    for (const card of this.cards) card.drawNumbers(this.cards);
   }
 
   drawChooser() {

@@ -24,8 +24,8 @@ function pace(card, plain) {
   return { factor: mine / theirs, mine, theirs, over: [card, plain].every(({ state }) => isOver(state)) };
 }
 
-function sayPace(card, cards) {
-  const plain = plainLane(card, cards);
+function sayPace(card) {
+  const { plain } = card;
   if (plain === card) return "This is the plain lane, the baseline for the others.";
   if (!plain && card.record.header.canvas) return "No speed-up: a model that fills masked positions has no greedy lane to compare with.";
   if (!plain) return `No speed-up: ${card.record.header.forced.length ? "part of this text was given" : "add a greedy lane without toggles as a baseline"}.`;
@@ -38,7 +38,7 @@ function sayPace(card, cards) {
 /** Whether a lane has the same text as plain greedy (without a plain lane: as lane 1), up to the shorter of both.
     Compares token ids, so both need the same vocabulary. */
 function sayLikeness(card, cards) {
-  const plain = plainLane(card, cards);
+  const { plain } = card;
   const other = plain || cards[0];
   const [a, b] = [card.record.header, other.record.header];
   if (other === card || a.remote || b.remote || a.model !== b.model || a.vocabulary !== b.vocabulary || other.state.shown.id !== 0) return "";

@@ -2,6 +2,7 @@
 // that end where a line ends (at a line break, or in a long paragraph where a line wraps), so that a new token only lays out
 // the last stretch.
 
+const FAR = 1e7; // pixels; more than any text is high, so that its height need not be known
 const STRETCH = 60; // tokens after which a stretch ends at the next line end
 
 class TextView {
@@ -214,12 +215,16 @@ class TextView {
     else if (inner.bottom > outer.bottom) node.scrollTop += inner.bottom - outer.bottom + 8;
   }
 
-  /** A text that fills its box gets a fixed height, so that new tokens do not lay out the rest of the page. */
-  keepEndInSight() {
+  /** Whether the text is longer than its box, and its reader follows the newest token. */
+  get overflows() {
     const { node } = this;
-    if (!this.stuck || node.scrollHeight <= node.clientHeight) return;
-    node.scrollTop = node.scrollHeight;
-    node.classList.add("full");
+    return this.stuck && node.scrollHeight > node.clientHeight;
+  }
+
+  /** A text that fills its box gets a fixed height, so that new tokens do not lay out the rest of the page. */
+  toEnd() {
+    this.node.scrollTop = FAR;
+    this.node.classList.add("full");
   }
 }
 

@@ -14,7 +14,7 @@ from playground.trace import FORMAT, Trace
 if TYPE_CHECKING:
     from playground.ui.machine_meters import Reading
 
-CLOCK, SLOWEST = 0.05, 0.5  # least seconds between two frames; the same for the slowest browser or a busy device
+CLOCK, SLOWEST = 1 / 30, 0.5  # least seconds between two frames; the same for the slowest browser or a busy device
 Facts = list[dict[str, Any]]
 
 

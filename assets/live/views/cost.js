@@ -52,7 +52,7 @@ class CostPanel extends Panel {
     name.append(el("span", "number", String(card.order + 1)), ` ${card.title}`);
     const table = el("table", "totals");
     table.append(...totalRows(ledger, clock, workersOf(card.record)));
-    part.append(...(this.cards.length > 1 ? [name] : []), table, el("p", "pace", sayPace(card, this.app.cards)));
+    part.append(...(this.cards.length > 1 ? [name] : []), table, el("p", "pace", sayPace(card)));
     return part;
   }
 

@@ -71,6 +71,7 @@ class Panel {
       const start = performance.now();
       this.drawSafely(card, app);
       this.markKind();
+      this.body.getBoundingClientRect(); // lays it out, which counts as drawing: a long text takes longer to lay out than to make
       this.restsUntil = performance.now() + REST * app.cards.length * (performance.now() - start);
     }
     this.pointOut(card, app);
