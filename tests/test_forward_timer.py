@@ -12,8 +12,9 @@ CUDA = torch.device("cuda", 0)
 
 def test_a_forward_that_was_read_is_timed_without_another_wait():
     with Standin() as machine:
-        with ForwardTimer(CUDA) as timer:
-            logits = DeviceTensor(torch.ones(3), machine) + 1
+        timer = ForwardTimer(CUDA)
+        logits = DeviceTensor(torch.ones(3), machine) + 1
+        timer.stop()
         logits.tolist()
         before = machine.waits.total()
         assert timer.seconds() > 0 and machine.waits.total() == before
@@ -21,15 +22,17 @@ def test_a_forward_that_was_read_is_timed_without_another_wait():
 
 def test_a_forward_that_was_not_read_is_waited_for_once():
     with Standin() as machine:
-        with ForwardTimer(CUDA) as timer:
-            DeviceTensor(torch.ones(3), machine) + 1
+        timer = ForwardTimer(CUDA)
+        DeviceTensor(torch.ones(3), machine).sum()
+        timer.stop()
         timer.wait()
         assert timer.seconds() > 0 and machine.waits == {"event": 1}
 
 
-def test_on_the_host_the_seconds_are_those_of_the_context():
-    with ForwardTimer(torch.device("cpu")) as timer:
-        torch.ones(64, 64) @ torch.ones(64, 64)
+def test_on_the_host_the_seconds_end_when_it_is_stopped():
+    timer = ForwardTimer(torch.device("cpu"))
+    torch.matmul(torch.ones(64, 64), torch.ones(64, 64))
+    timer.stop()
     timer.wait()
     assert timer.seconds() == timer.host > 0
 

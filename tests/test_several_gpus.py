@@ -12,11 +12,11 @@ from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
-from playground.engine.attention_mask import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.load import Loading, estimate, load
 from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
+from playground.engine.segment_attention import Segment
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed
 from playground.ui.machine_meters import gpu

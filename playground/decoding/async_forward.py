@@ -22,8 +22,10 @@ class AsyncForward:
         self._future = self._model.thread.submit(self._run, feed)
 
     def _run(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
-        with self._model.lock, ForwardTimer(self._model.device) as timer:
+        with self._model.lock:
+            timer = ForwardTimer(self._model.device)
             outputs = self._model.forward([feed.work], feed.plan)
+            timer.stop()
         timer.wait()
         self._seconds = timer.host
         return outputs

@@ -230,11 +230,14 @@ def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], 
     """Logits of each feed, captured states of all, and their timer. An asynchronous feed is the only one."""
     model, in_flight = feeds[0].stream.model, feeds[0].in_flight
     if in_flight:
-        with ForwardTimer(HOST) as timer:
-            outputs = in_flight.wait()
+        timer = ForwardTimer(HOST)
+        outputs = in_flight.wait()
+        timer.stop()
         return *outputs, timer
-    with model.lock, ForwardTimer(model.device) as timer:
+    with model.lock:
+        timer = ForwardTimer(model.device)
         outputs = model.forward([feed.work for feed in feeds], _plan_of(feeds))
+        timer.stop()
     return *outputs, timer
 
 

@@ -30,9 +30,9 @@ from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import KVBuffer
 
 if TYPE_CHECKING:
-    from playground.engine.attention_mask import Segment
     from playground.engine.forward_input import ForwardInput
     from playground.engine.kv_cache import KVCache
+    from playground.engine.segment_attention import Segment
 
 log = logging.getLogger(__name__)
 BLOCK_SIZES = (1, 2, 4, 8, 16, 32, 64)  # rows; longer blocks keep a GPU busy without graphs

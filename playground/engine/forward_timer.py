@@ -7,7 +7,7 @@ import torch
 
 
 class ForwardTimer:
-    """Times the forward that is launched in its context.
+    """Times the forward that is launched after it was made and before `stop`.
 
     A CUDA device runs kernels after their launch. Two events in its stream mark begin and end, and are read later:
     whatever the host reads of the forward's results has waited for it anyway, and a second wait would only leave the
@@ -19,13 +19,11 @@ class ForwardTimer:
         # whether `host` may be less than the seconds of the forward
         self.pending = device.type == "cuda" and torch.cuda.is_initialized()
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self.pending else []
-
-    def __enter__(self) -> ForwardTimer:
         self._start = perf_counter()
         self._mark(0)
-        return self
 
-    def __exit__(self, *error: object) -> None:
+    def stop(self) -> None:
+        """The forward has been launched."""
         self._mark(1)
         if self.device.type == "mps":
             torch.mps.synchronize()

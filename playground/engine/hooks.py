@@ -22,15 +22,16 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from playground.engine.attention_mask import Reach
+from playground.engine.eager_attention import Scoring
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.layer_choices import ComputePass
 from playground.engine.recurrent_scan import Scan
-from playground.engine.segment_attention import Scoring, attend_all
+from playground.engine.segment_attention import attend_all
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.attention_mask import Segment
     from playground.engine.recurrent_layers import Recurrence
+    from playground.engine.segment_attention import Segment
 
 ATTENTION = "playground"  # name of the attention function in transformers
 IGNORED = {

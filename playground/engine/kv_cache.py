@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from playground.engine.attention_mask import EMPTY, Focus, LateSegment, Renumbering, Segment, Slots, Window
+from playground.engine.attention_mask import EMPTY, Focus, Renumbering, Slots, Window
 from playground.engine.cascade_attention import PartialAttention
 from playground.engine.freed_slots import FreedSlots
 from playground.engine.host_copies import on_device
@@ -24,6 +24,7 @@ from playground.engine.kv_buffer import (
     selected_indices,
 )
 from playground.engine.recurrent_state import RecurrentMemory
+from playground.engine.segment_attention import LateSegment, Segment
 
 OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
 """on_attention(layer, weights [kv_heads, rows, slots], query positions [rows], key positions [1 or kv_heads, slots])"""

@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
-from playground.engine.attention_mask import Segment
 from playground.engine.hooks import Call, LayerPlan, running
+from playground.engine.segment_attention import Segment
 from playground.errors import Refusal
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from playground.engine.attention_mask import Reach, Segment
+from playground.engine.attention_mask import Reach
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
 from playground.engine.expert_routing import expert_weights, install_routing
 from playground.engine.forward_input import ForwardInput
@@ -37,6 +37,7 @@ from playground.engine.library_masks import layer_reaches
 from playground.engine.load_check import Reference, largest_error
 from playground.engine.mtp_layers import MtpLayers, count_of
 from playground.engine.recurrent_layers import Recurrence, find_recurrence
+from playground.engine.segment_attention import Segment
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 

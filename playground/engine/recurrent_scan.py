@@ -11,7 +11,7 @@ from torch import Tensor
 from playground.engine.recurrent_state import ORIGIN, BatchState, State
 
 if TYPE_CHECKING:
-    from playground.engine.attention_mask import Segment
+    from playground.engine.segment_attention import Segment
 
 Output = Tensor | tuple[Tensor | None, ...]
 Place = tuple[int, int]

@@ -1,26 +1,364 @@
-"""Attention of the new rows of a forward, each over its own KV cache.
+"""Segments, the rows of one KV cache in a forward: what they see, and their attention.
 
 The states of new rows are written into the caches first. Caches that share a prefix attend to it together. What a cache
 policy does with queries, keys and attention weights happens here too.
 """
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from playground.engine.attention_logits import attention_logits
-from playground.engine.attention_mask import as_bias
+from playground.engine.attention_mask import (
+    CAUSAL,
+    EMPTY,
+    Chunks,
+    Focus,
+    PrefixKey,
+    Reach,
+    Renumbering,
+    RowsAndSlots,
+    Slots,
+    Window,
+    as_bias,
+)
 from playground.engine.cascade_attention import PartialAttention, attend_part, merge
-
-if TYPE_CHECKING:
-    from playground.engine.attention_mask import Reach, Segment
+from playground.engine.eager_attention import Scoring, attention_weights, eager_attention, grouped
+from playground.engine.host_copies import moved, on_device
+from playground.engine.kv_buffer import KVBuffer, write_both
+from playground.engine.recurrent_state import RecurrentMemory
 
 QKV = Sequence[Tensor]
 """Query, key and value states of new rows, [heads, rows, d] or [kv_heads, rows, d]."""
+
+
+class SlotStore(Protocol):
+    """What a segment reads of the KV cache it belongs to (`engine.kv_cache.KVCache`)."""
+
+    device: torch.device | str
+    length: int
+    common: int
+    parents: list[int]
+    depths: list[int]
+    lineage: list[int]
+    absent: dict[int, set[int]]
+    slots: list[Slots]
+    keys: list[KVBuffer]
+    values: list[KVBuffer]
+    window: Window | None
+    focus: Focus | None
+    renumbering: Renumbering | None
+    memory: Callable | None
+    on_attention: Callable | None
+    on_queries: Callable | None
+    on_query_heads: Callable | None
+    recurrent: RecurrentMemory | None
+    devices: tuple[torch.device, ...]
+
+    def leave_out(self, layer: int, nodes: Iterable[int]) -> None:
+        """Scratch nodes leave no states in a layer."""
+
+    def watch(self, segment: Segment, layer: int, weights: Tensor) -> None:
+        """Record the attention weights [kv_heads, watched rows, slots] of one layer."""
+
+
+@dataclass
+class Segment:
+    """Rows of one KV cache in one forward: scratch nodes `first` to `first + rows`.
+
+    The attention weights of the rows in `watched` are recorded.
+    """
+
+    store: SlotStore
+    first: int
+    rows: int
+    watched: list[int] = field(default_factory=list)
+    _masks: dict = field(default_factory=dict)
+    _biases: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        store = self.store
+        self.positions = self._true_positions()  # of each row
+        self._starts = [slots.count + self.first for slots in store.slots]  # the first row's, by entry of the slots
+        # what a cache policy does with these rows: it selects slots for some of them by their attention weights,
+        self.focused = store.focus is not None and any(map(store.focus.among, self.positions))
+        self.renumbers = store.renumbering is not None  # uses their index in the cache as position,
+        self.reports_queries = store.on_queries is not None  # reads their query states,
+        # or acts on their queries and keys in any way, apart from masks by position
+        self.needs_keys = self.focused or self.renumbers or self.reports_queries or store.memory is not None
+
+    def _true_positions(self) -> list[int]:
+        return [self.store.length + depth for depth in self.store.depths[self.first:self.end]]
+
+    @property
+    def end(self) -> int:
+        return self.first + self.rows
+
+    def is_plain(self, sliding_window: Reach) -> bool:
+        """Whether each row sees the whole trunk and its own ancestors in every layer, and no slot is quantised."""
+        store = self.store
+        uniform = (
+            len(store.slots) == 1
+            and store.slots[0].dense
+            and not (self._is_restricted(sliding_window) or self.needs_keys)
+        )
+        buffers = (*store.keys, *store.values)
+        return uniform and not self.watched and not any(buffer.quantised_rows for buffer in buffers)
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the rows' key and value states [kv_heads, rows, head_dim]; returns those of all slots up to them."""
+        buffers = self.store.keys[layer], self.store.values[layer]
+        return write_both(buffers, self._starts[self._own_slots(layer)], (keys, values))
+
+    def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Key and value states of the prefix shared with other caches, [kv_heads, slots, d] each, if there is one."""
+        return self.store.keys[layer].prefix, self.store.values[layer].prefix
+
+    def write_suffix(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """As `write`, but returns what follows the shared prefix."""
+        start = self._starts[self._own_slots(layer)]
+        return self.store.keys[layer].write_suffix(start, keys), self.store.values[layer].write_suffix(start, values)
+
+    def shared_prefix(self, sliding_window: Reach) -> PrefixKey | None:
+        """The prefix shared with other caches.
+
+        None if there is none, if some row does not see all of it, or if weights over prefix and suffix are needed.
+        """
+        keys = self.store.keys[0].prefix if self.store.keys else None
+        if keys is None or self.watched or self.needs_keys or self._is_restricted(sliding_window):
+            return None
+        return keys.data_ptr(), keys.shape[1]
+
+    def watch(self, layer: int, weights: Tensor) -> None:
+        """Record the attention weights of the watched rows in a layer, [kv_heads, watched, slots]."""
+        self.store.watch(self, layer, weights)
+
+    def report_query_heads(self, layer: int, weights: Tensor) -> None:
+        """Report the attention weights of all rows by query head, [kv_heads, group, rows, slots], as they are fed."""
+        if self.store.on_query_heads:
+            self.store.on_query_heads(layer, weights.to(self.store.device), self.positions)
+
+    def report_queries(self, layer: int, query: Tensor) -> None:
+        """Report the query states of all rows, [kv_heads, group, rows, d], as they are fed."""
+        if self.reports_queries:
+            self.store.on_queries(layer, query.to(self.store.device), self.positions)
+
+    def with_memory(self, layer: int, query: Tensor, seen: PartialAttention) -> Tensor:
+        """Attention of query states [heads, rows, d] over the slots and what a policy holds beside them."""
+        first = self.store.device
+        return self.store.memory(layer, query.to(first), self.positions, seen.to(first))
+
+    def mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
+        """What the rows may see in a layer: [rows, slots], [kv_heads, rows, slots], CAUSAL, or None for everything.
+
+        It is on the layer's device.
+        """
+        if not self.store.devices:
+            return self._store_mask(layer, sliding_window)
+        device = self.store.devices[layer]
+        key = (sliding_window, self._own_slots(layer), device)
+        if layer in self.store.absent:
+            return self._store_mask(layer, sliding_window).to(device)
+        if key not in self._masks:
+            mask = self._store_mask(layer, sliding_window)
+            self._masks[key] = mask.to(device) if isinstance(mask, Tensor) else mask
+        return self._masks[key]
+
+    def _store_mask(self, layer: int, sliding_window: Reach) -> Tensor | str | None:
+        """The mask of a layer on the device of the KV cache."""
+        if absent := self.store.absent.get(layer):
+            return self._mask_without(absent, self._slots(layer), sliding_window)
+        key = (sliding_window, self._own_slots(layer))
+        if key not in self._masks:
+            self._masks[key] = self._build_mask(self._slots(layer), sliding_window)
+        return self._masks[key]
+
+    def _own_slots(self, layer: int) -> int:
+        """Which entry of the slots is the layer's."""
+        return layer if len(self.store.slots) > 1 else 0
+
+    def _slots(self, layer: int) -> Slots:
+        return self.store.slots[self._own_slots(layer)]
+
+    def leave_out(self, layer: int, rows: list[int]) -> None:
+        """These rows leave no states in a layer."""
+        self.store.leave_out(layer, [self.first + row for row in rows])
+
+    def _mask_without(self, absent: set[int], slots: Slots, sliding_window: Reach) -> Tensor:
+        """The mask of a layer in which some scratch nodes left no states, [rows, slots] or [kv_heads, rows, slots]."""
+        mask = self._explicit_mask(slots, sliding_window).clone()
+        mask[..., [slots.count + node for node in absent if node < self.end]] = False
+        return mask
+
+    def bias(self, layer: int, sliding_window: Reach, groups: int, dtype: torch.dtype) -> Tensor | str | None:
+        """The mask as an additive bias for all heads of a group, as `as_bias` makes it; CAUSAL and None as they are.
+
+        Layers with the same mask share one bias, which is materialised once per forward.
+        """
+        mask = self.mask(layer, sliding_window)
+        if mask is None or isinstance(mask, str):
+            return mask
+        if layer in self.store.absent:  # a mask of its own, which nobody holds
+            return as_bias(mask, groups, dtype)
+        key = (id(mask), groups, dtype)
+        if key not in self._biases:
+            self._biases[key] = as_bias(mask, groups, dtype)
+        return self._biases[key]
+
+    def suffix_bias(self, layer: int, sliding_window: Reach, groups: int, dtype: torch.dtype) -> Tensor | None:
+        """As `bias`, for what follows a prefix that all rows see."""
+        bias = self.bias(layer, sliding_window, groups, dtype)
+        return None if bias is None else bias[..., self.store.common:]
+
+    def chosen(self, layer: int, weights: Tensor, mask: Tensor | None) -> Tensor:
+        """The mask after the policy's selection by attention weights, bool [kv_heads, rows, slots].
+
+        `weights` [kv_heads, rows, slots] are those under `mask` [1 or kv_heads, rows, slots]; None is no mask.
+        """
+        (rows, positions), choose = self._selected_rows, self.store.focus.choose
+        received = weights.to(self.store.device)
+        if len(rows) == self.rows:
+            seen = choose(layer, received, positions)
+        else:
+            seen = torch.ones_like(received, dtype=torch.bool)
+            seen[:, rows] = choose(layer, received[:, rows], positions)
+        seen = seen.to(weights.device)
+        return seen if mask is None else seen & mask
+
+    @cached_property
+    def _selected_rows(self) -> tuple[list[int], Tensor]:
+        """The rows a policy selects slots for, and their positions."""
+        found = [(row, position) for row, position in enumerate(self.positions) if self.store.focus.among(position)]
+        return [row for row, _ in found], on_device([position for _, position in found], self.store.device)
+
+    def renumbered(self, layer: int, query: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """Query and key states [heads, n, 2 d] whose products are those of rows at their index in the cache.
+
+        Each row has two queries, for keys before the gap and after it. Each key is zero in the half that does not
+        apply to it.
+        """
+        renumbering, at = self.store.renumbering, on_device(self.positions, self.store.device)
+        skipped = renumbering.skipped(at).masked_fill(at < renumbering.start, 0)
+        far = renumbering.far(self._slot_positions(layer))[..., None].to(keys.device)
+        return torch.cat([query, renumbering.rotate_back(query, skipped)], -1), torch.cat([keys * ~far, keys * far], -1)
+
+    def chosen_by_states(self, layer: int, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        """As `chosen`, by query states [kv_heads, group, rows, d] and key states [kv_heads, slots, d]."""
+        first, own = self.store.device, keys.device
+        query, keys, mask = query.to(first), keys.to(first), None if mask is None else mask.to(first)
+        rows, positions = self._selected_rows
+        whole, numbers = len(rows) == self.rows, self.positions
+        seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
+        visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
+        index = slice(None) if whole else on_device(rows, first, torch.long)
+        around = RowsAndSlots([numbers[row] for row in rows], self._slot_positions(layer), visible[:, index])
+        seen[:, index] = self.store.focus.by_states(layer, query[:, :, index], keys, around)
+        return (seen & visible).to(own)
+
+    def _slot_positions(self, layer: int) -> Tensor:
+        """True positions of all slots up to these rows, trunk and scratch, [1 or kv_heads, slots]."""
+        trunk = self._slots(layer).positions
+        return torch.cat([trunk, self._scratch_positions().expand(len(trunk), -1)], 1)
+
+    def _scratch_positions(self) -> Tensor:
+        """True positions of the scratch nodes up to these rows, [nodes]."""
+        depths = on_device(self.store.depths[:self.end], self.store.device, torch.long)
+        return depths + self.store.length
+
+    def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
+        if self._is_restricted(sliding_window) or not slots.dense:
+            return self._explicit_mask(slots, sliding_window)
+        if not self._is_chain():
+            seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
+            return torch.cat([seen, self._scratch_mask], 1)
+        if self.rows == 1:
+            return None
+        before = slots.count + self.first
+        if not before:
+            return CAUSAL
+        return torch.ones(self.rows, before + self.rows, dtype=torch.bool, device=self.store.device).tril(before)
+
+    def _is_restricted(self, sliding_window: Reach) -> bool:
+        """Whether some row may not see all positions before it."""
+        limit = sliding_window.size if isinstance(sliding_window, Chunks) else sliding_window
+        return self.store.window is not None or bool(limit and self.store.length + self.end > limit)
+
+    def _is_chain(self) -> bool:
+        return self.store.parents[:self.end] == list(range(-1, self.end - 1))
+
+    def _explicit_mask(self, slots: Slots, sliding_window: Reach) -> Tensor:
+        trunk, own = slots.positions[:, None, :], self._scratch_mask  # [1 or heads, 1, n]
+        seen = trunk != EMPTY
+        if self._is_restricted(sliding_window):
+            query = on_device(self.positions, self.store.device)[:, None]
+            seen = seen & self._allowed(query, trunk, sliding_window)
+            own = own & self._allowed(query, self._scratch_positions(), sliding_window)
+        mask = torch.cat([seen.expand(-1, self.rows, -1), own.expand(len(seen), -1, -1)], 2)
+        return mask[0] if len(mask) == 1 else mask
+
+    def _allowed(self, query: Tensor, key: Tensor, sliding_window: Reach) -> Tensor:
+        allowed = query >= key
+        if isinstance(sliding_window, Chunks):
+            allowed = allowed & (query // sliding_window.size == key // sliding_window.size)
+        elif sliding_window:
+            allowed = allowed & (query - key < sliding_window)
+        if window := self.store.window:
+            allowed = allowed & ((query < window.start) | window.visible(query, key))
+        return allowed
+
+    @cached_property
+    def _scratch_mask(self) -> Tensor:
+        """Which scratch nodes each row sees in every layer, bool [rows, scratch]."""
+        return moved(torch.from_numpy(self.ancestors()).bool(), self.store.device)
+
+    def ancestors(self) -> numpy.ndarray:
+        """Which scratch nodes each row descends from, itself included, [rows, scratch] of 0 and 1."""
+        lines = self.store.lineage[self.first:self.end]
+        size = -(-self.end // 8)
+        packed = numpy.frombuffer(b"".join(line.to_bytes(size, "little") for line in lines), numpy.uint8)
+        return numpy.unpackbits(packed.reshape(self.rows, size), axis=1, count=self.end, bitorder="little")
+
+
+@dataclass
+class LateSegment(Segment):
+    """Trunk tokens that earlier layers have read and later layers read now, after a policy shortened the prompt.
+
+    They are written to the slots from `first` on, at their true positions. Each sees the tokens before it that
+    reached these layers.
+    """
+
+    token_positions: list[int] = field(default_factory=list)  # true positions, ascending
+
+    def _true_positions(self) -> list[int]:
+        return self.token_positions
+
+    def is_plain(self, sliding_window: Reach) -> bool:
+        return False
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return self.store.keys[layer].write(self.first, keys), self.store.values[layer].write(self.first, values)
+
+    def watch(self, layer: int, weights: Tensor) -> None:
+        """Report the attention at once, because the tokens are committed already."""
+        if self.store.on_attention:
+            watched = on_device([self.token_positions[row] for row in self.watched], self.store.device)
+            weights = weights.to(self.store.device)
+            self.store.on_attention(layer, weights, watched, self._slot_positions(layer))
+
+    def _slot_positions(self, layer: int) -> Tensor:
+        return self._slots(layer).positions[:, :self.end]
+
+    def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
+        if not self.first and not self._is_restricted(sliding_window):
+            return CAUSAL
+        query = on_device(self.token_positions, self.store.device)[:, None]
+        return self._allowed(query, slots.positions[0, :self.end], sliding_window)
 
 
 class RunningRows(Protocol):
@@ -28,13 +366,6 @@ class RunningRows(Protocol):
 
     segments: list[Segment]  # in the order of the rows
     prefix_groups: dict[Reach, list[list[int]]]
-
-
-class Scoring(NamedTuple):
-    """What a model does to attention scores beyond scaling them."""
-
-    softcap: float | None = None  # scores are squashed into (-softcap, softcap)
-    sinks: Tensor | None = None  # [heads], a further score in each head's softmax that belongs to no key
 
 
 def attend_all(layer: int, new: QKV, call: RunningRows, scaling: float, sliding_window: Reach = None,
@@ -142,7 +473,7 @@ def _attend_alone(
             return segment.with_memory(layer, new[0], seen).to(values)
     if len(segment.watched) == segment.rows:
         mask = segment.mask(layer, sliding_window)
-        output, weights = _eager_attention(query, keys, values, mask, scaling, scoring)
+        output, weights = eager_attention(query, keys, values, mask, scaling, scoring)
         segment.report_query_heads(layer, weights)
         segment.watch(layer, weights.sum(1))
         return output
@@ -150,7 +481,7 @@ def _attend_alone(
         bias = segment.bias(layer, sliding_window, query.shape[0] // len(keys), query.dtype)
         output = attend(query, keys, values, bias, scaling)
     else:
-        output, _ = _eager_attention(query, keys, values, segment.mask(layer, sliding_window), scaling, scoring)
+        output, _ = eager_attention(query, keys, values, segment.mask(layer, sliding_window), scaling, scoring)
     if segment.watched:
         mask = segment.mask(layer, sliding_window)
         segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
@@ -178,7 +509,7 @@ def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_
     """
     mask = segment.mask(layer, sliding_window)
     weights = attention_weights(query, keys, mask, list(range(segment.rows)), scaling, scoring)
-    return segment.chosen(layer, weights, _grouped(mask, 1, segment.rows, query.device)), weights
+    return segment.chosen(layer, weights, grouped(mask, 1, segment.rows, query.device)), weights
 
 
 def _attend_by_states(
@@ -190,7 +521,7 @@ def _attend_by_states(
     if segment.watched:
         segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
     states = query.unflatten(0, (len(keys), -1))
-    seen = segment.chosen_by_states(layer, states, keys, _grouped(mask, 1, segment.rows, query.device))
+    seen = segment.chosen_by_states(layer, states, keys, grouped(mask, 1, segment.rows, query.device))
     return _attend_masked(query, keys, values, seen, scaling, scoring)
 
 
@@ -202,7 +533,7 @@ def _attend_slots(
     mask = segment.mask(layer, sliding_window)
     if segment.watched:
         segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, None))
-    mask = _grouped(mask, 1, segment.rows, query.device)
+    mask = grouped(mask, 1, segment.rows, query.device)
     bias = None if mask is None else as_bias(mask, len(query) // len(keys), query.dtype)
     return attend_part(query, keys, values, bias, scaling)
 
@@ -212,7 +543,7 @@ def _attend_masked(
 ) -> Tensor:
     """Attention under a mask for this layer only, [kv_heads, rows, slots]."""
     if scoring is not None:
-        return _eager_attention(query, keys, values, mask, scaling, scoring)[0]
+        return eager_attention(query, keys, values, mask, scaling, scoring)[0]
     return attend(query, keys, values, as_bias(mask, len(query) // len(keys), query.dtype), scaling)
 
 
@@ -225,59 +556,3 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | str | Non
     # the heads of a group become further rows, so no key is copied
     query = query.reshape(1, kv_heads, heads // kv_heads * n, -1)
     return scaled_dot_product_attention(query, keys[None], values[None], bias, scale=scaling).reshape(heads, n, -1)
-
-
-def _eager_attention(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | str | None, scaling: float,
-                     scoring: Scoring | None) -> tuple[Tensor, Tensor]:
-    """Attention and its weights, [kv_heads, group, n, m], with a mask as `Segment.mask` makes it.
-
-    Used if all rows are watched, and for scores that torch's fused attention does not support.
-    """
-    kv_heads, (heads, n, _) = keys.shape[0], query.shape
-    mask = _grouped(mask, heads // kv_heads, n, query.device)
-    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * n, -1), keys, mask, scaling, scoring)
-    output = (weights.to(values.dtype) @ values).reshape(heads, n, -1)
-    return output, weights.reshape(kv_heads, heads // kv_heads, n, -1)
-
-
-def _grouped(mask: Tensor | str | None, groups: int, n: int, device: torch.device) -> Tensor | None:
-    """A mask repeated for the query heads of a group."""
-    if mask is None:
-        return None
-    if isinstance(mask, str):
-        mask = torch.ones(n, n, dtype=torch.bool, device=device).tril()
-    return _repeated(mask, groups)
-
-
-def _repeated(mask: Tensor, groups: int) -> Tensor:
-    """A mask [..., rows, slots] repeated for groups * rows rows; a single row is broadcast instead."""
-    return mask if groups == 1 or mask.shape[-2] == 1 else mask.repeat(*[1] * (mask.dim() - 2), groups, 1)
-
-
-def attention_weights(
-    query: Tensor, keys: Tensor, mask: Tensor | str | None, rows: list[int], scaling: float, scoring: Scoring | None
-) -> Tensor:
-    """Attention weights of some rows, summed over the query heads of a group, [kv_heads, len(rows), m].
-
-    Computed separately, so that the output can still come from fused attention, which does not return weights.
-    """
-    kv_heads, (heads, n, _) = keys.shape[0], query.shape
-    mask = _grouped(mask, 1, n, query.device)
-    if len(rows) < n:
-        query, mask = query[:, rows], None if mask is None else mask[..., rows, :]
-    mask = None if mask is None else _repeated(mask, heads // kv_heads)
-    weights = _softmax(query.reshape(kv_heads, heads // kv_heads * len(rows), -1), keys, mask, scaling, scoring)
-    return weights.reshape(kv_heads, heads // kv_heads, len(rows), -1).sum(1)
-
-
-def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, scoring: Scoring | None) -> Tensor:
-    scores = attention_logits(query, keys) * scaling
-    if scoring is not None and scoring.softcap is not None:
-        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    wide = torch.promote_types(scores.dtype, torch.float32)
-    if scoring is None or scoring.sinks is None:
-        return scores.softmax(-1, dtype=wide)
-    sinks = scoring.sinks.view(len(keys), -1).repeat_interleave(query.shape[1] * len(keys) // len(scoring.sinks), 1)
-    return torch.cat([scores, sinks[..., None].to(scores.dtype)], -1).softmax(-1, dtype=wide)[..., :-1]

@@ -20,7 +20,6 @@ from torch import Tensor
 from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.made_tokens import made_tokenizer
 from playground.decoding.stream import PIECE
-from playground.engine.attention_mask import Segment
 from playground.engine.attention_parts import Projections
 from playground.engine.forward_input import ForwardInput
 from playground.engine.grammar_matcher import GrammarEngine
@@ -28,7 +27,7 @@ from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
 from playground.engine.layer_choices import ComputePass, FeedForwardPart
-from playground.engine.segment_attention import attend_all
+from playground.engine.segment_attention import Segment, attend_all
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
