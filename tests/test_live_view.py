@@ -28,6 +28,7 @@ from playwright.sync_api import expect
 
 from playground.events import (
     Branches,
+    Done,
     Header,
     Part,
     Rollback,
@@ -294,6 +295,48 @@ def test_a_user_action_does_not_wait_for_the_pause_of_playback(page, feed, slow_
     page.keyboard.press("ArrowRight")
     drawn(page)
     assert len(token_texts(page, 0)) == 2
+
+
+def test_the_numbers_are_never_ahead_of_the_text_and_catch_up_in_a_silence(page, feed):
+    frames = plain_frames(60)
+    send(page, feed, frames[0])
+    page.evaluate("""() => {
+        window.pairs = [];
+        const body = document.querySelector(".lane .body");
+        const tokens = document.querySelector(".lane dd[data-metric=tokens]");
+        requestAnimationFrame(function note() {
+            pairs.push([body.querySelectorAll(".tokens > .t").length, Number(tokens.dataset.value)]);
+            requestAnimationFrame(note);
+        });
+    }""")
+    send(page, feed, *frames[1:])
+    expect(page.locator(".lane dd[data-metric=tokens]")).to_have_attribute("data-value", "60")
+    pairs = page.evaluate("pairs")
+    assert [pair for pair in pairs if pair[1] > pair[0]] == []
+
+
+def test_a_run_ends_with_its_numbers_in_the_frame_of_its_last_tokens(page, feed):
+    frames = plain_frames(60)
+    send(page, feed, *frames)
+    expect(page.locator(".lane dd[data-metric=tokens]")).to_have_attribute("data-value", "60")
+    page.evaluate("""() => {
+        const take = (until) => { while (performance.now() < until); return ""; };
+        const slow = { get: () => take(performance.now() + 150), set() {} };
+        Object.defineProperty(document.querySelector(".absent"), "textContent", slow); // views that take long rest long
+        window.atEnd = [];
+        new MutationObserver(() => requestAnimationFrame(() => {
+            const said = document.querySelector(".lane .status").dataset.status;
+            if (said !== "running") atEnd.push(document.querySelector(".lane dd[data-metric=tokens]").dataset.value);
+        })).observe(document.querySelector(".lane .status"), { attributes: true });
+    }""")
+    run = frames[0]["run"]
+    send(page, feed, frame(run, 60, [Stamped(0, 60, 0.7, commit(60, (" last", "sampled"))).to_json()], "running"))
+    expect(page.locator(".lane dd[data-metric=tokens]")).to_have_attribute("data-value", "61")
+    last, over = Stamped(0, 61, 0.8, commit(61, (" end", "sampled"))), Stamped(0, 62, 0.8, Done("end"))
+    send(page, feed, frame(run, 61, [last.to_json(), over.to_json()], "done"))
+    expect(page.locator(".lane .status")).to_have_attribute("data-status", "end")
+    page.wait_for_function("window.atEnd.length")
+    assert page.evaluate("atEnd[0]") == "62"
 
 
 @pytest.mark.parametrize("hours", [0, 5, -5])

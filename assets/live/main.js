@@ -558,7 +558,6 @@ class App {
       if (this.player.playing || atHead) this.keepEndsInSight();
       if (!this.card.node.hidden && !this.card.anchor.isConnected) this.card.hide();
     }
-    if (atHead && this.trace.over) this.drawNumbers();
     this.drawPanels(now, changed.some(Boolean));
     if (atHead && this.trace.over) this.announceEnd();
     if (more && !this.player.following) this.schedule(); // a followed run has nothing to draw until new events arrive
@@ -570,15 +569,18 @@ class App {
     for (const { text } of overflowing) text.toEnd();
   }
 
-  /** Notify the page that a run started here has been shown to its end: lessons take their readings from it. */
+  /** A run started here is shown to its end: keep it and notify the page, once its last tokens are on screen. */
   announceEnd() {
-    if (!this.ranHere || this.trace.fromFile || this.announced === this.trace.run) return;
-    this.announced = this.trace.run;
-    const run = this.visit.find(this.trace.run);
-    if (run && !this.trace.recorded) keepRun(run);
+    const { trace } = this;
+    if (!this.ranHere || trace.fromFile || this.announced === trace.run) return;
+    this.announced = trace.run;
     if (this.linked) goToPosition(this, this.linked);
     this.linked = null;
-    document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(this.trace) }));
+    setTimeout(() => {
+      const run = this.visit.find(trace.run);
+      if (run && !trace.recorded) keepRun(run);
+      document.dispatchEvent(new CustomEvent("run-shown", { detail: new Readings(trace) })); // for lessons
+    });
   }
 
   /** During playback, a frame that draws texts leaves the views to the next one: together they would take too long. */
