@@ -83,7 +83,7 @@ def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
     send_trace(page, feed, run_of(RED, writing(0, 5, 3)))
     choose(page, 1)
     expect(said(page)).to_contain_text(f"logit difference {math.log(4):.2f}")
-    assert panel(page).locator(".parting td").all_inner_texts() == ["13 %", "not among the 2 recorded", "50 %", "50 %"]
+    expect(panel(page).locator(".parting td")).to_have_text(["13 %", "not among the 2 recorded", "50 %", "50 %"])
 
 
 def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
@@ -200,9 +200,9 @@ def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabi
         "The texts diverge at token 2, logit difference 0.69; lane 2 was forced there."
     )
     assert panel(page).locator(".parting th").all_inner_texts()[:2] == ["", "p in lane 1"]
-    assert panel(page).locator(".parting td").all_inner_texts() == ["50 %", "25 %"]
+    expect(panel(page).locator(".parting td")).to_have_text(["50 %", "25 %"])
 
 
 def test_a_token_that_a_lane_did_not_record_is_said_to_be_missing_from_its_list(page, feed):
     send_trace(page, feed, run_of(writing(0, 1, 3), writing(0, 5, 3)))
-    assert panel(page).locator(".parting td").all_inner_texts() == ["50 %", "50 %", "not among the 2 recorded", "13 %"]
+    expect(panel(page).locator(".parting td")).to_have_text(["50 %", "50 %", "not among the 2 recorded", "13 %"])

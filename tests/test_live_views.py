@@ -45,6 +45,16 @@ def test_views_that_wait_do_not_move_when_they_fill(page, feed):
     )
 
 
+def test_views_out_of_sight_are_those_of_the_shown_run_once_it_rests(page, feed):
+    page.set_viewport_size({"width": 900, "height": 200})
+    below = "panel => panel.getBoundingClientRect().top - innerHeight"
+    for trace, lanes in ((THREE, 3), (run_of((PLAIN, one_by_one())), 1)):
+        show(page, feed, trace)
+        page.evaluate("scrollTo(0, 0)")
+        assert page.locator(".panel-cost").evaluate(below) > 200, "a view nearer to the window counts as in sight"
+        expect(page.locator(".panel-cost table")).to_have_count(lanes)
+
+
 # --- all lanes ---
 
 THREE = run_of((PLAIN, one_by_one()), (GUESSING, in_rounds()), (replace(GUESSING, title="Again"), in_rounds()))

@@ -10,6 +10,7 @@ const TOO_LONG = "This run is too long to be sent back to the server: press Run 
 const MOST_SENT = 1_800_000; // characters of a run that the server no longer has; less than a public page takes
 const ONLY_PRESENTER = "Only the presenter of this class can run or ask a model";
 const PANEL_PAUSE = 80; // ms between two drawings of the views under the lanes
+const UNSEEN_PAUSE = 500; // ms of rest after which the views out of sight are drawn, too
 const NEXT_FRAME = 60; // ms until the next frame has probably arrived: views and texts are then laid out and painted together
 const PAINT_REST = 1.5; // pause after a paint of the texts, in multiples of its duration: the model may run on the same processor
 const VIEWS_REST = 4; // pause of the views, in multiples of the duration of theirs: texts go first, and do not wait for it
@@ -601,6 +602,8 @@ class App {
     this.drawNumbers();
     for (const panel of this.panels) panel.update(this);
     setText(this.absent, sayAbsent(this.panels, this.cards));
+    clearTimeout(this.unseen);
+    if (!this.player.playing) this.unseen = setTimeout(() => this.panels.forEach((panel) => panel.updateUnseen(this)), UNSEEN_PAUSE);
   }
 
   /** The numbers of the lanes, at the pace of the views: digits that change faster cannot be read, and delay the text. */

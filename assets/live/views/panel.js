@@ -77,6 +77,14 @@ class Panel {
     this.pointOut(card, app);
   }
 
+  /** Draw it although it is out of sight: a saved or printed page shows all of itself. */
+  updateUnseen(app) {
+    if (this.inSight) return;
+    this.inSight = true;
+    this.update(app);
+    this.inSight = false;
+  }
+
   /** Show the place of the selected token. Called after every change, so it must cost little and draw nothing anew. */
   pointOut() {}
 
