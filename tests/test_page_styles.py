@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 from app_page import address, browser, page, visit  # noqa: F401
+from playwright.sync_api import expect
 
 from playground.ui.pages import PLACES
 from playground.ui.settings import Settings
@@ -95,10 +96,8 @@ def test_the_foot_of_the_page_is_not_faded(page, address):
     assert page.locator("footer").evaluate("foot => getComputedStyle(foot).opacity") == "1"
 
 
-def test_no_line_divides_the_foot_of_the_page_on_a_phone(page, address):
-    page.set_viewport_size(PHONE)
+def test_the_settings_of_a_run_are_the_only_ones_on_the_page(page, address):
     page.goto(address)
-    page.wait_for_selector("footer .divider", state="attached")
-    assert set(
-        page.locator("footer .divider").evaluate_all("all => all.map((one) => getComputedStyle(one).display)")
-    ) == {"none"}
+    expect(page.locator("footer button:visible")).to_have_count(1)
+    assert page.locator("footer").inner_text().strip() == "Use via API"
+    assert page.get_by_role("button", name="Settings").count() == 1

@@ -31,7 +31,7 @@ def theme_options() -> dict[str, Any]:
         "theme": _theme(),
         "css_paths": _styles(),
         "head": f"<script>{glossary.script()}\n{read('page.js')}</script>",
-        "footer_links": ["api", "settings"],
+        "footer_links": ["api"],  # Gradio's settings would be a second place of that name
     }
 
 
