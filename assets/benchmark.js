@@ -12,6 +12,11 @@ function make(tag, { text, on = {}, ...attributes } = {}, ...children) {
   return node;
 }
 
+/** The name of a recipe, which may wrap between its parts. */
+function breakable(name) {
+  return name.split(/(?<=\+)/).flatMap((part, i) => (i ? [make("wbr"), part] : [part]));
+}
+
 /** The mark of a score and its meaning. */
 function markOf(score) {
   if (score === null) return ["", "not answered yet"];
@@ -96,8 +101,8 @@ class ResultsTable {
 
   row({ entrant, failure, remark, cells: [name, ...others] }) {
     const wrong = [...(failure ? [make("p", { class: "failure", text: failure })] : []), ...(remark ? [make("p", { class: "note", text: remark })] : [])];
-    const head = make("th", { scope: "row" }, make("span", { class: "entrant", "data-entrant": entrant, text: name.text }), ...wrong);
-    return make("tr", { "data-row": entrant }, head, ...others.map((cell) => make("td", { text: cell.text, class: cell.text === "-" ? "nothing" : undefined })));
+    const head = make("th", { scope: "row" }, make("span", { class: "entrant", "data-entrant": entrant }, make("span", {}, ...breakable(name.text))), ...wrong);
+    return make("tr", { "data-row": entrant }, head, ...others.map((cell) => make("td", { text: cell.text })));
   }
 
   // ---- below the table

@@ -100,4 +100,4 @@ def test_the_settings_of_a_run_are_the_only_ones_on_the_page(page, address):
     page.goto(address)
     expect(page.locator("footer button:visible")).to_have_count(1)
     assert page.locator("footer").inner_text().strip() == "Use via API"
-    assert page.get_by_role("button", name="Settings").count() == 1
+    expect(page.get_by_role("button", name="Settings")).to_have_count(1)

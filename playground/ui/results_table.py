@@ -122,8 +122,13 @@ def _sections(rows: Sequence[ResultRow], names: list[str]) -> list[dict[str, Any
 
 
 def _row(row: ResultRow, names: list[str]) -> dict[str, Any]:
-    cells = [{"text": words(row), "value": MEANINGS[name][1](row)} for name, words in COLUMNS.items()]
+    cells = [{"text": _cell(words(row)), "value": MEANINGS[name][1](row)} for name, words in COLUMNS.items()]
     return {"entrant": names.index(row.entrant), "failure": row.failure, "remark": _why(row.lacking), "cells": cells}
+
+
+def _cell(text: str) -> str:
+    """What does not apply to a strategy is left empty; a table of plain text marks it with a dash."""
+    return "" if text == "-" else text
 
 
 def _why(lacking: str) -> str:
