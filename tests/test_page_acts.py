@@ -256,6 +256,21 @@ def test_a_run_that_a_reload_interrupts_is_kept_as_far_as_it_has_come(page, addr
     expect(status(page, 1)).to_have_text("interrupted")
 
 
+def test_a_run_that_has_just_ended_outlasts_a_reload(page, address):
+    """Its compression takes a while, and a page that is left does not wait for it."""
+    page.add_init_script("""window.CompressionStream = function () {
+        return new TransformStream({ transform: () => new Promise(() => {}) });
+    };""")
+    visit(page, address, Settings(prompt="The red fox", length=6, lanes=[GREEDY, SAMPLE]))
+    page.click("#run")
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    texts = page.locator("#live .lane .tokens").all_text_contents()
+    page.reload()
+    expect(page.locator("#live .lane .tokens").first).to_have_text(texts[0])
+    assert page.locator("#live .lane .tokens").all_text_contents() == texts
+    expect(status(page, 1)).to_have_text("reached the token limit")
+
+
 def test_a_reload_keeps_what_was_chosen_after_a_link_was_opened(page, address):
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[GREEDY]))
     page.fill("#prompt textarea", "The green bird")

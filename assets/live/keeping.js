@@ -1,19 +1,21 @@
-// Runs of this tab over a reload: each ended run is kept, compressed, in the tab's session storage, up to a total size. A run that has not
-// ended is kept when the page is left, as far as it has come: a browser that has lost its server loads the page again.
+// Runs of this tab over a reload: each ended run is kept, compressed, in the tab's session storage, up to a total size. A run that is not
+// kept when the page is left is kept then, as far as it has come: a browser that has lost its server loads the page again.
 
 const KEPT_RUNS = "decoding-playground.runs";
 const MOST_KEPT = 3_000_000; // characters of all kept runs; browsers allow about five million
 
 /** Keep an ended run; the oldest are dropped where there is no room. */
 async function keepRun(run) {
-  if (run.isKept || typeof CompressionStream === "undefined") return;
-  run.isKept = true;
+  if (run.isKept || run.isPacking || typeof CompressionStream === "undefined") return;
+  run.isPacking = true;
   store({ ...entryOf(run), packed: await inBase64(run.trace) });
+  run.isKept = true;
 }
 
-/** Keep a run that has not ended, at once: a page that is left waits for no compression. */
-function keepUnended(run) {
-  if (run && run.trace.version && !run.trace.over) store({ ...entryOf(run), packed: JSON.stringify(run.trace.whole()), unended: true });
+/** Keep a run that is not kept yet, at once: a page that is left waits for no compression. */
+function keepAtOnce(run) {
+  if (!run || run.isKept || !run.trace.version || run.trace.recorded || run.trace.fromFile) return;
+  store({ ...entryOf(run), packed: JSON.stringify(run.trace.whole()), unended: !run.trace.over });
 }
 
 function entryOf({ said, number, parent, trace: { run, version: events, settings } }) {
@@ -56,7 +58,7 @@ function keptRuns() {
   if (!isReload()) forgetKept();
   for (const { run, said, number, parent, events, settings, packed, unended } of readKept()) {
     const trace = new Trace();
-    if (unended) trace.take({ run, n: 0, ...JSON.parse(packed) });
+    if (packed.startsWith("{")) trace.take({ run, n: 0, ...JSON.parse(packed) }); // not compressed
     else Object.assign(trace, { run, version: events, packed: new Blob([fromBase64(packed)]) });
     Object.assign(trace, { settings, state: "done", left: true, restored: true, interrupted: Boolean(unended) });
     runs.push({ trace, number, said, parent: runs.find((one) => one.trace.run === parent) || null, isKept: true });

@@ -54,7 +54,7 @@ class App {
     this.stage = new Stage(this);
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
-    addEventListener("pagehide", () => keepUnended(this.visit.newest));
+    addEventListener("pagehide", () => keepAtOnce(this.visit.newest));
     window.livePosition = () => (this.stage.isStale ? "" : positionOf(this));
     this.schedule();
     if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
