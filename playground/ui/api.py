@@ -26,6 +26,7 @@ from playground.trace.result import Result
 from playground.ui.admission_queue import API
 from playground.ui.frames import to_json
 from playground.ui.gallery import examples as gallery
+from playground.ui.internal_errors import as_refusals
 from playground.ui.readers import ends_unread
 from playground.ui.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.site import Site
@@ -143,9 +144,10 @@ def _question(question: Question) -> dict[str, Any]:
 
 @contextmanager
 def _refusals_as_errors() -> Iterator[None]:
-    """Raise a Refusal as gr.Error, whose message reaches the client."""
+    """Raise a Refusal, or any other error, as gr.Error, whose message reaches the client."""
     try:
-        yield
+        with as_refusals("The request"):
+            yield
     except Refusal as refusal:
         raise gr.Error(str(refusal), print_exception=False) from None
 

@@ -27,6 +27,7 @@ from playground.ui.admission_queue import SURVEY, Ticket
 from playground.ui.event_fields import whole_number
 from playground.ui.gallery import TASKS
 from playground.ui.handlers import Changes, status
+from playground.ui.internal_errors import as_refusals
 from playground.ui.lane_editor import LaneEditor
 from playground.ui.model_loader import ModelLoad
 from playground.ui.readers import ends_unread
@@ -295,9 +296,10 @@ class SurveyHandlers:
     def ready(self) -> Iterator[Changes]:
         """Show the loading progress of the page's own models."""
         try:
-            loading = self.site.model_loader.request(self.site.model_request)
-            yield from self._progress(loading)
-            loading.result()
+            with as_refusals("Loading the models", "model"):
+                loading = self.site.model_loader.request(self.site.model_request)
+                yield from self._progress(loading)
+                loading.result()
         except Refusal as refusal:
             yield self.page.show_refusal(refusal)
 
@@ -308,8 +310,9 @@ class SurveyHandlers:
         """Take the text of an uploaded file if every line is a question; the file is deleted."""
         file = Path(path)
         try:
-            read_questions(file)
-            return {self.page.own: file.read_text(encoding="utf-8-sig"), **self.page.clear_notices()}
+            with as_refusals("Reading the file"):
+                read_questions(file)
+                return {self.page.own: file.read_text(encoding="utf-8-sig"), **self.page.clear_notices()}
         except Refusal as refusal:
             return self.page.show_refusal(refusal)
         finally:
@@ -322,7 +325,8 @@ class SurveyHandlers:
             before.left = True
             before.stop()
         try:
-            yield from self._run(SurveySettings(**dict(zip(CONTROLS, values))), cost)
+            with as_refusals("The benchmark"):
+                yield from self._run(SurveySettings(**dict(zip(CONTROLS, values))), cost)
         except Refusal as refusal:
             yield {self.page.progress: "", **self.page.idle(), **self.page.show_refusal(refusal)}
 

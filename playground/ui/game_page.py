@@ -27,6 +27,7 @@ from playground.trace.transcript import Token, sequences
 from playground.ui.admission_queue import GAME
 from playground.ui.frames import Facts, to_json, trace_of
 from playground.ui.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status
+from playground.ui.internal_errors import as_refusals
 from playground.ui.readers import ends_unread
 from playground.ui.run_controls import length_and_seed, mode_switch, status_line
 from playground.ui.settings import Settings
@@ -131,9 +132,10 @@ class Game:
         reads = way_of(settings) == SCORE
         visit = before.follow(settings, reads) if before else Visit(settings, reads=reads)
         try:
-            settings.check(self.site.rules)
-            yield {self.visit: visit, self.notice: "", self.numbers_notice: ""}
-            yield from self._run(visit)
+            with as_refusals("This game"):
+                settings.check(self.site.rules)
+                yield {self.visit: visit, self.notice: "", self.numbers_notice: ""}
+                yield from self._run(visit)
         except Refusal as refusal:
             yield {self.status: "", self._place(refusal): escape(str(refusal))}
         finally:
@@ -226,7 +228,7 @@ def probability_lookup(site: Site) -> Callable[..., dict[str, Any]]:
             if not waiting.acquire(blocking=False):
                 raise Refusal(f"{MOST_WORDS} words are being looked up already: try again in a moment.", "word")
             try:
-                with lock:
+                with lock, as_refusals("The lookup of this word", "word"):
                     return _probability(site, ids, word, bool(asked.get("spaced")))
             finally:
                 waiting.release()

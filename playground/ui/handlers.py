@@ -30,6 +30,7 @@ from playground.ui.admission_queue import PAGE, Ticket
 from playground.ui.event_fields import has, number, text, whole_number
 from playground.ui.frames import frame, recording
 from playground.ui.gallery import example_passage, models_from_examples, picked
+from playground.ui.internal_errors import as_refusals
 from playground.ui.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.lessons import settings_of
 from playground.ui.model_loader import ModelLoad
@@ -160,12 +161,13 @@ class Handlers:
         those that are running go on.
         """
         try:
-            shown = self._shown_visit(visit, event)
-            if not _has_lane(shown, event) or shown.reads or _is_remote(shown, event):
-                return
-            fork = self._fork(shown, event)
-            settings = shown.settings.forked(fork)
-            settings.check(self.site.rules)  # before the running lanes leave their run
+            with as_refusals("This fork", "lanes"):
+                shown = self._shown_visit(visit, event)
+                if not _has_lane(shown, event) or shown.reads or _is_remote(shown, event):
+                    return
+                fork = self._fork(shown, event)
+                settings = shown.settings.forked(fork)
+                settings.check(self.site.rules)  # before the running lanes leave their run
         except Refusal as refusal:
             yield self._show_refusal(refusal)
             return
@@ -209,14 +211,16 @@ class Handlers:
     def _answer_query(self, name: str, ask: Callable[..., dict], visit: Visit | None, event: gr.EventData) -> Changes:
         """The result of `ask` for a position of a lane, or its refusal, as a message to the live view."""
         try:
-            shown = self._shown_visit(visit, event)
+            with as_refusals("The lookup of this run"):
+                shown = self._shown_visit(visit, event)
         except Refusal as refusal:
             return {"run": str(getattr(event, "run", ""))[:LONGEST_NAME], name: None, "refused": str(refusal)}
         if not _has_lane(shown, event) or _is_remote(shown, event):
             return gr.skip()
         try:
             place = {"lane": whole_number(event, "lane"), "position": whole_number(event, "position")}
-            found = ask(shown, event, whole_number(event, "token", MAX_TOKEN_ID))
+            with as_refusals("The computation"):
+                found = ask(shown, event, whole_number(event, "token", MAX_TOKEN_ID))
         except Refusal as refusal:
             return {"run": shown.run.name, name: None, "refused": str(refusal)}
         return {"run": shown.run.name, name: {**found, **place}}
@@ -405,7 +409,8 @@ class Handlers:
 
     def _guarded(self, visit: Visit) -> Iterator[Changes]:
         try:
-            yield from self._run(visit)
+            with as_refusals("This run"):
+                yield from self._run(visit)
         except Refusal as refusal:
             yield self._clear_notices()  # so that the same message, shown again, scrolls into view
             yield {**self.page.idle(), **self._show_refusal(refusal)}
@@ -503,9 +508,10 @@ class Handlers:
     def _settled(self, wanted) -> Iterator[Changes]:
         """Show progress until the wanted models are loaded, or the reason why they cannot be."""
         try:
-            loading = wanted()
-            yield from self._progress(loading)
-            loading.result()
+            with as_refusals("Loading the models", "model"):
+                loading = wanted()
+                yield from self._progress(loading)
+                loading.result()
             yield self._clear_notices()
         except Refusal as refusal:
             yield self._show_refusal(refusal)

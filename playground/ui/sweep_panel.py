@@ -15,6 +15,7 @@ from playground.errors import Refusal
 from playground.ui.admission_queue import REPEATS
 from playground.ui.frames import Facts
 from playground.ui.handlers import Changes, Visit, queue_status, status
+from playground.ui.internal_errors import as_refusals
 from playground.ui.readers import ends_unread
 from playground.ui.settings import Settings
 from playground.ui.site import Site
@@ -64,10 +65,11 @@ class SweepPanel:
         settings = Settings(*values[own:])
         visit = before.follow(settings) if before else Visit(settings)
         try:
-            settings.check(self.site.rules)
-            visit.settings, progress = self.request(settings, *values[:own])
-            yield {self.visit: visit, self.output: "", **self._buttons(running=True)}
-            yield from self._stream(visit, progress)
+            with as_refusals("This run"):
+                settings.check(self.site.rules)
+                visit.settings, progress = self.request(settings, *values[:own])
+                yield {self.visit: visit, self.output: "", **self._buttons(running=True)}
+                yield from self._stream(visit, progress)
         except Refusal as refusal:
             yield {
                 self.output: f"<p class='refused' role='alert'>{escape(str(refusal))}</p>",
