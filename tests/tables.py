@@ -53,6 +53,18 @@ class Letters:
         """Encode a text; letters without a token are skipped."""
         return [self.letters.index(letter) for letter in text if letter in self.letters]
 
+    def spell(self, text: str) -> list[int]:
+        return [token for token in self.encode(text) if token not in self.ends]
+
+    def can_spell(self, text: str) -> bool:
+        return bool(self.spell(text))
+
+    def special_in(self, text: str) -> str:
+        return ""
+
+    def check_is_text(self, text: str, about: str) -> None:
+        """Its end tokens have no names that a text could have."""
+
     def piece(self, token: int) -> str:
         return f"<{self.letters[token]}>" if token in self.ends else self.letters[token]
 

@@ -138,7 +138,16 @@ def test_a_phrase_is_spelled_at_the_start_of_a_line_and_after_a_space():
         def spell(self, text):
             return [ord(letter) for letter in text]
 
-    assert spellings(Speller(), "ab") == [(97, 98), (32, 97, 98)]
+        def can_spell(self, text):
+            return text.isascii()
+
+        def special(self, token):
+            return chr(token) == "$"
+
+    assert spellings(Speller(), "ab", "words") == [(97, 98), (32, 97, 98)]
+    assert spellings(Speller(), "$", "words") == [(ord("$"),)]
+    with pytest.raises(Refusal, match="no tokens for 'é'"):
+        spellings(Speller(), "é", "words")
 
 
 def test_a_run_writes_what_the_bias_favours_and_nothing_that_is_forbidden():

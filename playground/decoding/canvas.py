@@ -108,7 +108,7 @@ class Canvas:
         self.draws = Draws(limits.seed)
         self.reason: Reason | None = None
         self.events: list[Event] = []  # not yet delivered
-        bounds = Bounds(len(prompt) + limits.max_new_tokens, self.model.end_ids, limits.stop)
+        bounds = Bounds.of(len(prompt) + limits.max_new_tokens, self.model, limits.stop)
         chain = Chain(assembly.samplers, None, self.model.end_ids)
         # the prompt; the answer is appended once it is complete
         self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))

@@ -125,7 +125,7 @@ class Lane:
     def _new_sequence(self, prompt: list[int]) -> Sequence:
         """The sequence of the lane's own text."""
         limits, model, assembly = self.limits, self.target_model, self.assembly
-        bounds = Bounds(min(len(prompt) + limits.max_new_tokens, self.context), model.end_ids, limits.stop)
+        bounds = Bounds.of(min(len(prompt) + limits.max_new_tokens, self.context), model, limits.stop)
         chain = Chain(
             assembly.samplers,
             self._new_matcher(),
@@ -248,8 +248,12 @@ class Lane:
         return self.target_model.tokens.encode(text)
 
     def spell(self, text: str) -> list[int]:
-        """A text as the target's token ids, without special tokens."""
-        return [token for token in self.encode(text) if not self.special(token)]
+        """A text as the target's token ids; names of special tokens become those tokens."""
+        return self.target_model.tokens.spell(text)
+
+    def can_spell(self, text: str) -> bool:
+        """Whether the target has tokens for all of a text."""
+        return self.target_model.tokens.can_spell(text)
 
     def text_of(self, tokens: list[int]) -> str:
         """The text of these tokens alone."""

@@ -14,6 +14,7 @@ from playground.events import Reason
 
 if TYPE_CHECKING:
     from playground.decoding.sampler_chain import Chain
+    from playground.engine.model import Model
     from playground.engine.tokens import Reader
 
 
@@ -24,6 +25,12 @@ class Bounds:
     most: int  # maximum number of tokens, prompt included
     end_ids: frozenset[int]
     stop: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()  # those of `stop` with the name of a special token, which is no part of the text
+
+    @classmethod
+    def of(cls, most: int, model: Model, stop: tuple[str, ...]) -> Bounds:
+        """The bounds of a text of this model."""
+        return cls(most, model.end_ids, stop, tuple(text for text in stop if model.tokens.special_in(text)))
 
 
 class Sequence:
@@ -32,6 +39,7 @@ class Sequence:
         self.tokens = list(prompt)  # everything committed, prompt included
         self.start = len(prompt)
         self.text = ""
+        self.named = ""  # the text with the names of special tokens, which have no text of their own
         self.reason: Reason | None = None  # why it is complete
         self.logprobs: list[float | None] = []
         self.origins: list[str] = []
@@ -42,7 +50,7 @@ class Sequence:
     def fork(self, number: int) -> Sequence:
         """An independent copy of this sequence with another number."""
         child = Sequence(number, self.tokens, self.bounds, self.chain.fork(), self.reader.copy())
-        child.start, child.text, child.reason = self.start, self.text, self.reason
+        child.start, child.text, child.named, child.reason = self.start, self.text, self.named, self.reason
         child.node, child.placed = self.node, self.placed
         child.logprobs, child.origins = list(self.logprobs), list(self.origins)
         return child
@@ -88,8 +96,13 @@ class Sequence:
                 "constraint",
             )
         self.tokens.append(token)
-        self.text += self.reader.push([token])
+        self._show(token)
         self.reason = self._complete(token)
+
+    def _show(self, token: int) -> None:
+        piece = self.reader.push([token])
+        self.text += piece
+        self.named += self.reader.piece(token) if self.reader.is_special(token) else piece
 
     def finish(self) -> str:
         """Flush the bytes of an incomplete last character; returns their text."""
@@ -102,12 +115,17 @@ class Sequence:
         del self.tokens[len(self.tokens) - count:]
         if self.chain.matcher:
             self.chain.matcher.rollback(count)
-        self.text, self.reason = self.reader.rebuild(self.written), None
+        self.reader.rebuild(())
+        self.text, self.named, self.reason = "", "", None
+        for token in self.written:
+            self._show(token)
 
     def _complete(self, token: int) -> Reason | None:
         if token in self.bounds.end_ids:
             return "end"
         if any(stop in self.text for stop in self.bounds.stop if stop):
+            return "stop_string"
+        if any(stop in self.named for stop in self.bounds.named):
             return "stop_string"
         if self._grammar_complete():
             return "grammar"

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from playground.engine.tool_call_format import CallFormat, describes_tools, read_format
 from playground.errors import Refusal
+from playground.request_limits import quoted
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 ESCAPED = range(0xDC80, 0xDD00)  # code points of "surrogateescape" for bytes that are not UTF-8
@@ -42,6 +43,35 @@ class Tokens:
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that continues another one, without added special tokens."""
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def spell(self, text: str) -> list[int]:
+        """Ids of a text that continues another one; what the vocabulary cannot write is left out.
+
+        Names of special tokens become those tokens, as in a prompt.
+        """
+        return [id for id in self.encode_continuation(text) if not self._unknown(id, text)]
+
+    def can_spell(self, text: str) -> bool:
+        """Whether the text has ids, and none of them is the unknown token."""
+        ids = self.encode_continuation(text)
+        return bool(ids) and not any(self._unknown(id, text) for id in ids)
+
+    def special_in(self, text: str) -> str:
+        """The first special token that is named in a text; empty if none is."""
+        return next((self.piece(id) for id in self.encode_continuation(text) if self.is_special(id)), "")
+
+    def check_is_text(self, text: str, about: str) -> None:
+        """Raise Refusal for a string that is searched in the text and has the name of a special token in it."""
+        if name := self.special_in(text):
+            raise Refusal(
+                f"In {quoted(text)}, {name} is a special token of this model, which is no text and is never found in "
+                "it: use a string that the model writes as text.",
+                about,
+            )
+
+    def _unknown(self, id: int, text: str) -> bool:
+        """Whether an id stands for characters of this text that no token has. Some tokenizers use the end token."""
+        return id == self.tokenizer.unk_token_id and self.tokenizer.unk_token not in text
 
     def encode_chat(
         self, user: str, system: str = "", before: Iterable[tuple[str, str]] = (), tools: str = ""
@@ -179,6 +209,10 @@ class Reader:
     def piece(self, id: int) -> str:
         """A token for display."""
         return self._tokens.piece(id)
+
+    def is_special(self, id: int) -> bool:
+        """Whether decoding skips the token."""
+        return self._tokens.is_special(id)
 
     def push(self, ids: Iterable[int]) -> str:
         """The text completed by these ids; bytes of an incomplete character are held back."""

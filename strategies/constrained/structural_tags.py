@@ -29,8 +29,8 @@ class StructuralTags(Constraint):
     complete and the end follows; then the text is free again. Without triggers every begin is one. Useful for tool
     calls, sources or formulas in the middle of an answer, each in a form that a program can read. With one tag whose
     begin is the trigger it is `triggered`. The format is that of vLLM and XGrammar, where a tag has a schema. JSON is
-    written with fixed white space; a trigger that is a special token of the model never comes. Dong et al. 2024, arXiv
-    2411.15100; engine: llguidance.
+    written with fixed white space; a special token of the model cannot be part of a begin, an end or a trigger. Dong
+    et al. 2024, arXiv 2411.15100; engine: llguidance.
     """
 
     name, title, paper, sheet = "structural_tags", "Structural tags", "2411.15100", "constrained/grammar-engines"
@@ -80,6 +80,11 @@ class StructuralTags(Constraint):
             raise _refusal(f"the {kind} of {ends[0][:40]!r} is no string")
         source = json.dumps(source) if kind == "schema" else source
         return TriggeredSource("json_schema" if kind == "schema" else kind, source, ends[0], ends[1])
+
+    def check_target(self, model):
+        tagged = self._read()
+        for text in (*tagged.triggers, *(end for tag in tagged.tags for end in (tag.trigger, tag.end))):
+            model.tokens.check_is_text(text, "source")
 
     def begin(self, start, spelling):
         self.begins, self.spelling, self.tagged = start, spelling, None

@@ -70,6 +70,9 @@ class ToolCalls(Constraint):
     form: ClassVar[Any] = None  # of a call in the model's chat template
 
     def check_target(self, model):
+        if self.place == "between tags":
+            model.tokens.check_is_text(self.begin_tag, "begin_tag")
+            model.tokens.check_is_text(self.end_tag, "end_tag")
         if self.place != "chat template":
             return
         self.form = model.tokens.call_format()

@@ -9,7 +9,7 @@ class Triggered(Constraint):
     The constraint begins right after the first place where the trigger is complete, even inside a token. With an end
     string it ends at the first place where its text is complete and the end string follows; then the text is free
     again, and the trigger acts each time. As llama.cpp's lazy grammars and the structural tags of vLLM. The trigger is
-    compared as text, so a special token never triggers. JSON is written with fixed white space; a Lark terminal
+    compared as text, so a special token cannot be one. JSON is written with fixed white space; a Lark terminal
     matches greedily, and one that goes on with the end string never stops before it. Related: Banerjee et al. 2025,
     arXiv 2502.09061; engine: llguidance.
     """
@@ -29,6 +29,10 @@ class Triggered(Constraint):
     most: int = knob(
         0, 0, 2000, step=1, help="characters of each free part at most; then the trigger has to follow; 0: any number"
     )
+
+    def check_target(self, model):
+        model.tokens.check_is_text(self.trigger, "trigger")
+        model.tokens.check_is_text(self.end, "end")
 
     def grammar(self):
         parts = TriggeredSource(self.format, self.source, self.trigger, self.end, self.must, self.most)

@@ -12,9 +12,9 @@ class BadWords(Sampler):
 
     The last token of a phrase is removed if the text so far, prompt included, ends with its other tokens. Each phrase
     is forbidden at the start of a line and after a space; other tokenisations of it are not, so a word may still appear
-    in a rarer one. If no token would remain, the row is unchanged. Useful to exclude names and terms. The choice stays
-    argmax unless another sampler draws. An empty list changes nothing. A baseline, as `bad_words_ids` of the
-    transformers library defines it.
+    in a rarer one. The name of a special token is that token. If no token would remain, the row is unchanged. Useful to
+    exclude names and terms. The choice stays argmax unless another sampler draws. An empty list changes nothing. A
+    baseline, as `bad_words_ids` of the transformers library defines it.
     """
 
     name, title, paper, sheet = "bad_words", "Forbidden words", "baseline", "sampling/logit-processors"
@@ -28,7 +28,7 @@ class BadWords(Sampler):
     def prepare(self, lm) -> Iterator:
         yield from ()
         words = filter(None, map(str.strip, self.words.splitlines()))
-        self._phrases = {phrase: REMOVED for word in words for phrase in spellings(lm, word)}
+        self._phrases = {phrase: REMOVED for word in words for phrase in spellings(lm, word, "words")}
 
     def apply(self, scores, histories):
         if not self._phrases:

@@ -17,6 +17,7 @@ class LogitBias(Sampler):
 
     The bias of a phrase of several tokens is added to its last token if the text so far, prompt included, ends with the
     others. Each phrase is matched at the start of a line and after a space; other tokenisations of it are not affected.
+    The name of a special token, such as <|im_end|>, is that token.
     A bias of about 5 makes a plausible word very likely, -100 practically excludes it. Useful to steer single words
     without changing the prompt. The choice stays argmax unless another sampler draws. Without biases nothing changes. A
     baseline, as `sequence_bias` of the transformers library defines it.
@@ -35,7 +36,9 @@ class LogitBias(Sampler):
 
     def prepare(self, lm) -> Iterator:
         yield from ()
-        self._phrases = {phrase: bias for text, bias in parsed(self.biases).items() for phrase in spellings(lm, text)}
+        self._phrases = {
+            phrase: bias for text, bias in parsed(self.biases).items() for phrase in spellings(lm, text, "biases")
+        }
 
     def apply(self, scores, histories):
         return biased(scores, histories, self._phrases) if self._phrases else scores

@@ -33,7 +33,7 @@ class ForcedWords(Decoder):
 
     def decode(self, lm) -> Iterator:
         words = [word.strip() for word in self.words.splitlines() if word.strip()]
-        missing = Missing([found for word in words if (found := spellings(lm, word))])
+        missing = Missing([spellings(lm, word, "words") for word in words])
         yield lm.prefill()
         beams = ForcedBeams(lm.fork(1)[0], self.beams, self.length_exponent, missing)
         while beams.live:

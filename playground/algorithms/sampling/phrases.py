@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from playground.algorithms.sampling.repetition import in_vocabulary
+from playground.errors import Refusal
+from playground.request_limits import quoted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,13 +16,17 @@ if TYPE_CHECKING:
 Phrase = tuple[int, ...]
 
 
-def spellings(lm: Lane, text: str) -> list[Phrase]:
-    """A text as token ids, at the start of a line and after a space, without repeats and empty ones.
+def spellings(lm: Lane, text: str, about: str) -> list[Phrase]:
+    """A text as token ids, at the start of a line and after a space, without repeats.
 
-    A text has further tokenizations, such as one token per letter; they are not listed.
+    The name of a special token is that token, which no space precedes. A text has further tokenizations, such as one
+    token per letter; they are not listed. Raises Refusal, about a setting, for a text that the model has no tokens for.
     """
-    found = (tuple(lm.spell(spelling)) for spelling in (text, f" {text}"))
-    return [phrase for phrase in dict.fromkeys(found) if phrase]
+    if not lm.can_spell(text):
+        raise Refusal(f"This model has no tokens for {quoted(text)}: write it otherwise, or remove it.", about)
+    plain = tuple(lm.spell(text))
+    spaced = () if lm.special(plain[0]) else tuple(lm.spell(f" {text}"))
+    return list(filter(None, dict.fromkeys((plain, spaced))))
 
 
 def completing(history: list[int], phrases: Mapping[Phrase, float]) -> dict[int, float]:
