@@ -120,11 +120,17 @@ def test_pages_uploads_and_programs_work_as_before(public):
     assert ask(public, "/gradio_api/upload", form % (b"a" * 5_100_000), **kind)[0] == 413
 
 
-def test_a_page_from_memory_is_the_page_of_gradio(public):
-    """Gradio is asked anew for parameters that the cache does not know."""
+def test_a_new_host_or_parameter_gets_the_page_that_everybody_gets(public):
     for path in ("/", "/game", "/config"):
-        first, again, made = (ask(public, path + query, method="GET")[1] for query in ("", "?s=abc", "?unknown=1"))
-        assert first == again == made, path
+        variants = (path, {}), (path, {"Host": "evil.example"}), (path, {"Range": "bytes=0-1"}), (f"{path}?new=1", {})
+        pages = {ask(public, address, method="GET", **headers) for address, headers in variants}
+        assert len(pages) == 1 and "evil.example" not in pages.pop()[1], path
+
+
+def test_the_description_of_the_api_names_the_host_that_asks(public):
+    ask(public, "/gradio_api/info", method="GET", Host="evil.example")
+    described = ask(public, "/gradio_api/info", method="GET")[1]
+    assert "evil.example" not in described and f"http://{public}/gradio_api/call" in described
 
 
 # --- hosts and origins ---

@@ -8,7 +8,7 @@ import brotli
 import pytest
 from starlette.datastructures import Headers
 
-from playground.ui.response_cache import ResponseCache
+from playground.ui.response_cache import ResponseCache, StoredPage
 
 TEXT = b"the same for everyone " * 100
 
@@ -22,16 +22,23 @@ class Inner:
 
     async def __call__(self, scope, receive, send):
         headers = Headers(scope=scope)
-        assert "if-none-match" not in headers or scope["path"] == "/health"
-        self.asked.append(scope["path"])
+        assert not {"if-none-match", "range"} & set(headers) or scope["path"] == "/health"
+        self.asked.append(scope["path"] + (f"?{query}" if (query := scope["query_string"].decode()) else ""))
         raw = [(name.replace("_", "-").encode(), value.encode()) for name, value in self.headers.items()]
         await send({"type": "http.response.start", "status": self.status, "headers": raw})
         await send({"type": "http.response.body", "body": TEXT, "more_body": True})
-        await send({"type": "http.response.body", "body": headers.get("host", "").encode()})
+        await send({"type": "http.response.body", "body": b'"http://%s"' % headers.get("host", "").encode()})
 
 
 def get(app, path: str = "/", query: str = "", method: str = "GET", **headers: str) -> tuple[int, Headers, bytes]:
     """Status, headers and body of one request."""
+    sent = asyncio.run(ask(app, path, query, method, **headers))
+    head, bodies = sent[0], [message.get("body", b"") for message in sent[1:]]
+    return head["status"], Headers(raw=head["headers"]), b"".join(bodies)
+
+
+async def ask(app, path: str = "/", query: str = "", method: str = "GET", **headers: str) -> list[dict]:
+    """The messages of the answer to one request."""
     sent, raw = [], {"host": "a.example", **headers}
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in raw.items()]
     scope = {"type": "http", "method": method, "scheme": "http", "path": path, "query_string": query.encode(),
@@ -43,18 +50,71 @@ def get(app, path: str = "/", query: str = "", method: str = "GET", **headers: s
     async def send(message):
         sent.append(message)
 
-    asyncio.run(app(scope, receive, send))
-    head, bodies = sent[0], [message.get("body", b"") for message in sent[1:]]
-    return head["status"], Headers(raw=head["headers"]), b"".join(bodies)
+    await app(scope, receive, send)
+    return sent
 
 
-def test_a_page_is_made_once_for_each_host():
+# --- requests that used to be made anew ---
+
+PAGE = TEXT + b'""+location.origin+""'
+VARIANTS = [
+    {"host": "b.example"}, {"x_forwarded_host": "b.example"}, {"x_forwarded_proto": "https"},
+    {"x_gradio_server": "http://b.example"}, {"range": "bytes=0-1"}, {"method": "HEAD"}, {"query": "unknown=1"},
+    {"query": "deep_link=1"}, {"query": "page=game"}, {"query": "s=abc&at=0.5&__theme=dark"},
+]
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("path", ["/", "/library"])
+def test_a_page_is_made_once_whatever_a_client_sends(path, variant):
     inner = Inner()
     app = ResponseCache(inner, ["", "library"])
-    assert [get(app)[2] for _ in range(3)] == [TEXT + b"a.example"] * 3
-    assert get(app, host="b.example")[2] == TEXT + b"b.example"
-    assert get(app, "/library")[0] == 200 and inner.asked == ["/", "/", "/library"]
+    assert [get(app, path)[2], get(app, path, **variant)[2], get(app, path)[2]] == [PAGE] * 3
+    assert inner.asked == [path]
 
+
+def test_ten_first_visitors_wait_for_one_page():
+    inner = Inner()
+    app = ResponseCache(inner, [""])
+
+    async def all_at_once():
+        await asyncio.gather(*(ask(app) for _ in range(10)))
+
+    asyncio.run(all_at_once())
+    assert inner.asked == ["/"]
+
+
+def test_the_config_names_no_address_and_a_page_of_it_is_made_once():
+    inner = Inner()
+    app = ResponseCache(inner, ["", "game"])
+    for query in ("", "page=game", "page=nowhere", "page=game&unknown=1", "deep_link=x"):
+        assert get(app, "/config", query)[2] == TEXT + b'""'
+    assert inner.asked == ["/config", "/config?page=game"]
+
+
+@pytest.mark.parametrize("headers, address", [
+    ({"host": "b.example:7860"}, b"http://b.example:7860"),
+    ({"host": "[::1]:7860"}, b"http://[::1]:7860"),
+    ({"x_forwarded_host": "c.example, d.example", "x_forwarded_proto": "https"}, b"https://c.example"),
+    ({"host": '"><script>'}, b"http://playground.invalid"),
+    ({"host": "b.example/evil"}, b"http://playground.invalid"),
+], ids=str)
+def test_the_first_visitor_leaves_no_host_name_in_the_description_of_the_api(headers, address):
+    inner = Inner()
+    app = ResponseCache(inner, [""])
+    get(app, "/gradio_api/info", host="evil.example")
+    assert get(app, "/gradio_api/info", **headers)[2] == TEXT + b'"%s"' % address
+    assert inner.asked == ["/gradio_api/info"]
+
+
+def test_a_body_is_written_in_pieces_that_wait_for_the_client():
+    app = ResponseCache(Inner(), [""])
+    app._pages[("", "/", "")] = StoredPage.of(b"a" * 300_000, Headers())
+    sent = asyncio.run(ask(app))
+    assert max(len(message.get("body", b"")) for message in sent) <= 1 << 16 and len(sent) == 7
+
+
+# --- what is kept ---
 
 @pytest.mark.parametrize(("encoding", "decode"), [("gzip", gzip.decompress), ("br", brotli.decompress)])
 def test_a_page_is_sent_compressed_to_browsers_that_read_it(encoding, decode):
@@ -62,7 +122,7 @@ def test_a_page_is_sent_compressed_to_browsers_that_read_it(encoding, decode):
     for _ in range(2):
         status, headers, body = get(app, accept_encoding=f"deflate, {encoding}")
         assert status == 200 and headers["content-encoding"] == encoding and int(headers["content-length"]) == len(body)
-        assert decode(body) == TEXT + b"a.example" and headers["content-type"] == "text/html"
+        assert decode(body) == PAGE and headers["content-type"] == "text/html"
     assert "content-encoding" not in get(app)[1]
 
 
@@ -90,19 +150,12 @@ def test_only_files_named_by_their_content_are_not_checked_again(request_, cachi
 
 
 @pytest.mark.parametrize("request_", [
-    {"path": "/health"}, {"path": "/gradio_api/call/run"}, {"method": "POST"}, {"query": "deep_link=1"},
-    {"query": "page=game"}, {"query": "deep_link"}, {"path": "/assets/a.js", "range": "bytes=0-1"},
+    {"path": "/health"}, {"path": "/gradio_api/call/run"}, {"method": "POST"}, {"path": "/library"},
 ], ids=str)
 def test_everything_else_is_asked_of_the_app_each_time(request_):
     inner = Inner()
     app = ResponseCache(inner, [""])
     assert get(app, **request_)[0] == get(app, **request_)[0] == 200 and len(inner.asked) == 2
-
-
-def test_settings_in_a_link_do_not_make_another_page():
-    inner = Inner()
-    app = ResponseCache(inner, [""])
-    assert get(app, query="s=abc&at=0.5&__theme=dark")[2] == get(app)[2] and len(inner.asked) == 1
 
 
 @pytest.mark.parametrize("inner", [Inner(404), Inner(500), Inner(set_cookie="who=me")], ids=["404", "500", "a cookie"])
@@ -113,10 +166,10 @@ def test_errors_and_cookies_are_passed_on_and_not_kept(inner):
 
 def test_memory_is_limited():
     inner = Inner()
-    app = ResponseCache(inner, [""], most=3 * len(TEXT))
+    app = ResponseCache(inner, [], most=3 * len(PAGE))
     for name in "abcd":
-        get(app, host=name)
-    get(app, host="d")
+        get(app, f"/assets/{name}")
+    get(app, "/assets/d")
     assert len(inner.asked) == 4
-    get(app, host="a")
+    get(app, "/assets/a")
     assert len(inner.asked) == 5

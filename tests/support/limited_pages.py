@@ -10,7 +10,7 @@ import saved
 from playground.request_limits import PUBLIC
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
-from playground.ui.request_guard import guarded
+from playground.ui.serving import launch_options
 from playground.ui.settings import Rules
 from playground.ui.site import Site
 
@@ -31,7 +31,7 @@ def public(tmp_path_factory):
         quiet=True,
         run_history=False,
         max_file_size=PUBLIC.upload_bytes,
-        app_kwargs=guarded(site.rules, "127.0.0.1"),
+        **launch_options(site, demo, "127.0.0.1"),
     )
     yield urlsplit(address).netloc
     demo.close()
