@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from hashlib import sha256
-from os.path import expanduser, isdir
+from os.path import exists, expanduser
 from pathlib import Path
 
 from huggingface_hub import (
@@ -20,6 +20,7 @@ from huggingface_hub import (
     get_local_safetensors_metadata,
     get_safetensors_metadata,
     hf_hub_download,
+    parse_safetensors_file_metadata,
     snapshot_download,
 )
 from huggingface_hub.errors import (
@@ -29,13 +30,14 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     SafetensorsParsingError,
 )
-from huggingface_hub.utils import SafetensorsRepoMetadata, TensorInfo
+from huggingface_hub.utils import SafetensorsFileMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from playground.engine.catalogue import TABLES, is_local, local_folder, suggestion
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
 from playground.engine.masked_models import is_noise_model, public_config
+from playground.engine.stored_forms import check_pointers, model_place, no_config, no_weights, variant_of
 from playground.errors import Refusal
 from playground.network_errors import connection_error
 
@@ -45,7 +47,6 @@ Progress = Callable[[float, str], None]
 WEIGHTS = "model*.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
@@ -60,12 +61,34 @@ def unseen(share: float, text: str) -> None:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model's files with their sizes in bytes. `folder` is None where they must still be fetched from the hub."""
+    """A model's files with their sizes in bytes. `folder` is None where they must still be fetched from the hub.
+
+    chosen: the file in the folder that was named, if not its usual weights.
+    """
 
     name: str
     files: dict[str, int]
     folder: Path | None = None
     revision: str = ""
+    chosen: str = ""
+
+    @property
+    def variant(self) -> str:
+        """The variant under which the weights are stored, such as fp16; empty for the usual names. Raises Refusal if
+        there are several and none was chosen.
+        """
+        usual = not self.chosen and (SINGLE in self.files or INDEX in self.files)
+        return "" if usual else variant_of(self.name, self.files, self.chosen)
+
+    @property
+    def single(self) -> str:
+        """The name of the file with all weights, whether it is there or not."""
+        return f"model.{self.variant}.safetensors" if self.variant else SINGLE
+
+    @property
+    def index(self) -> str:
+        """The name of the list of files, if the weights are in several."""
+        return f"model.safetensors.index.{self.variant}.json" if self.variant else INDEX
 
 
 def find_source(name: str) -> ModelFiles:
@@ -89,14 +112,14 @@ def fetch_files(source: ModelFiles, *patterns: str) -> Path:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name outside the catalogue means a local folder."""
-    return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or isdir(name))
+    """Whether a name outside the catalogue means a local folder or file."""
+    return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or exists(name))
 
 
 def tensors(source: ModelFiles) -> dict[str, TensorInfo]:
     """Shape, type and place of every stored tensor, by name, from the headers of the weight files alone."""
     found = _stored_headers(source) if source.folder else _hub_headers(source)
-    return {name: info for file in found.files_metadata.values() for name, info in file.tensors.items()}
+    return {name: info for file in found for name, info in file.tensors.items()}
 
 
 def read_config(source: ModelFiles) -> PretrainedConfig:
@@ -164,11 +187,12 @@ def _local(name: str) -> ModelFiles | None:
         folder = Path(expanduser(name))
     else:
         return None
-    if not isdir(folder):
+    if not exists(folder):
         raise Refusal(f"There is no folder {name}: check the path.", "model")
     try:
+        folder, chosen = model_place(name, folder)
         files = _sizes(folder)
-        return ModelFiles(name, files, folder, _fingerprint(folder, files))
+        return ModelFiles(name, files, folder, _fingerprint(folder, files), chosen)
     except OSError as reason:
         raise Refusal(
             f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model"
@@ -207,22 +231,12 @@ def _on_hub(name: str) -> ModelFiles:
 def _check_files(source: ModelFiles) -> None:
     """Refuse a model that lacks a file, naming the file."""
     if "config.json" not in source.files:
-        raise Refusal(
-            f"{source.name} has no config.json: name a folder or hub model saved by transformers' save_pretrained.",
-            "model",
-        )
+        raise no_config(source.name, source.files, source.folder, source.chosen)
     check_file_sizes(source.name, source.files)
-    if SINGLE not in source.files and INDEX not in source.files:
-        pickled = any(_matches(file, PICKLES) for file in source.files)
-        raise Refusal(
-            (
-                f"{source.name} has only pickled weights, which can run code of their own and are refused: save it as"
-                " safetensors."
-                if pickled
-                else f"{source.name} has no weights (model.safetensors): save or choose a complete model."
-            ),
-            "model",
-        )
+    if source.folder:
+        check_pointers(source.name, source.files, source.folder)
+    if source.single not in source.files and source.index not in source.files:
+        raise no_weights(source.name, source.files, source.folder)
     if missing := _missing_shards(source):
         raise Refusal(f"{source.name} lacks {missing[0]}: fetch or save the missing weight files.", "model")
     if not any(file in source.files for file in TOKENIZER):
@@ -232,10 +246,10 @@ def _check_files(source: ModelFiles) -> None:
 
 
 def _missing_shards(source: ModelFiles) -> list[str]:
-    if not source.folder or SINGLE in source.files:
+    if not source.folder or source.single in source.files:
         return []
     try:
-        shards = set(json.loads((source.folder / INDEX).read_text(encoding="utf-8"))["weight_map"].values())
+        shards = set(json.loads((source.folder / source.index).read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise _damaged(source) from None
     if len(shards) > MAX_SHARDS or not all(isinstance(shard, str) for shard in shards):
@@ -255,16 +269,26 @@ def _causal(config: PretrainedConfig) -> bool:
     return known and (not config.architectures or any(name in classes for name in config.architectures))
 
 
-def _stored_headers(source: ModelFiles) -> SafetensorsRepoMetadata:
+def _stored_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
+    shards = _shards(source) or ([source.single] if source.variant else [""])
     try:
-        return get_local_safetensors_metadata(source.folder)
+        found = [get_local_safetensors_metadata(source.folder / file) for file in shards]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorsParsingError):
         raise _damaged(source) from None
+    return [file for part in found for file in part.files_metadata.values()]
 
 
-def _hub_headers(source: ModelFiles) -> SafetensorsRepoMetadata:
+def _shards(source: ModelFiles) -> list[str]:
+    """The files of weights that are stored in several parts under a variant's name."""
+    parts = f"model.{source.variant}-*.safetensors"
+    return [file for file in source.files if fnmatch(file, parts)] if source.single not in source.files else []
+
+
+def _hub_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
     with _asking_hub(source.name):
-        return get_safetensors_metadata(source.name)
+        if source.variant:
+            return [parse_safetensors_file_metadata(source.name, file) for file in _shards(source) or [source.single]]
+        return list(get_safetensors_metadata(source.name).files_metadata.values())
 
 
 def _fetch_file(source: ModelFiles, file: str) -> Path:

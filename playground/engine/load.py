@@ -27,6 +27,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
+from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
 from playground.engine.config_limits import check_against_weights
 from playground.engine.device_map import spread_over_gpus
@@ -196,7 +197,7 @@ def load(
     places = {"": loading.device}
     if cost.spread:
         places = spread_over_gpus(name, config, loading.dtype, loading.quantization)
-    network = _read_network(name, folder, config, loading, places)
+    network = _read_network(name, folder, config, loading, places, source.variant)
     progress(1.0, f"{name} is ready")
     facts = Facts(
         name,
@@ -333,6 +334,9 @@ def read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
     try:
         tokenizer = _tokenizer_class(folder).from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except FAILURES as reason:
+        if "custom code" in str(reason):
+            raise Refusal(f"The tokenizer of {name} is code of its own, which is never run here: save a tokenizer.json "
+                          "beside the weights.", "model") from None
         raise Refusal(f"The tokenizer of {name} cannot be read ({first_sentence(reason)}): "
                       "save a tokenizer.json beside the weights.", "model") from None
     if not tokenizer.is_fast:
@@ -344,22 +348,33 @@ def read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
 
 def _tokenizer_class(folder: Path) -> type:
     """The general class if the folder names it: AutoTokenizer would choose by architecture and add its family's
-    tokens.
+    tokens. Also if the folder names a class of its own code, which is never run, and has a tokenizer.json.
     """
     config = folder / "tokenizer_config.json"
     fields = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
     named = fields.get("tokenizer_class") if isinstance(fields, dict) else None
-    return PreTrainedTokenizerFast if named in GENERAL_TOKENIZERS else AutoTokenizer
+    if named in GENERAL_TOKENIZERS or _has_own_tokenizer(folder, fields):
+        return PreTrainedTokenizerFast
+    return AutoTokenizer
+
+
+def _has_own_tokenizer(folder: Path, fields: Any) -> bool:
+    """Whether a tokenizer is code of its own that the library does not know, with a tokenizer.json beside it."""
+    if not isinstance(fields, dict) or "auto_map" not in fields or not (folder / "tokenizer.json").exists():
+        return False
+    named = fields.get("tokenizer_class")
+    return not isinstance(named, str) or tokenizer_class_from_name(named) is None
 
 
 def _read_network(
-    name: str, folder: Path, config: PretrainedConfig, loading: Loading, places: dict[str, str]
+    name: str, folder: Path, config: PretrainedConfig, loading: Loading, places: dict[str, str], variant: str = ""
 ) -> PreTrainedModel:
     """`places`: the device of each part of the network, "" for all of it."""
     try:
         network, report = _class_of(config).from_pretrained(
             folder,
             **_renaming(config),
+            **({"variant": variant} if variant else {}),
             dtype=getattr(torch, loading.dtype),
             device_map=places,
             quantization_config=_quantization(loading),

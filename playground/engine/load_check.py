@@ -44,6 +44,13 @@ class Reference:
         texts = start + second, start + first
         return cls(prompt, *texts, *(_library_logits(network, text) for text in texts))
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether no logit is NaN, and no row has an infinite one above all others. Logits of tokens that a network
+        rules out may be minus infinity.
+        """
+        return all(bool(logits.amax(-1).isfinite().all()) for logits in (self.committed_logits, self.rejected_logits))
+
     def library_error(self, network: PreTrainedModel) -> float:
         """How far the library's logits with its own cache, token by token after the prompt as in `generate`, are from
         those without a cache; 0 for networks that have none.

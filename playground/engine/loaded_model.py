@@ -6,6 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.block_denoiser import BlockDenoiser, KnownFirstDenoiser
 from playground.engine.denoiser import CanvasNetwork, MaskedDenoiser
+from playground.engine.finite_weights import check_finite
 from playground.engine.masked_models import Masking, is_noise_model, masking_of
 from playground.engine.model import Model
 from playground.engine.noise_denoiser import NoiseDenoiser
@@ -15,6 +16,7 @@ def loaded_model(
     network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str, revision: str, quantization: str
 ) -> Model | CanvasNetwork:
     """Raises Refusal if the network cannot be run."""
+    check_finite(name, network)
     if network.device.type == "cuda":
         # its kernels are planned again for each shape and thread, and contexts grow with every token
         torch.backends.cuda.enable_cudnn_sdp(False)

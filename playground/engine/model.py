@@ -15,6 +15,7 @@ from transformers.utils import ModelOutput
 from playground.engine.attention_mask import Reach
 from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
 from playground.engine.expert_routing import expert_weights, install_routing
+from playground.engine.finite_weights import logits_refusal
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
@@ -306,7 +307,10 @@ class Model:
         if self.dtype == torch.float64:  # the library's grouped matrix products of experts have no float64
             self.network.set_experts_implementation("eager")
         with self._library_runs():
-            return Reference.of(self.network)
+            reference = Reference.of(self.network)
+        if not reference.is_finite:
+            raise logits_refusal(self.name, self.dtype)
+        return reference
 
     def _find_recurrence(self) -> Recurrence | None:
         """The network's recurrent layers; raises Refusal if they do not run by themselves."""
