@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from playground.engine.chat_prompt import written
 from playground.engine.config_limits import check_raw_config
 from playground.engine.device_memory import HEADROOM, free_bytes, loaded_bytes, size_text
 from playground.engine.hub_files import fetch, find_source, first_sentence, tensors, unseen
@@ -56,7 +57,8 @@ class SequenceClassifier:
         if not self.tokenizer.chat_template:
             return self.tokenizer(question, answer, return_tensors="pt")
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return self.tokenizer.apply_chat_template(turns, return_tensors="pt", return_dict=True)
+        text = written(self.tokenizer, turns, answer=False)
+        return self.tokenizer(text, add_special_tokens=False, return_tensors="pt")
 
 
 @lru_cache(maxsize=2)

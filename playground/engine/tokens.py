@@ -10,11 +10,10 @@ import re
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from playground.engine.chat_prompt import written
 from playground.engine.tool_call_format import CallFormat, describes_tools, read_format
 from playground.errors import Refusal
 from playground.request_limits import quoted
@@ -79,24 +78,17 @@ class Tokens:
         """Ids of a user message after earlier (user, assistant) turns, in the model's chat template, which describes
         the tools, a list in JSON.
 
-        They end where the answer begins. Raises Refusal if there is no template, or it rejects the messages or tools.
+        They end where the answer begins. Raises Refusal if there is no template, or if it rejects or leaves out
+        a message or a tool.
         """
-        if not self.tokenizer.chat_template:
-            raise Refusal("This model has no chat template: turn chat off and write the prompt as plain text.", "chat")
         messages = [{"role": "system", "content": system}] if system else []
         for asked, answered in before:
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
         messages.append({"role": "user", "content": user})
         if tools:
-            return self._encode_with_tools(messages, json.loads(tools))
-        try:
-            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        except TemplateError as reason:
-            earlier = "remove the earlier turns" if before else "turn chat off"
-            advice = "leave the system message empty" if system else earlier
-            raise Refusal(
-                f"The model's chat template does not accept these messages ({reason}): {advice}.", "chat"
-            ) from None
+            self.check_tools()
+        text = written(self.tokenizer, messages, json.loads(tools) if tools else None)
+        return self.encode_continuation(text)
 
     def check_tools(self) -> None:
         """Raise Refusal unless the chat template describes tools."""
@@ -106,22 +98,6 @@ class Tokens:
                 "model.",
                 "tools",
             )
-
-    def _encode_with_tools(self, messages: list[dict[str, str]], tools: list[dict[str, Any]]) -> list[int]:
-        """Ids of messages after a description of tools. Raises Refusal: templates read fields of tools unchecked, so
-        that one of another type raises whatever its operations raise.
-        """
-        self.check_tools()
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, return_dict=False
-            )
-        except (TemplateError, TypeError, ValueError, LookupError, AttributeError, RecursionError) as reason:
-            raise Refusal(
-                f"The model's chat template does not accept these messages and tools ({reason}): write the tools as "
-                "for a chat API, or remove them.",
-                "tools",
-            ) from None
 
     def call_format(self) -> CallFormat | None:
         """The form of a tool call in the model's chat template, if it has one that is recognised."""

@@ -9,10 +9,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
+
+from playground.engine.chat_template import Chat, Rendering, render
+from playground.errors import Refusal
 
 NAME, ARGUMENTS = "made_up_tool", {"made_up_argument": 7}
 TOOL = {
@@ -56,27 +57,27 @@ def read_format(tokenizer: PreTrainedTokenizerBase) -> CallFormat | None:
 
 def describes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the chat template writes the tools it is given."""
-    return NAME in (_rendered(tokenizer, [ASKED], add_generation_prompt=True) or "")
+    return NAME in _rendered(tokenizer, Chat([ASKED], [TOOL]))[0].text
 
 
 def _written_call(tokenizer: PreTrainedTokenizerBase) -> str:
     """What the template writes as the answer with a call, without what ends a turn."""
-    before = _rendered(tokenizer, [ASKED], add_generation_prompt=True) or ""
-    for content in ("", None):  # templates differ in what an answer without text is
-        answer = {"role": "assistant", "content": content, "tool_calls": [CALL]}
-        if (whole := _rendered(tokenizer, [ASKED, answer])) is not None:
-            return _without_turn_end(whole[len(commonprefix([before, whole])):], tokenizer)
-    return ""
+    answers = (
+        {"role": "assistant", "content": content, "tool_calls": [CALL]} for content in ("", None)
+    )  # templates differ in what an answer without text is
+    before, *answered = _rendered(
+        tokenizer, Chat([ASKED], [TOOL]), *(Chat([ASKED, answer], [TOOL], answer=False) for answer in answers)
+    )
+    whole = next((rendering.text for rendering in answered if not rendering.reason), "")
+    return _without_turn_end(whole[len(commonprefix([before.text, whole])):], tokenizer)
 
 
-def _rendered(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], **options: bool) -> str | None:
-    """The text of messages; None if there is no template or it rejects them."""
-    if not tokenizer.chat_template:
-        return None
+def _rendered(tokenizer: PreTrainedTokenizerBase, *chats: Chat) -> list[Rendering]:
+    """The texts of chats, or errors; also where there is no template for them."""
     try:
-        return tokenizer.apply_chat_template(messages, tools=[TOOL], tokenize=False, **options)
-    except (TemplateError, TypeError, ValueError, KeyError):
-        return None
+        return render(tokenizer, *chats)
+    except Refusal as reason:
+        return [Rendering(failed=str(reason))] * len(chats)
 
 
 def _without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -1,0 +1,88 @@
+"""The chat template of a tokenizer: which one is used, and what it writes for given messages."""
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from playground.engine.template_sandbox import rendered
+from playground.errors import Refusal
+
+KEPT = 64  # orders whose results are kept: the lanes of a run encode the same prompt
+MARK = "\ufeff"  # byte order mark, as some editors write it
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Chat:
+    """What a template is to write. `answer`: up to where the next answer begins, otherwise up to the last message."""
+
+    messages: Sequence[Message]
+    tools: list[dict[str, Any]] | None = None
+    answer: bool = True
+
+    def variables(self) -> dict[str, Any]:
+        """As `apply_chat_template` passes them: without fields that are None, which many templates would write out."""
+        messages = [{key: value for key, value in message.items() if value is not None} for message in self.messages]
+        return {
+            "messages": messages, "tools": self.tools, "documents": None, "add_generation_prompt": self.answer,
+        }
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """The text of a chat, or why there is none: in the template's own words (`refused`), or an error of it."""
+
+    text: str = ""
+    refused: str = ""
+    failed: str = ""
+
+    @property
+    def reason(self) -> str:
+        return self.refused or self.failed
+
+
+def has_template(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return bool(tokenizer.chat_template)
+
+
+def render(tokenizer: PreTrainedTokenizerBase, *chats: Chat) -> list[Rendering]:
+    """The texts of chats, all with tools or all without, or why there are none. Raises Refusal if there is no template
+    for them.
+    """
+    source = template_of(tokenizer, chats[0].tools is not None)
+    order = {
+        "template": source,
+        "variables": tokenizer.special_tokens_map,
+        "now": datetime.now().isoformat() if "strftime_now" in source else "",
+        "chats": [chat.variables() for chat in chats],
+    }
+    return _outcomes(json.dumps(order, default=str))
+
+
+@lru_cache(KEPT)
+def _outcomes(order: str) -> list[Rendering]:
+    return [Rendering(**outcome) for outcome in rendered(json.loads(order))]
+
+
+def template_of(tokenizer: PreTrainedTokenizerBase, with_tools: bool = False) -> str:
+    """The template to use; raises Refusal."""
+    named = tokenizer.chat_template
+    if not named:
+        raise Refusal("This model has no chat template: turn chat off and write the prompt as plain text.", "chat")
+    if isinstance(named, dict):
+        named = named.get("tool_use" if with_tools and "tool_use" in named else "default", named)
+    if isinstance(named, dict):
+        raise Refusal(
+            f"This model has several chat templates ({', '.join(sorted(map(str, named)))[:100]}) and none is the "
+            "default: turn chat off, or name one of them \"default\" in its tokenizer_config.json.",
+            "chat",
+        )
+    if not isinstance(named, str):
+        raise Refusal("The chat template of this model is no text: turn chat off, or mend its files.", "chat")
+    return named.removeprefix(MARK)
