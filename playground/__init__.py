@@ -25,6 +25,7 @@ from playground.ui.playable_result import PlayableResult as Result
 if TYPE_CHECKING:
     import torch
 
+    from playground.contract.lane_config import LaneConfig
     from playground.decoding.session import Models, Session
     from playground.decoding.visitor_memory import Memory
     from playground.engine.load import Loading, Shelf
@@ -100,6 +101,23 @@ def _with_head(target: Model, name: str) -> Models:
     from playground.training.public_heads import load_head
     head = load_head(name, target)
     return Models(target, heads={head.strategy: head.weights})
+
+
+def with_weights(
+    models: Models, lanes: Iterable[LaneConfig], progress: Callable[[float, str], None] | None = None
+) -> Models:
+    """The models with the target in each quantisation that a lane asks for, loaded where it is not there yet.
+
+    Raises Refusal if it cannot be loaded, or if other weights have its name by now.
+    """
+    wanted = {lane.weights for lane in lanes} - {"", models.target.quantization, *models.quantized}
+    target, loaded = models.target, dict(models.quantized)
+    for quantization in sorted(wanted):
+        dtype = str(target.dtype).removeprefix("torch.")
+        loaded[quantization] = load(target.name, NO_DRAFT, str(target.device), dtype, quantization, progress).target
+        if loaded[quantization].revision != target.revision:
+            raise Refusal(f"The files of {target.name} have changed since it was loaded: load it again.", "weights")
+    return replace(models, quantized=loaded)
 
 
 def _new_shelf() -> Shelf:
@@ -197,7 +215,8 @@ def compare(
     """Continue one prompt with several strategies side by side. The results are in the order of `lanes`.
 
     A lane is the name of a strategy, (name, knobs), a playground.contract.lane_config.LaneConfig, or its fields as a
-    dict: {"strategy": "sample", "extras": ["top_p"], "seed": 3}. The other arguments are those of `run`: `knobs` apply
+    dict: {"strategy": "sample", "extras": ["top_p"], "seed": 3}. One with "weights", such as "int8", runs the target in
+    this quantisation, which is loaded for it. The other arguments are those of `run`: `knobs` apply
     to the lanes that have them, drafters and verifiers among `extras` to those with a slot, other extras to all. A lane
     that cannot start or fails has the reason "failed" and a message, and the others continue. Raises Refusal if no lane
     can start. `playground.trace.diff(a.trace, b.trace)` finds the first token in which two texts differ. `remote` adds
@@ -213,7 +232,7 @@ def compare(
     given.check_models(models)
     if configs or remote is None:
         check_startable(configs, asked.context)
-        session = prepare(models or load(), configs, asked, limits, memory=memory)
+        session = prepare(with_weights(models or load(), configs), configs, asked, limits, memory=memory)
     else:
         session = Session([], [])
     if remote is not None:

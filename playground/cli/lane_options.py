@@ -1,20 +1,37 @@
 """Parses `--set` and `--with` into lane configurations."""
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import replace
 from typing import Any
 
 from playground.cli.input_files import read_text
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig, share
 from playground.errors import Refusal
+from playground.request_limits import quoted
 
 FILE = "file"  # alias of the knob that takes a file's text
 
 
 def read_recipe(name: str, settings: list[str], extras: list[str]) -> LaneConfig:
     """One lane as the command line describes it; raises Refusal."""
-    return LaneConfig(name, read_knobs(find(name), settings), [read_extra(extra) for extra in extras])
+    lane = _named(name)
+    knobs = lane.knobs | read_knobs(find(lane.strategy), settings)
+    return replace(lane, knobs=knobs, extras=[*lane.extras, *map(read_extra, extras)])
+
+
+def _named(text: str) -> LaneConfig:
+    """A lane by the name of its strategy, or as JSON with the fields of a LaneConfig. Raises Refusal."""
+    if not text.lstrip().startswith("{"):
+        return LaneConfig(find(text).name)
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as reason:
+        raise Refusal(f"The lane {quoted(text)} is not valid JSON: {reason}.", "lanes") from None
+    from playground.decoding.program_input import read_lanes  # late, since it imports torch
+    return read_lanes([given])[0]
 
 
 def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[LaneConfig]:
@@ -23,15 +40,17 @@ def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> li
 
     Raises Refusal for errors that do not depend on the lane; a lane reports what it cannot take itself.
     """
-    classes, added = [find(name) for name in names], [read_extra(extra) for extra in extras]
+    lanes, added = [_named(name) for name in names], [read_extra(extra) for extra in extras]
+    classes = [find(lane.strategy) for lane in lanes]
     given = [read_knobs(cls, [setting for setting in settings if _has(cls, setting)]) for cls in classes]
     for setting in settings:
         if not any(_has(cls, setting) for cls in classes):
+            named = ", ".join(lane.strategy for lane in lanes)
             raise Refusal(
-                f"None of {', '.join(names)} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows "
-                "the knobs of one."
+                f"None of {named} has a knob {_split(setting)[0]!r}; `python -m playground list NAME` shows the knobs "
+                "of one."
             )
-    return share([LaneConfig(cls.name, knobs) for cls, knobs in zip(classes, given)], {}, added)
+    return share([replace(lane, knobs=lane.knobs | knobs) for lane, knobs in zip(lanes, given)], {}, added)
 
 
 def read_lane(text: str) -> LaneConfig:

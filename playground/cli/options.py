@@ -85,7 +85,8 @@ def _run(command: CommandParser) -> None:
 
 def _compare(command: CommandParser) -> None:
     command.add_argument("names", metavar="NAME", nargs="+",
-                         help="decoders or presets; --set and --with apply to all that have the knob or slot")
+                         help="decoders or presets, or lanes as JSON, such as '{\"strategy\": \"greedy\", \"weights\": "
+                         "\"int8\"}'; --set and --with apply to all that have the knob or slot")
     _of_a_run(command)
 
 

@@ -5,10 +5,11 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from playground import with_weights
 from playground.bench.questions import judging, known, turns
 from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import read_recipe, read_recipes
-from playground.cli.load_models import load
+from playground.cli.load_models import load, show_progress
 from playground.cli.terminal_view import Screen, costs, report
 from playground.contract.lane_config import LaneConfig, check_startable
 from playground.errors import Refusal
@@ -67,7 +68,8 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     asked.check()
     judge = judging(known(prompt, asked.before, options.context) if options.chat else None)
     if recipes:
-        session = prepare(load(options, draft="draft" in needs), recipes, asked, limits, judge=judge)
+        models = with_weights(load(options, draft="draft" in needs), recipes, show_progress)
+        session = prepare(models, recipes, asked, limits, judge=judge)
     else:
         session = Session([], [], judge)
     if server:

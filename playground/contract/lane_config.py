@@ -6,7 +6,8 @@ A LaneConfig names one decoder and what is added to it: strategies for its slots
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
 from typing import Any
 
 from playground.contract import (
@@ -24,7 +25,7 @@ from playground.contract import (
 )
 from playground.errors import Refusal
 from playground.events import Part
-from playground.request_limits import quoted
+from playground.request_limits import QUOTED, quoted
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
 DRAWN = {
@@ -48,6 +49,9 @@ FITTING = {
 SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one of each in a lane
 
 
+WEIGHTS = ("int8", "nf4", "fp4")  # quantisations of the target that one lane may have beside others
+
+
 @dataclass
 class LaneConfig:
     """The configuration of one lane. It is plain data, so that a page, a shell command or a link can carry it."""
@@ -60,6 +64,17 @@ class LaneConfig:
     seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
     forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
     weights: str = ""  # quantisation of the target in this lane alone, such as "int8"; empty: as in the run
+
+    @classmethod
+    def check_fields(cls, given: Iterable[Any]) -> None:
+        """Raise Refusal, with the nearest field, for a name that is no field of a lane, and without a strategy."""
+        known, given = [each.name for each in fields(cls)], list(given)
+        for name in (name for name in given if name not in known):
+            near = get_close_matches(str(name)[:QUOTED], known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(known)}."
+            raise Refusal(f"A lane has no field {quoted(name)}; {hint}", "lanes")
+        if "strategy" not in given:
+            raise Refusal(f"A lane given as a dict names its strategy; its fields are {', '.join(known)}.", "lanes")
 
     def running(self) -> list[str]:
         """Titles of its strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects

@@ -7,14 +7,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from playground.contract.lane_config import LaneConfig
+from playground.contract.lane_config import WEIGHTS, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt
 from playground.errors import Refusal
@@ -172,7 +172,24 @@ def _lane(lane: Any) -> LaneConfig:
     seed = _whole(lane.seed)
     if seed is not None:
         Limits(seed).check()
-    return LaneConfig(lane.strategy, read_knobs(lane.knobs), read_extras(lane.extras), forced, seed)
+    _check_fork(lane.forked_at, forced)
+    _check_weights(lane.weights)
+    # whatever else a lane has stays as it is
+    return replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)
+
+
+def _check_fork(forked_at: Any, forced: list[int]) -> None:
+    if type(forked_at) is not int or not -1 <= forked_at < max(1, len(forced)):
+        raise Refusal(
+            f"forked_at is the index in `forced` of the first token that was changed, or -1, not {quoted(forked_at)}.",
+            "forked_at",
+        )
+
+
+def _check_weights(weights: Any) -> None:
+    if weights not in ("", *WEIGHTS):
+        known = ", ".join(WEIGHTS)
+        raise Refusal(f"The weights of a lane are one of {known}, or empty, not {quoted(weights)}.", "weights")
 
 
 def _config(lane: Any) -> LaneConfig:
@@ -185,9 +202,7 @@ def _config(lane: Any) -> LaneConfig:
         return LaneConfig(*lane)
     if not isinstance(lane, Mapping):
         raise Refusal(f"lanes must be {LANES}, and {quoted(lane)} is no lane.", "lanes")
-    known = [field.name for field in fields(LaneConfig)]
-    if "strategy" not in lane or set(lane) - set(known):
-        raise Refusal(f"A lane given as a dict has a strategy, and no keys but {', '.join(known)}.", "lanes")
+    LaneConfig.check_fields(lane)
     return LaneConfig(**lane)
 
 

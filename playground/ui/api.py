@@ -15,6 +15,7 @@ import gradio as gr
 from playground.bench.questions import Question
 from playground.bench.questions import gallery as answerable
 from playground.contract import discover, find
+from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
@@ -308,6 +309,10 @@ def _check_lanes(lanes: Any) -> None:
     if not isinstance(lanes, list) or len(lanes) > LANES:
         raise Refusal(f"The lanes must be a list of one to {LANES}.", "lanes")
     for number, lane in enumerate(lanes, 1):
+        try:
+            LaneConfig.check_fields(lane if isinstance(lane, dict) else ())
+        except Refusal as refusal:
+            raise Refusal(f"Lane {number} is malformed. {refusal}", "lanes") from None
         if not _is_well_formed(lane):
             raise Refusal(f"Lane {number} is malformed: {SHAPE}.", "lanes")
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from playground.bench.questions import Question, known
-from playground.contract.lane_config import LaneConfig
+from playground.contract.lane_config import WEIGHTS, LaneConfig
 from playground.decoding.prompt_form import check_form, check_tools
 from playground.errors import Refusal
 from playground.request_limits import (
@@ -32,9 +34,8 @@ NO_DRAFT = "none"
 CHOICES = {
     "mode": ("raw", "chat"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "quantization": ("none", "int8", "nf4", "fp4"),
+    "quantization": ("none", *WEIGHTS),
 }
-QUANTIZED = CHOICES["quantization"][1:]  # what one lane may have in place of the run's weights
 TURNS = 32  # earlier turns of a chat
 MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: their events are kept until all have ended
 NUMBERS = {"seed": "seed", "length": "number of tokens"}
@@ -151,19 +152,7 @@ class Settings:
         return base64.urlsafe_b64encode(text.encode(errors="surrogatepass")).decode().rstrip("=")
 
     def recipes(self) -> list[LaneConfig]:
-        return [
-            LaneConfig(
-                lane["strategy"],
-                dict(lane["knobs"]),
-                [(name, dict(knobs)) for name, knobs in lane["extras"]],
-                list(lane["forced"]),
-                lane.get("seed"),
-                lane.get("forked_at", -1),
-                lane.get("weights", ""),
-            )
-            for lane in map(_lane, self.lanes)
-            if lane
-        ]
+        return [_config(lane) for lane in map(_lane, self.lanes) if lane]
 
     def own_weights(self) -> list[str]:
         """Quantisations of the target that single lanes ask for."""
@@ -270,35 +259,38 @@ def _fits(value: Any, default: Any) -> bool:
 
 
 def _lane(raw: Any) -> dict[str, Any] | None:
-    """One lane as {"strategy", "knobs", "extras", "forced"} with optional "seed", "forked_at" and "weights"; None if
-    malformed.
+    """One lane as the fields of a LaneConfig, without seed, fork and weights that keep their defaults.
+
+    None if it is malformed.
     """
     if not isinstance(raw, dict) or not isinstance(raw.get("strategy"), str):
         return None
-    knobs = raw.get("knobs")
-    extras = (
-        [(pair[0], pair[1]) for pair in raw.get("extras") or [] if _is_extra(pair)]
-        if isinstance(raw.get("extras"), list)
-        else []
-    )
-    forced = raw.get("forced") if isinstance(raw.get("forced"), list) else []
-    lane = {
-        "strategy": raw["strategy"],
-        "knobs": _scalars(knobs),
-        "extras": [[name, _scalars(given)] for name, given in extras],
-        "forced": [token for token in forced if type(token) is int],
-    }
-    if _is_natural(raw.get("seed")):
-        lane["seed"] = raw["seed"]
-    if _is_natural(raw.get("forked_at")) and raw["forked_at"] < len(lane["forced"]):
-        lane["forked_at"] = raw["forked_at"]
-    if raw.get("weights") in QUANTIZED:
-        lane["weights"] = raw["weights"]
-    return lane
+    lane = {name: read(raw.get(name)) for name, read in LANE_FIELDS.items()}
+    if lane["forked_at"] is not None and lane["forked_at"] >= len(lane["forced"]):
+        lane["forked_at"] = None
+    return {name: value for name, value in lane.items() if value is not None}
 
 
-def _is_natural(value: Any) -> bool:
-    return type(value) is int and value >= 0
+def _config(lane: dict[str, Any]) -> LaneConfig:
+    """A lane as `_lane` returns it, as a configuration that shares nothing with it."""
+    return LaneConfig(**deepcopy(lane) | {"extras": [(name, dict(knobs)) for name, knobs in lane["extras"]]})
+
+
+def _extras(raw: Any) -> list[list[Any]]:
+    pairs = raw if isinstance(raw, list) else []
+    return [[pair[0], _scalars(pair[1])] for pair in pairs if _is_extra(pair)]
+
+
+def _tokens(raw: Any) -> list[int]:
+    return [token for token in raw if type(token) is int] if isinstance(raw, list) else []
+
+
+def _natural(raw: Any) -> int | None:
+    return raw if type(raw) is int and raw >= 0 else None
+
+
+def _weights(raw: Any) -> str | None:
+    return raw if raw in WEIGHTS else None
 
 
 def _is_extra(pair: Any) -> bool:
@@ -320,3 +312,15 @@ def _scalars(knobs: Any) -> dict[str, Any]:
     if not isinstance(knobs, dict):
         return {}
     return {str(k): v for k, v in knobs.items() if k != "file" and isinstance(v, (str, int, float, bool))}
+
+
+# how each field of a lane is read from untrusted data; None keeps its default
+LANE_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "strategy": lambda raw: raw,
+    "knobs": _scalars,
+    "extras": _extras,
+    "forced": _tokens,
+    "seed": _natural,
+    "forked_at": _natural,
+    "weights": _weights,
+}
