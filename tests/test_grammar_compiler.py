@@ -93,7 +93,7 @@ def test_a_slow_grammar_does_not_hold_up_another_visitors(model, own):
 def test_a_visitor_is_refused_when_all_places_are_taken(own, monkeypatch):
     monkeypatch.setattr(limits, "SLOT_SECONDS", 0.01)
     for _ in range(limits.SLOTS):
-        own._slots.acquire()
+        own.child._places.acquire()
     with pytest.raises(Refusal, match="try again"):
         own.compile(*NORMAL)
 
@@ -128,7 +128,8 @@ def test_the_compiler_ends_with_the_process_that_started_it():
 
 def test_the_compiler_needs_neither_torch_nor_transformers():
     program = (
-        "import sys, playground.engine.grammar_server; print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
+        "import sys, playground.engine.confined_server, playground.engine.grammar_work as work; work.warm();"
+        "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "set()"

@@ -13,7 +13,8 @@ from app_page import address, browser, expect, open_settings, page, tokens, visi
 from playground.contract import discover
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane_checks import NewestChecks, Surroundings, check_ready
-from playground.engine.grammar_client import Check, Superseded, check_constraint
+from playground.engine.confined_child import Cancelled, ConfinedTask
+from playground.engine.grammar_client import check_constraint
 from playground.errors import Refusal
 from playground.ui.gallery import example_passage
 from playground.ui.lane_editor import check, judged
@@ -125,18 +126,18 @@ def test_a_newer_check_of_the_same_editor_cancels_the_older_one():
 
 
 def test_a_cancelled_check_is_not_asked_of_the_compiler():
-    check = Check()
+    check = ConfinedTask()
     check.cancel()
-    with pytest.raises(Superseded):
+    with pytest.raises(Cancelled):
         check_constraint("regex", "never compiled[0-9]", check)
-    check_constraint("regex", "never compiled[0-9]", Check())
+    check_constraint("regex", "never compiled[0-9]", ConfinedTask())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a fork ends at its limit of time")
 def test_a_fork_ends_when_the_one_who_asked_hangs_up():
     ours, theirs = socket.socketpair()
-    waits = "import signal, socket; from playground.engine.grammar_server import _end_with as end; "
-    waits += f"line = socket.socket(fileno={theirs.fileno()}); end(line, True); line.send(b'x'); signal.pause()"
+    waits = "import signal, socket; from playground.engine.confined_server import _end_with as end; "
+    waits += f"line = socket.socket(fileno={theirs.fileno()}); end(line); line.send(b'x'); signal.pause()"
     with theirs:
         fork = subprocess.Popen([sys.executable, "-c", waits], pass_fds=[theirs.fileno()])
     assert ours.recv(1) == b"x"

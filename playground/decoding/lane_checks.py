@@ -14,7 +14,8 @@ from typing import Any
 
 from playground.contract import Constraint
 from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft, check_model
-from playground.engine.grammar_client import Check, Superseded, check_constraint
+from playground.engine.confined_child import Cancelled, ConfinedTask
+from playground.engine.grammar_client import check_constraint
 from playground.errors import Refusal
 
 
@@ -46,8 +47,8 @@ class NewestChecks:
         self._lock, self._checks = Lock(), {}
 
     @contextmanager
-    def of(self, editor: str) -> Iterator[Check]:
-        check = Check()
+    def of(self, editor: str) -> Iterator[ConfinedTask]:
+        check = ConfinedTask()
         with self._lock:
             older, self._checks[editor] = self._checks.get(editor), check
         if older:
@@ -71,10 +72,10 @@ def judge(lanes: list[LaneConfig], around: Surroundings | None = None, editor: s
 
     Without `around`, what lanes need besides their own settings is not checked.
     """
-    with newest_checks().of(editor) if editor else nullcontext(Check()) as check:
+    with newest_checks().of(editor) if editor else nullcontext(ConfinedTask()) as check:
         try:
             return [asdict(_verdict(lane, around, check)) for lane in lanes]
-        except Superseded:
+        except Cancelled:
             return []
 
 
@@ -82,12 +83,12 @@ def check_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
     """Raise Refusal for the first lane that cannot be started; `about` is "lane", its index, and the field, with colons
     between.
     """
-    for index, verdict in enumerate(_verdict(lane, around, Check()) for lane in lanes):
+    for index, verdict in enumerate(_verdict(lane, around, ConfinedTask()) for lane in lanes):
         if verdict.problem:
             raise Refusal(f"Lane {index + 1} cannot start. {verdict.problem}", f"lane:{index}:{verdict.about}")
 
 
-def _verdict(lane: LaneConfig, around: Surroundings | None, check: Check) -> LaneCheck:
+def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask) -> LaneCheck:
     try:
         assembly = assemble(lane)
         if around:
@@ -106,7 +107,7 @@ def check_models(assembly: Assembly, around: Surroundings) -> None:
         check_model(assembly.decoder, around.model, around.attention)
 
 
-def _check_constraint(assembly: Assembly, check: Check) -> None:
+def _check_constraint(assembly: Assembly, check: ConfinedTask) -> None:
     """Raise Refusal, about the knob that holds its text, for a constraint that cannot be used."""
     constraint = assembly.constraint
     if constraint is None or type(constraint).grammar is Constraint.grammar:

@@ -1,4 +1,4 @@
-"""Compiles one constraint, in the process that `grammar_server` forks for it.
+"""Compiles one constraint, in a fork of the confined child (`grammar_work`).
 
 The result is plain data: for llguidance the text of a grammar that has been compiled once here, within the limits
 of the kernel and of the parser, so that the same text compiles in the process that runs the models; for SynCode the
@@ -15,6 +15,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from playground.engine import grammar_limits as limits
+from playground.engine.confined_walls import resident_bytes
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
@@ -34,7 +35,6 @@ KINDS = {
     "tags": TAGS_LABEL,
 }
 PROBED = 16  # tokens the compiled grammar is followed over
-PAGE = 4096
 NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
 TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
 TOO_DEEP = "it is nested too deeply"
@@ -56,9 +56,9 @@ def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str,
     {"text", "seconds", "bytes"}: seconds of processor time and bytes of memory are those of building its parser.
     """
     text = _composed(tokenizer, kind, source) if kind in _COMPOSERS else _checked_text(tokenizer, kind, source)
-    start, before = process_time(), _resident()
+    start, before = process_time(), resident_bytes()
     matcher = LLMatcher(tokenizer, text, log_level=0, limits=parser_limits())
-    seconds, size = process_time() - start, len(text) + max(0, _resident() - before)
+    seconds, size = process_time() - start, len(text) + max(0, resident_bytes() - before)
     _probe(kind, matcher)
     if seconds > limits.REPEATED_SECONDS:
         raise refusal(
@@ -169,15 +169,6 @@ def _allowed(matcher: LLMatcher) -> Iterator[int]:
     while bits and not matcher.is_error():
         yield (token := bits.bit_length() - 1)
         bits ^= 1 << token
-
-
-def _resident() -> int:
-    """Bytes of memory this process has; 0 where the system does not say."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as pages:
-            return int(pages.read().split()[1]) * PAGE
-    except OSError:
-        return 0
 
 
 def _read_schema(source: str) -> str:

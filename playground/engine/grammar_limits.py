@@ -6,7 +6,10 @@ while decoding, by the parser's own limits and a deadline. Imports neither torch
 """
 from __future__ import annotations
 
+from playground.engine.task_bounds import TaskBounds
 from playground.errors import Refusal
+
+TABLES = "syncode"  # the kind of source that is compiled to tables, without a tokenizer
 
 # Sources, before any work
 SOURCE_CHARACTERS = 100_000
@@ -55,14 +58,14 @@ STACK_BYTES = 1 << 20  # an eighth of an ordinary thread's: what passes there do
 ANSWER_BYTES = 16 << 20
 SLOTS = 4  # constraints compiled at a time
 SLOT_SECONDS = 2.0  # waiting time for one of them
-START_SECONDS = 30.0  # of the compiler process, tokenizer included, on a loaded machine
+TOKENIZERS = 4  # in the compiler process
+BOUNDS = TaskBounds(CPU_SECONDS, WALL_SECONDS, MEMORY_BYTES, STACK_BYTES, ANSWER_BYTES, SLOTS, TOKENIZERS)
 
 # Caches
 GRAMMARS = 64  # compiled grammars of one model
 GRAMMARS_BYTES = 256 << 20
-TABLES = 16  # compiled grammars of SynCode
+TABLES_KEPT = 16  # compiled grammars of SynCode
 CHECKED = 1024  # constraints known to compile, checked without a model
-TOKENIZERS = 4  # in the compiler process
 
 # Decoding
 PARSER = {

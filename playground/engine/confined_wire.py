@@ -1,5 +1,5 @@
-"""Protocol between the compiler process and its clients: orders of one byte, and JSON messages with their
-length before them.
+"""Protocol between a confined child and its clients: orders of one byte, and JSON messages with their length before
+them.
 """
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import socket
 import struct
 from typing import Any
 
-TOKENIZER, COMPILE = b"t", b"c"
-TABLES = "syncode"  # the kind of source that is compiled to tables, without a tokenizer
-UNKNOWN = "unknown tokenizer"
-BEGUN = "begun"  # the first message of a fork
+TEACH, ASK = b"t", b"a"
+UNKNOWN = {"unknown": "lesson"}  # the answer of a fork that lacks what its task needs
 LENGTH = struct.Struct("!I")
 
 
-def send(line: socket.socket, message: Any) -> None:
+def packed(message: Any) -> bytes:
     body = json.dumps(message).encode()
-    line.sendall(LENGTH.pack(len(body)) + body)
+    return LENGTH.pack(len(body)) + body
 
 
 def receive(line: socket.socket, most: int) -> Any:
