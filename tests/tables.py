@@ -7,6 +7,7 @@ attention masks. A slot that is lost, stale or visible to the wrong row therefor
 from __future__ import annotations
 
 import copy
+from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,9 @@ class Letters:
         """Encode a text; letters without a token are skipped."""
         return [self.letters.index(letter) for letter in text if letter in self.letters]
 
+    def encode_continuation(self, text: str) -> list[int]:
+        return self.encode(text)
+
     def spell(self, text: str) -> list[int]:
         return [token for token in self.encode(text) if token not in self.ends]
 
@@ -81,6 +85,12 @@ class Letters:
 
     def is_special(self, token: int) -> bool:
         return token in self.ends
+
+    def utf8_decoder(self) -> IncrementalDecoder:
+        return getincrementaldecoder("utf-8")("replace")
+
+    def has_text(self, ids: list[int]) -> bool:
+        return any(token not in self.ends for token in ids)
 
 
 class TableLayers:

@@ -111,7 +111,7 @@ class Canvas:
         bounds = Bounds.of(len(prompt) + limits.max_new_tokens, self.model, limits.stop)
         chain = Chain(assembly.samplers, None, self.model.end_ids)
         # the prompt; the answer is appended once it is complete
-        self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens))
+        self.sequence = Sequence(0, prompt, bounds, chain, Reader(self.model.tokens, prompt))
         self._constraint, self._matcher = assembly.constraint, self._new_matcher(assembly.constraint)
         self._last_rows: Rows | None = None
         self._logits_at_fill: dict[int, Tensor] = {}  # by filled position, its logits [V] in the forward before

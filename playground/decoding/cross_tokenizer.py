@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from playground.decoding.lane_state import LaneState
     from playground.engine.model import Model
 
-ANCHOR = "\n"  # precedes a text that is tokenized, because some tokenizers add a space before the first word
-
 
 class Lexicon:
     """A one-to-one mapping between tokens of two vocabularies with the same bytes; end tokens map to end tokens.
@@ -56,7 +54,7 @@ def _by_bytes(model: Model) -> dict[bytes, int]:
 
 def _used(model: Model, text: bytes, tokens: list[int]) -> int:
     """The token that the tokenizer produces for `text`: tokenizers with byte fallback have two for some characters."""
-    encoded = model.tokens.encode(ANCHOR + text.decode("utf-8", "replace"))
+    encoded = model.tokens.encode_continuation(text.decode("utf-8", "replace"))
     return next((token for token in tokens if token in encoded), tokens[0])
 
 
@@ -97,12 +95,8 @@ class CrossTokenizerStream(Stream):
 
     def _tokenize_within(self, text: str) -> list[int]:
         """The tokens of a text that continues another one."""
-        anchor, both = self._tokenize(ANCHOR), self._tokenize(ANCHOR + text)
-        return both[len(anchor):] if both[:len(anchor)] == anchor else self._tokenize(text)
-
-    def _tokenize(self, text: str) -> list[int]:
         tokens = self.model.tokens
-        return [token for token in tokens.encode(text) if not tokens.is_special(token)]
+        return [token for token in tokens.encode_continuation(text) if not tokens.is_special(token)]
 
     @property
     def room(self) -> int:

@@ -136,7 +136,7 @@ class Lane:
             computes_masks=not assembly.decoder.checks_tokens,
             coin=lambda *flip: self.draws.coin(*flip),
         )
-        return Sequence(0, prompt, bounds, chain, Reader(model.tokens))
+        return Sequence(0, prompt, bounds, chain, Reader(model.tokens, prompt))
 
     def _new_matcher(self) -> Matcher | CheckedText | None:
         constraint = self.assembly.constraint
@@ -255,9 +255,9 @@ class Lane:
         """Whether the target has tokens for all of a text."""
         return self.target_model.tokens.can_spell(text)
 
-    def text_of(self, tokens: list[int]) -> str:
-        """The text of these tokens alone."""
-        reader = Reader(self.target_model.tokens)
+    def text_of(self, tokens: list[int], after: list[int] | None = None) -> str:
+        """The text that tokens add to that of the tokens before them, which are the prompt unless given."""
+        reader = Reader(self.target_model.tokens, self.tokens[:self.prompt_length] if after is None else after)
         return reader.push(tokens) + reader.flush()
 
     # --- requests ---

@@ -2,13 +2,15 @@
 
 Every token has some bytes; a text is their concatenation, decoded as UTF-8. The piece shown for a single token, the
 decoding of a whole text and the incremental Reader, which holds back incomplete characters, all follow from this rule.
+Some tokenizers write the first token of a text differently, most of them without its leading space. A continuation is
+decoded after its prompt, so that its text is what it adds to the text of the prompt.
 """
 from __future__ import annotations
 
 import json
 import re
-from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from codecs import IncrementalDecoder, getincrementaldecoder, register_error
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from transformers import PreTrainedTokenizerBase
@@ -18,8 +20,11 @@ from playground.engine.tool_call_format import CallFormat, describes_tools, read
 from playground.errors import Refusal
 from playground.request_limits import quoted
 
-BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+ANCHORS = "\n", "a"  # a text is encoded after one of them if the tokenizer treats the start of a text differently
 ESCAPED = range(0xDC80, 0xDD00)  # code points of "surrogateescape" for bytes that are not UTF-8
+EACH_BYTE = "replace each byte"  # by U+FFFD, as SentencePiece does; "replace" does it once for a cut character
+register_error(EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.start), error.end))
 
 
 class Tokens:
@@ -28,9 +33,10 @@ class Tokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, vocabulary: int):
         self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self._backend = tokenizer.backend_tokenizer
-        self._added = {id: token.content for id, token in self._backend.get_added_tokens_decoder().items()}
-        self._special = frozenset(tokenizer.all_special_ids) | {
-            id for id, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        # those that decoding skips, which are not all that a configuration calls special
+        self._special = frozenset(
+            id for id, token in self._backend.get_added_tokens_decoder().items() if token.special
+        )
         self._spelled: dict[int, bytes] = {}
         self._pieces: dict[int, str] = {}
 
@@ -40,8 +46,27 @@ class Tokens:
         return self.tokenizer(text, verbose=False)["input_ids"]
 
     def encode_continuation(self, text: str) -> list[int]:
-        """Ids of a text that continues another one, without added special tokens."""
+        """Ids of a text that continues another one, without added special tokens.
+
+        Some tokenizers put a space before the first word of a text: it is encoded after an anchor then, so that the
+        ids add exactly this text. They do not where the tokenizer changes letters, as those that lowercase do.
+        """
+        plain = self._encode_part(text)
+        if self._spells(plain, text):
+            return plain
+        for anchor in ANCHORS:
+            before, both = self._encode_part(anchor), self._encode_part(anchor + text)
+            if both[:len(before)] == before and self._spells(both[len(before):], text):
+                return both[len(before):]
+        return plain
+
+    def _encode_part(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+
+    def _spells(self, ids: list[int], text: str) -> bool:
+        """Whether ids are exactly this text, names of special tokens included."""
+        spelled = (self.piece(id).encode() if id in self._special else self.bytes(id) for id in ids)
+        return b"".join(spelled) == text.encode(errors="replace")
 
     def spell(self, text: str) -> list[int]:
         """Ids of a text that continues another one; what the vocabulary cannot write is left out.
@@ -103,9 +128,11 @@ class Tokens:
         """The form of a tool call in the model's chat template, if it has one that is recognised."""
         return read_format(self.tokenizer)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids without special tokens; U+FFFD replaces bytes that are not UTF-8."""
-        reader = Reader(self)
+    def decode(self, ids: Iterable[int], after: Sequence[int] = ()) -> str:
+        """The text that the ids add to that of `after`, without special tokens; U+FFFD replaces bytes that are not
+        UTF-8.
+        """
+        reader = Reader(self, after)
         return reader.push(ids) + reader.flush()
 
     def piece(self, id: int) -> str:
@@ -126,8 +153,20 @@ class Tokens:
     def first_token_bytes(self, id: int) -> bytes:
         """The bytes of a token at the start of a text, where some tokenizers drop the leading space."""
         spelled = self.bytes(id)
-        drops = spelled.startswith(b" ") and "ByteLevel" not in self._decoders
-        return self._in_context([id]).encode() if drops else spelled
+        same = "ByteLevel" in self._decoders or not self.has_text([id]) or self._is_byte(id) and spelled != b" "
+        return spelled if same else self._in_context([id]).encode()
+
+    def utf8_decoder(self) -> IncrementalDecoder:
+        """Decodes the bytes of tokens; what is not UTF-8 becomes U+FFFD, as often as with the tokenizer's decoder.
+
+        A text that mixes the bytes of a whole character and stray ones keeps the character, as SentencePiece does; the
+        library replaces a run of byte tokens as a whole, which no text that has been shown can follow.
+        """
+        return getincrementaldecoder("utf-8")(EACH_BYTE if "ByteFallback" in self._decoders else "replace")
+
+    def has_text(self, ids: Iterable[int]) -> bool:
+        """Whether decoding keeps any of the ids, so that a token after them is not the first one of a text."""
+        return any(not self.is_special(id) and self._backend.id_to_token(id) is not None for id in ids)
 
     def names(self) -> dict[int, str]:
         """The tokenizer's own name of each token, by id."""
@@ -154,14 +193,16 @@ class Tokens:
         name = self._backend.id_to_token(id)
         if name is None:
             return b""
-        if id in self._added:
-            return self._added[id].encode()
         if "ByteLevel" in self._decoders:
             return bytes(BYTES[c] for c in name) if all(c in BYTES for c in name) else name.encode()
-        if "ByteFallback" in self._decoders and (byte := BYTE_TOKEN.fullmatch(name)):
-            return bytes([int(byte[1], 16)])
+        if self._is_byte(id):
+            return bytes([int(name[3:5], 16)])
         # For any other decoder: the bytes that a second copy of the token adds to the first.
         return self._in_context([id, id]).removeprefix(self._in_context([id])).encode()
+
+    def _is_byte(self, id: int) -> bool:
+        """Whether the token is a single byte, such as `<0xE2>`, which may be no text by itself."""
+        return "ByteFallback" in self._decoders and BYTE_TOKEN.fullmatch(self._backend.id_to_token(id)) is not None
 
     def _in_context(self, ids: list[int]) -> str:
         return self._backend.decode(ids, skip_special_tokens=False)
@@ -175,12 +216,15 @@ class Tokens:
 
 
 class Reader:
-    """Incremental decoder. The concatenated results of `push`, then `flush`, equal `tokens.decode` of all ids."""
+    """Incremental decoder of a text that follows the ids `after`. The concatenated results of `push`, then `flush`,
+    equal `tokens.decode` of all pushed ids after them.
+    """
 
-    def __init__(self, tokens: Tokens):
+    def __init__(self, tokens: Tokens, after: Sequence[int] = ()):
         self._tokens = tokens
-        self._decoder = getincrementaldecoder("utf-8")("replace")
-        self._started = False
+        self._decoder = tokens.utf8_decoder()
+        self._follows = tokens.has_text(after)
+        self._started = self._follows
 
     def piece(self, id: int) -> str:
         """A token for display."""
@@ -202,17 +246,17 @@ class Reader:
         """An independent reader in the same state."""
         other = Reader(self._tokens)
         other._decoder.setstate(self._decoder.getstate())
-        other._started = self._started
+        other._follows, other._started = self._follows, self._started
         return other
 
     def rebuild(self, ids: Iterable[int]) -> str:
         """Reset after a rollback, as if only these ids had been pushed; returns their text."""
         self._decoder.reset()
-        self._started = False
+        self._started = self._follows
         return self.push(ids)
 
     def _bytes(self, id: int) -> bytes:
-        if self._started or self._tokens.is_special(id):
+        if self._started or not self._tokens.has_text([id]):
             return self._tokens.bytes(id)
         self._started = True
         return self._tokens.first_token_bytes(id)

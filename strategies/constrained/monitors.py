@@ -123,7 +123,7 @@ class Monitors(Sampler):
         check_installed()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
         # not copied when sequences fork
-        self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens)
+        self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens, after=[])
         self.known = {}
         yield lm.background(analysis)  # loading it takes seconds
 

@@ -121,7 +121,7 @@ class ExactExtract(Decoder):
 
     def _suffixes(self, lm) -> list[list[int]]:
         """Suffixes of the passage as token ids, one for each position where an answer could begin."""
-        text = (self.passage or lm.passage or lm.text_of(lm.tokens[:lm.prompt_length])).strip()
+        text = (self.passage or lm.passage or lm.text_of(lm.tokens[:lm.prompt_length], after=[])).strip()
         tokens = lm.spell(f" {text}") or lm.spell(text)
         if not tokens:
             raise Refusal("There is no passage to extract an answer from: give one as context.", "passage")

@@ -80,7 +80,7 @@ class Aggressive(Drafter):
         """Token ids of the input, encoded as at the start of an answer."""
         words = [token for token in lm.tokens[:lm.prompt_length] if not lm.special(token)]
         if self.after:
-            _, found, rest = lm.text_of(words).rpartition(self.after)
+            _, found, rest = lm.text_of(words, after=[]).rpartition(self.after)
             if not found:
                 raise Refusal(
                     f"The prompt does not contain {self.after!r}: give the words right before the text to edit.",

@@ -160,7 +160,7 @@ class ClassifierReward:
         self._model = model
 
     def scores(self, lm: Lane, texts: list[RewardedText]) -> Iterator:
-        question = lm.question or lm.text_of(lm.tokens[:lm.prompt_length])
+        question = lm.question or lm.text_of(lm.tokens[:lm.prompt_length], after=[])
         answers = [lm.text_of(text.tokens[lm.prompt_length:]) for text in texts]
         judged = yield lm.background(self._judging(question, answers))
         for answer in judged:

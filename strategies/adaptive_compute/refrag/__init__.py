@@ -132,7 +132,7 @@ class Refrag(Decoder):
             return (yield from self._surprises(lm, chunks))
         if self.selector == "random":
             return [lm.uniform(number, "expand") for number in range(len(chunks))]
-        return overlaps([lm.text_of(lm.tokens[chunk.start:chunk.stop]) for chunk in chunks], lm.question)
+        return overlaps([_text_of(lm, chunk) for chunk in chunks], lm.question)
 
     def _surprises(self, lm, chunks: list[range]) -> Iterator:
         """The mean negative log-probability of each chunk's tokens after all tokens before them, in nats."""
@@ -164,11 +164,15 @@ def overlaps(chunks: Sequence[str], question: str) -> list[float]:
     return [float(len(asked.intersection(words(chunk)))) for chunk in chunks]
 
 
+def _text_of(lm, chunk: range) -> str:
+    return lm.text_of(lm.tokens[chunk.start:chunk.stop], after=lm.tokens[:chunk.start])
+
+
 def shown_chunks(lm, chunks: list[range], scores: list[float], expanded: list[int]) -> Iterator[Figure]:
     """The chunks with the highest scores, in the order of the text."""
     numbers = sorted(highest(scores, SHOWN))
     states = ["stays tokens" if number in expanded else "one vector" for number in numbers]
-    texts = [lm.text_of(lm.tokens[chunks[number].start:chunks[number].stop]) for number in numbers]
+    texts = [_text_of(lm, chunks[number]) for number in numbers]
     labels = [f"{number + 1}: {text}, {state}" for number, text, state in zip(numbers, texts, states)]
     values = [round(scores[number], 4) for number in numbers]
     yield Figure("bars", "chunks of the context, by score", {"labels": labels, "values": values})

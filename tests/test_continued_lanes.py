@@ -1,0 +1,65 @@
+"""Lanes of a Llama-2-style tokenizer: the first space of an answer is part of it, wherever its text is read."""
+import pytest
+
+import playground
+from support.scripted_networks import chain, save, scripted
+from support.tokenizer_kinds import KINDS
+
+PROMPT, ANSWER = "The red", " fox reads the answer"
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return KINDS["llama2"]()
+
+
+@pytest.fixture(scope="module")
+def models(tokenizer, tmp_path_factory):
+    whole = tokenizer(PROMPT + ANSWER)["input_ids"]
+    network = scripted(len(tokenizer), chain([*whole, tokenizer.eos_token_id]))
+    folder = save(tmp_path_factory.mktemp("llama2"), network, tokenizer)
+    return playground.load(folder, draft="none", device="cpu", dtype="float32")
+
+
+def test_a_text_follows_its_prompt_as_in_the_library(models, tokenizer):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=20)
+    whole = tokenizer.decode([*tokenizer(PROMPT)["input_ids"], *result.token_ids], skip_special_tokens=True)
+    assert PROMPT + result.text == whole == PROMPT + ANSWER
+    assert result.reason == "end"
+
+
+def test_pieces_and_texts_of_the_events_add_up_to_the_answer(models):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=20)
+    commits = [stamped.event for stamped in result.trace.lane(0).events if stamped.event.kind == "commit"]
+    assert "".join(commit.text for commit in commits) == result.text
+    assert "".join(piece for commit in commits for piece in commit.pieces) == result.text + "</s>"
+
+
+def test_a_stop_string_ends_a_text_at_its_first_word(models):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=20, stop=" fox")
+    assert (len(result.token_ids), result.text, result.reason) == (1, "", "stop_string")
+
+
+@pytest.mark.parametrize("constraint, knobs", [
+    ("choice", {"options": " fox| bird"}), ("choice", {"options": "fox|bird"}), ("regex", {"pattern": " [a-z]{3}"}),
+    ("lark", {"source": 'start: " " /[a-z]{3}/'}), ("template", {"source": " {{word:[a-z]{3}}}"}),
+])
+def test_a_constrained_text_is_of_its_language(models, constraint, knobs):
+    result = playground.run("greedy", PROMPT, models=models, max_new_tokens=6, extras=[(constraint, knobs)])
+    assert result.text.removeprefix(" ").isalpha() and len(result.text.strip()) >= 3
+    assert result.text[:1].isspace() == next(iter(knobs.values())).startswith((" ", "start"))
+    if constraint == "choice":
+        assert result.text in knobs["options"].split("|")
+
+
+@pytest.mark.parametrize("strategy", ["beam_search", "best_of_n", "speculative"])
+def test_branches_and_drafts_read_the_same_text(models, strategy):
+    extras = ["prompt_lookup"] if strategy == "speculative" else []
+    result = playground.run(strategy, PROMPT, models=models, max_new_tokens=20, extras=extras)
+    assert result.text == ANSWER
+
+
+def test_a_prompt_without_text_begins_a_text(models, tokenizer):
+    result = playground.run("greedy", "<s>", models=models, max_new_tokens=3)
+    whole = tokenizer.decode([*tokenizer("<s>")["input_ids"], *result.token_ids], skip_special_tokens=True)
+    assert result.text == whole and not result.text.startswith(" ")
