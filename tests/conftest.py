@@ -11,7 +11,6 @@ import pytest
 from playground.contract import find
 from playground.errors import Refusal
 from support import tiers
-from support.durations import DurationRecorder
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,23 +26,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part",
         type=int,
         choices=range(tiers.PARTS),
-        default=0,
+        default=tiers.part_of_today(),
         metavar="N",
-        help="which part the default tier takes",
+        help="which part of crossings and pages the default tier takes, instead of that of the last commit's date",
     )
-    group.addoption("--record-durations", action="store_true", help="record how long tests take; see tests/README.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    tiers.RUN.tier = "default" if config.getoption("strategy") else config.getoption("tier")
-    tiers.RUN.part = config.getoption("part")
-    if config.getoption("record_durations") and not hasattr(config, "workerinput"):
-        config.pluginmanager.register(DurationRecorder())
     if name := config.getoption("strategy"):
         try:
             find(name)
         except Refusal as refusal:
             raise pytest.UsageError(str(refusal)) from None
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    tier, part = config.getoption("tier"), config.getoption("part")
+    return f"crossings and pages: part {part} of {tiers.PARTS}" if tier == "default" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,10 +15,8 @@ import pytest
 from playground.contract import Strategy, discover, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
-from support.tiers import RUN
 
 TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
-PLAIN = "speculative"  # the decoder in whose slots drafters and verifiers are tested first
 TEXT = ("decoder", "preset")  # kinds that generate from left to right; canvas decoders have their own tests
 Added = tuple[str, dict[str, Any]]
 
@@ -78,14 +76,9 @@ def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
 
 
 def fillings(cls: type[Strategy], cornered: bool = False) -> Iterator[list[Added]]:
-    """The ways to fill a decoder's slots that this run takes; with `cornered` every corner of every filling, one at a
-    time.
-    """
+    """The ways to fill a decoder's slots; with `cornered` every corner of every filling, one at a time."""
     choices = [registered(kind) for kind in cls.slots().values()]
-    plain = {PLAIN, *(getattr(cls(), slot) for slot in cls.slots())}
     for chosen in product(*choices):
-        if not RUN.takes([name for name in (cls.name, *(part.name for part in chosen)) if name not in plain]):
-            continue
         yield [(part.name, brief(part.name)) for part in chosen]
         for i, part in enumerate(chosen if cornered else ()):
             for knobs in corners(part)[1:]:

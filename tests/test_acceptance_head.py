@@ -69,11 +69,13 @@ def new_guesses(shuffled: bool = False) -> DraftSamples:
     return DraftSamples(*map(torch.cat, zip(*texts(shuffled=shuffled, seed=9))))
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_on_held_out_texts():
     curve = [event.data["series"]["held-out loss"] for event in learnt(texts())[1] if event.kind == "figure"]
     assert len(curve) == SHORT.epochs + 1 and curve[-1] < curve[0] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shuffled", [False, True], ids=["true", "shuffled"])
 def test_a_head_beats_a_constant_probability_only_if_states_are_informative(shuffled):
     """On 4000 fresh draft tokens. Of the loss of one constant over the true probabilities, the head recovers nine
@@ -88,6 +90,7 @@ def test_a_head_beats_a_constant_probability_only_if_states_are_informative(shuf
     assert won < 0.05 if shuffled else won > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("put_right", [True, False])
 @pytest.mark.parametrize("weight", [1.0, 6.0])
 def test_rejections_have_a_higher_weight_in_training_and_probabilities_are_calibrated_afterwards(weight, put_right):
@@ -112,6 +115,7 @@ def test_the_loss_is_the_papers_weighted_sum():
     assert float(loss(odds, chances, 6.0)) == pytest.approx(float(by_hand))
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_head():
     one, same, other = (learnt(texts(), seed=seed)[0]["read.weight"] for seed in (0, 0, 1))
     assert torch.equal(one, same) and not torch.equal(one, other)
@@ -264,6 +268,7 @@ def drafts(lane) -> list[Draft]:
     return of(Draft, recorded(lane)[1])
 
 
+@pytest.mark.slow
 def test_by_default_the_head_predicts_if_there_is_one_and_the_proxy_otherwise(alone):
     proxy = drafts(speculative_lane(NAME, predictor="proxy"))
     assert drafts(speculative_lane(NAME)) == proxy
@@ -399,6 +404,7 @@ def test_sampling_and_greedy_lanes_use_different_heads(alone):
     assert lengths == [{4}, {2}]
 
 
+@pytest.mark.slow
 def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
     models = tables("abc")
     keep(models, random_head(3))
@@ -409,6 +415,7 @@ def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
 
 # --- what it does not change ---
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bias, scale", [(0.0, 1.0), (-50.0, 0.0), (50.0, 0.0)], ids=["random", "trusts nothing", "trusts all"]
 )
@@ -420,6 +427,7 @@ def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, sc
     assert plain == guessed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "knobs", [{"h": 0.5, "least": 1, "most": 3}, {"h": 0.2, "least": 1}, {"h": 0.9, "least": 2, "most": 4}], ids=str
 )
@@ -440,6 +448,7 @@ class DropsWhatTheHeadDoubts(DropsDoubtful):
         return tree.only(list(range(len(tree) - 1))) if self._predicted[len(tree) - 1] < 0.5 else tree
 
 
+@pytest.mark.slow
 def test_withdrawing_a_draft_token_by_its_prediction_changes_the_distribution(alone):
     keep(tables("ab"), random_head(2))
     assert (
@@ -466,6 +475,7 @@ def with_drafted(recipe, beside):
 
 # --- what is shown ---
 
+@pytest.mark.slow
 def test_tested_draft_tokens_are_reported_with_prediction_and_outcome(alone):
     keep(streams(pair()), random_head(pair().draft.width))
     events = recorded(with_head(verifier="greedy_match", h=0.9, least=3), length=40)[1]
@@ -500,6 +510,7 @@ class Watched(SpecDec):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samplers", [(), (AT_ONE,)], ids=["greedy", "drawn"])
 def test_the_bundled_head_beats_a_constant_probability_on_held_out_questions(
     bundled, samplers
@@ -551,6 +562,7 @@ def test_the_command_trains_a_head_that_lanes_find(alone, words, capsys):
     assert capsys.readouterr().out.splitlines()[0] == with_head.splitlines()[0], "the text is the target's"
 
 
+@pytest.mark.slow
 def test_the_command_writes_to_the_given_file_and_says_so_as_json(alone, words, tmp_path, capsys):
     assert main(["fit", NAME, *words, "--out", str(tmp_path / "head.safetensors"), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)

@@ -181,6 +181,7 @@ def said(page, changes) -> str:
     return " ".join(str(change.get(place, "")) for change in changes for place in (page.prompt_notice, page.status))
 
 
+@pytest.mark.slow
 def test_a_place_in_the_queue_and_the_wait_are_reported_before_the_run_begins(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(admission_queue, "monotonic", lambda: clock[0])
@@ -217,6 +218,7 @@ def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monke
     assert visit.run.over and site.admission.counts()["resting"] == 0
 
 
+@pytest.mark.slow
 def test_a_local_run_can_be_held_indefinitely(monkeypatch):
     monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
     monkeypatch.setattr("playground.ui.worker.HELD_PATIENCE", 0.1)

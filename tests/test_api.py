@@ -148,6 +148,7 @@ def test_no_stop_string_is_none_at_all(models):
     assert plain.token_ids == none.token_ids and none.header.stop == []
 
 
+@pytest.mark.slow
 def test_messages_are_the_chat_that_system_message_turns_and_prompt_make(models):
     earlier = [{"role": "user", "content": "Who sings?"}, {"role": "assistant", "content": "A bird."}]
     messages = [{"role": "system", "content": "Be brief."}, *earlier, {"role": "user", "content": PROMPT}]

@@ -22,6 +22,7 @@ FIGURES = Path(__file__).parent.parent / OUT
 TINY = "--vocabulary 2000 --layers 2 --context 600 --watched 300 --tokens 4".split()
 
 
+@pytest.mark.slow
 def test_three_strategies_are_measured_and_added_to_a_page(tmp_path, capsys):
     out, written = tmp_path / "figures.json", tmp_path / "page.md"
     files = ["--out", str(out), "--page", str(written)]

@@ -37,6 +37,7 @@ def test_every_policy_is_measured_at_settings_that_exist():
             make(name, **knobs)
 
 
+@pytest.mark.slow
 def test_plain_decoding_computes_exactly_what_its_texts_take(rows):
     for row in rows:
         if row.lane == PLAIN:

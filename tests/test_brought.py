@@ -73,6 +73,7 @@ def overlap(question: Question, lines: str) -> bool:
     return any(given in programs.INPUTS[question.meta["takes"]] for given in pg_td.Tests.read(lines).arguments)
 
 
+@pytest.mark.slow
 def test_guiding_tests_pass_with_the_known_program_and_differ_from_judging_tests():
     found = brings("tests", "programs", 12)
     assert len(found) > 9
@@ -87,6 +88,7 @@ def test_guiding_tests_that_also_judge_are_detected(monkeypatch):
     assert all(overlap(question, lines) for question, lines in brings("tests", "programs", 4))
 
 
+@pytest.mark.slow
 def test_tests_distinguish_programs():
     """Of all pairs of programs that take the same, at most one in four pass each other's tests."""
     found = brings("tests", "programs", 16)

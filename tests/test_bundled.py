@@ -46,6 +46,7 @@ def test_speculation_writes_what_plain_greedy_writes(exact, prompt):
     assert [lane.token_ids for lane in guessed] == [plain.token_ids] * len(LANES)
 
 
+@pytest.mark.slow
 def test_the_draft_agrees_often_enough_to_be_useful(models):
     lane = playground.run("speculative", RECORD, models=models, chat=True)
     assert lane.metrics["acceptance_rate"] > 0.6
@@ -101,6 +102,7 @@ def test_the_bundled_experts_answer_as_the_dense_model_and_two_of_eight_run():
     assert contrasted.reason in ("end", "length")
 
 
+@pytest.mark.slow
 def test_the_other_draft_has_other_tokens_and_drafts_for_lanes_that_translate():
     pair = playground.load("pocket", "pocket-other-draft")
     assert len(pair.draft.tokens.encode("1234")) < len(pair.target.tokens.encode("1234")) == 4, (

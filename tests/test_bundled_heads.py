@@ -64,6 +64,7 @@ def test_all_bundled_heads_together_are_small():
     assert sum(path.stat().st_size for path in fitted.BUNDLED_FITTED.glob("*.safetensors")) < MOST_BYTES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("name", HEADS)
 def test_a_fitted_head_saves_forwards_and_leaves_the_text_unchanged(name, task):

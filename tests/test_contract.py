@@ -180,6 +180,7 @@ def test_a_cache_equals_that_of_a_fresh_prefill_of_the_text(recipe):
 
 # --- stopping ---
 
+@pytest.mark.slow
 @every_lane
 def test_a_lane_can_be_stopped_at_every_request_without_affecting_the_model(recipe):
     models = Models(*tables().values())

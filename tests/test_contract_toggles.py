@@ -19,7 +19,6 @@ from playground.errors import Refusal
 from playground.events import Done
 from playground.trace import check
 from support.contract_lanes import ALL, LANES, each_of, events, ids, in_groups, start, timeless
-from support.tiers import RUN
 
 # --- toggles, and lanes that require one ---
 
@@ -155,10 +154,12 @@ def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
     decoders = list(fillings.values())
     return [
         (pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3 :: 3]])
-        for turn, pair_ in enumerate(RUN.taken_pairs(list(combinations(toggles(), 2))))
+        for turn, pair_ in enumerate(combinations(toggles(), 2))
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
 )
@@ -173,6 +174,7 @@ def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
         )
 
 
+@pytest.mark.slow
 def test_most_combinations_of_toggles_are_supported():
     asked = [replace(recipe, extras=[*recipe.extras, (toggle, {})]) for recipe in lanes() for toggle in toggles()]
     assert sum(map(can_be_had, asked)) > len(asked) / 2

@@ -111,6 +111,7 @@ def measured(models: Models, config: LaneConfig, machine: Standin | None = None,
                     {why: count / max(1, len(text) - before) for why, count in waits.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", LANES)
 def test_a_lane_writes_the_cpus_text_within_its_budget_of_waits(cpu, gpu, kind):
     (machine, pair), (config, recorder, budget) = gpu, LANES[kind]
@@ -121,6 +122,7 @@ def test_a_lane_writes_the_cpus_text_within_its_budget_of_waits(cpu, gpu, kind):
     assert "device" not in waits and sum(waits.values()) <= budget
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ROUNDS)
 def test_a_speculative_lane_waits_once_per_level_and_few_times_per_round(cpu, gpu, kind):
     (machine, pair), (config, budget) = gpu, ROUNDS[kind]
@@ -153,6 +155,7 @@ HEADS = {
 """Draft heads, and the most waits per round beside one for the verification."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HEADS)
 def test_a_draft_head_waits_once_per_forward_of_its_own(cpu, gpu, name):
     (machine, pair), (config, budget) = gpu, HEADS[name]
@@ -183,6 +186,7 @@ READING = {
 """Lanes by what of the model they read, beside logits and attention weights."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", READING)
 def test_a_lane_that_reads_more_of_the_model_writes_the_cpus_text(cpu, gpu, kind):
     machine, pair = gpu
@@ -205,6 +209,7 @@ def count(session: Session, kind: type[Event]) -> int:
     return sum(isinstance(stamped.event, kind) for stamped in session.trace.events)
 
 
+@pytest.mark.slow
 def test_the_usual_forwards_are_recorded_when_a_model_is_loaded_and_then_replayed(gpu):
     machine, _ = gpu
     with machine:
@@ -217,6 +222,7 @@ def test_the_usual_forwards_are_recorded_when_a_model_is_loaded_and_then_replaye
     assert machine.captured == before + recorded and machine.replayed > replayed
 
 
+@pytest.mark.slow
 def test_loading_on_cuda_switches_off_attention_that_plans_each_shape(monkeypatch):
     chosen = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", chosen.append)
@@ -225,6 +231,7 @@ def test_loading_on_cuda_switches_off_attention_that_plans_each_shape(monkeypatc
     assert chosen == [False]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["masked_diffusion", "explore_then_exploit", "fast_dllm"])
 def test_a_canvas_is_filled_as_on_the_cpu(name):
     with Standin() as machine:
@@ -263,6 +270,7 @@ def test_one_more_wait_per_token_exceeds_the_budget(gpu, wait, why):
     assert sum(waits.values()) > budget and waits[why] >= 1
 
 
+@pytest.mark.slow
 def test_a_wait_within_a_recording_leaves_the_model_without_recordings(monkeypatch, caplog):
     caplog.set_level("WARNING", logger="playground.engine.model")
     right = GraphSegment.bias
@@ -290,6 +298,7 @@ def apple() -> tuple[Standin, Models]:
         return machine, models(machine.move, torch.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", WITHOUT_FLOAT64)
 def test_a_lane_runs_on_a_device_without_float64(apple, kind):
     machine, pair = apple

@@ -197,6 +197,7 @@ def test_each_record_is_constrained_by_its_own_schema():
     assert bound.recipe.extras == []
 
 
+@pytest.mark.slow
 def test_a_record_fits_its_schema_as_a_validator_says():
     rng, odd = random.Random(1), [None, True, 1, 1.5, "x", [], {}, ["x"], [1], {"name": "x"}]
     for item in (records.generate(rng, True) for _ in range(60)):
@@ -343,6 +344,7 @@ def test_page_and_json_report_the_results():
     )
 
 
+@pytest.mark.slow
 def test_the_command_writes_its_results(tmp_path, capsys):
     code = main(
         [

@@ -67,6 +67,7 @@ def refused(client: Client, *lanes, **more) -> str:
 
 # --- list of endpoints ---
 
+@pytest.mark.slow
 def test_a_stream_message_changes_only_what_it_contains():
     """Gradio notifies each component that shows a listener's progress of every message, and copies its value each time.
     """
@@ -76,6 +77,7 @@ def test_a_stream_message_changes_only_what_it_contains():
     assert all(listener["show_progress_on"] == [] for listener in listeners if listener["outputs"])
 
 
+@pytest.mark.slow
 def test_what_is_opened_after_a_run_stays_open(pair):
     """A browser is given the last answer of an act a second time when the act has ended: were it the one that shuts
     what was drawn of the run before, it would shut what a quick visitor has opened in between."""
@@ -90,6 +92,7 @@ def test_what_is_opened_after_a_run_stays_open(pair):
     )
 
 
+@pytest.mark.slow
 def test_the_public_endpoints_are_exactly_these(client):
     described = client.view_api(return_format="dict")
     assert set(described["named_endpoints"]) == NAMES and not described["unnamed_endpoints"]
@@ -181,6 +184,7 @@ def test_lanes_that_are_no_list_are_answered_with_a_sentence(client):
         client.predict(PROMPT, "greedy", api_name="/compare")
 
 
+@pytest.mark.slow
 def test_a_public_page_keeps_its_limits_for_programs(pair):
     demo, address = opened(Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors()))
     try:
@@ -191,6 +195,7 @@ def test_a_public_page_keeps_its_limits_for_programs(pair):
         demo.close()
 
 
+@pytest.mark.slow
 def test_a_program_that_leaves_ends_its_comparison():
     from counting import Counting
     begun, models = [], SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device="cpu"), draft=None)
@@ -239,6 +244,7 @@ def test_examples_are_those_of_the_gallery_and_can_be_compared(client):
     assert all(Settings.read(example).prompt == example["prompt"] for example in answer)
 
 
+@pytest.mark.slow
 def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(client):
     answer = client.predict(api_name="/questions")
     task = answer[0]["task"]
@@ -250,6 +256,7 @@ def test_questions_are_reported_by_task_and_a_lane_s_answer_to_one_is_judged(cli
     assert "judged" not in compare(client, GREEDY)[0]
 
 
+@pytest.mark.slow
 def test_tools_are_a_list_or_its_json_and_need_a_chat_template_with_a_place_for_them(client):
     tools = [{"type": "function", "function": {"name": "add"}}]
     for given in (tools, json.dumps(tools)):
@@ -290,6 +297,7 @@ def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys
     assert ended.value.code == 2 and "pip install" in said and said.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_tools_are_the_public_endpoints(pair):
     demo = build(Site(ModelRequest(pair.target, pair.draft)))
     try:
@@ -301,6 +309,7 @@ def test_the_tools_are_the_public_endpoints(pair):
 
 # --- a lane of a server ---
 
+@pytest.mark.slow
 def test_a_program_adds_the_lane_of_a_server(client):
     with CompletionServer([text(" fox", " runs")]).running() as server:
         local, remote = compare(client, GREEDY, remote=server.address, remote_model="fox")

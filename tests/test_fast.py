@@ -147,6 +147,7 @@ def allocated() -> int:
     return libc.mallinfo2().uordblks
 
 
+@pytest.mark.slow
 def test_code_for_each_number_of_rows_does_not_pile_up():
     """oneDNN makes code for every number of rows that a prompt brings, and keeps it up to a limit of its own."""
     product = FusedLinear.of(nn.Linear(256, 256, bias=False))

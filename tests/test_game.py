@@ -104,6 +104,7 @@ def uncertain(models, settings: Settings) -> int:
     return sum(token["entropy"] > 1 for token in game.game_text(session.trace, reads)["tokens"])
 
 
+@pytest.mark.slow
 def test_the_game_starts_with_a_text_of_several_uncertain_tokens(models):
     assert uncertain(models, game.offers()[0][1]) >= 6
 
@@ -314,6 +315,7 @@ def test_the_end_names_the_hardest_tokens_and_leads_to_the_lanes(page, board, fe
     expect(page.locator(".game .where")).to_contain_text("Token 1 of 3")
 
 
+@pytest.mark.security
 def test_hostile_texts_and_names_stay_text(page, board, feed):
     pieces = (HOSTILE, "<script>window.struck = 1</script>", "&lt;", "\n", "<0xE2>")
     play(page, board, feed, frame(token(pieces=pieces), opening=HOSTILE))
@@ -425,6 +427,7 @@ def test_a_refusal_is_shown_at_its_control_and_the_current_game_stays(page, addr
     expect(page.locator("#numbers-notice")).to_contain_text("must be from 1 to")
 
 
+@pytest.mark.security
 def test_a_hostile_prompt_stays_text(page, address):
     start(page, address, Settings(prompt=HOSTILE, length=4))
     assert page.locator(".game .opening").text_content() == HOSTILE

@@ -46,6 +46,7 @@ def test_the_subprocess_compiles_the_same_grammars_and_each_only_once(model, mon
     assert asked == ["lark", "syncode"]
 
 
+@pytest.mark.slow
 def test_a_killed_compiler_is_started_again(model, own):
     vocabulary = _vocabulary(model)
     own.compile(*NORMAL, vocabulary, vocabulary.digest)
@@ -55,6 +56,7 @@ def test_a_killed_compiler_is_started_again(model, own):
     assert own.pid != first
 
 
+@pytest.mark.slow
 def test_a_compiler_killed_in_the_middle_of_a_compilation_gives_a_sentence_or_a_grammar(model, own):
     vocabulary = _vocabulary(model)
     own.compile(*NORMAL, vocabulary, vocabulary.digest)
@@ -79,6 +81,7 @@ def test_a_crash_takes_neither_the_compiler_nor_another_compilation_with_it(mode
     assert own.pid == first
 
 
+@pytest.mark.slow
 def test_a_slow_grammar_does_not_hold_up_another_visitors(model, own):
     vocabulary = _vocabulary(model)
     own.compile(*NORMAL, vocabulary, vocabulary.digest)
@@ -114,6 +117,7 @@ def test_closing_leaves_no_process_and_no_descriptor(model):
         os.kill(pid, 0)
 
 
+@pytest.mark.slow
 def test_the_compiler_ends_with_the_process_that_started_it():
     program = (
         "import sys; from playground.engine.grammar_client import Compiler; made = Compiler(); made.compile('syncode',"

@@ -39,6 +39,7 @@ from support.laws import (
     tables,
 )
 
+pytestmark = pytest.mark.guarantee
 FAMILIES = ("llama", "qwen3", "gemma2", "gpt_neox")
 PROMPT = [54, 71, 71, 54, 9, 71, 71]
 
@@ -69,6 +70,7 @@ def test_the_distribution_is_the_targets_if_a_text_may_end_early(recipe):
     assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
 def test_the_distribution_is_the_targets_with_every_sampler(sampler, part):
@@ -180,11 +182,13 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter, rule", RIGHT.values(), ids=RIGHT)
 def test_a_correct_rule_has_the_targets_distribution(drafter, rule):
     assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter, rule", MUTANTS.values(), ids=MUTANTS)
 def test_a_wrong_rule_is_detected(drafter, rule):
     assert off(speculation(drafter, Judged(rule), AT_ONE), tables("abcd"), [0, 1], 2) > WRONG
@@ -235,6 +239,7 @@ class Hinted(Drafter):
         return coming[len(prefix)] if honest else self.chance.randrange(lm.vocabulary)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
     ids = written(LaneConfig("greedy"), networks(architecture))
@@ -272,6 +277,7 @@ def greedy_among_letters(seed: int) -> list[int]:
     return written(LaneConfig("greedy"), tables("abcde", ends="e", seed=seed), prompt=[0, 1, 0, 1])
 
 
+@pytest.mark.slow
 def test_the_drafts_of_these_tests_are_partly_accepted():
     for architecture in FAMILIES:
         session = prepare(pair(architecture), [LaneConfig("speculative")], Prompt("The green bird"), Limits(0, LENGTH))
@@ -301,6 +307,7 @@ def test_every_constraint_with_the_guarantee_has_a_validator():
     assert declared("SOUND").keys() == {cls.name for cls in registered(promising="constraint_sound")}
 
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("part", range(SLICES))
 @pytest.mark.parametrize("constraint, valid", constrained())
@@ -314,6 +321,7 @@ def test_finished_texts_under_a_constraint_are_valid(constraint, valid, part, ba
 
 # --- budget_respected ---
 
+@pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
 def test_no_head_exceeds_the_budget_after_a_commit(policy, part):

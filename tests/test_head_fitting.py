@@ -57,6 +57,7 @@ def fitted(name: str, tmp_path, seed: int = 0, stop_in_epoch: int = 0) -> dict:
     return fit_head(find(name), pair().target, [], seed, place, lambda event: None, progress, EPOCHS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAINED)
 def test_an_interrupted_training_ends_with_the_same_weights(name, texts, tmp_path):
     whole = fitted(name, tmp_path)
@@ -76,6 +77,7 @@ def test_a_training_makes_as_many_passes_as_asked_for_or_as_the_head_needs(epoch
     assert {text.split(",")[0] for text in said} == {f"Epoch {number + 1} of {passes}" for number in range(passes)}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_seed_or_one_that_was_cut_off_is_not_resumed(texts, tmp_path):
     whole = fitted("medusa", tmp_path, seed=1)
     with pytest.raises(Interrupted):
@@ -87,6 +89,7 @@ def test_a_checkpoint_of_another_seed_or_one_that_was_cut_off_is_not_resumed(tex
     assert all(torch.equal(whole[key], again[key]) for key in whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in TRAINED if name not in SLOW_LEARNERS])
 def test_training_lowers_the_loss(name, texts, tmp_path):
     curves: list[Figure] = []
@@ -158,6 +161,7 @@ def test_too_few_texts_are_refused(few_prompts, tmp_path):
 
 # --- the command, and a lane with what it made ---
 
+@pytest.mark.slow
 def test_the_command_fits_a_head_that_lanes_of_this_model_then_find(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(target_texts, "ROOM", 6)
     saved = save_models(tmp_path / "models").target

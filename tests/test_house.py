@@ -67,12 +67,14 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["oracle", "refuses"])
 def test_every_strategy_has_an_oracle_and_a_wrong_variant_that_is_refused(mark):
     lacking = {cls.name for cls in found()} - names_marked(mark)
     assert not lacking, f"mark a test of each with pytest.mark.{mark}: {sorted(lacking)}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mark", ["strategy", "oracle", "refuses"])
 def test_marks_name_strategies_that_exist(mark):
     assert names_marked(mark) <= discover().keys()
@@ -84,6 +86,7 @@ def imported_by(path: Path) -> set[str]:
     return plain | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
 
 
+@pytest.mark.slow
 def test_no_test_file_imports_another():
     for path in [*TESTS, *(ROOT / "tests" / "support").glob("*.py")]:
         assert not [name for name in imported_by(path) if name.split(".")[-1].startswith("test_")], path.name

@@ -30,6 +30,7 @@ def join(place: str, body: bytes, **headers: str) -> tuple[int, str]:
     return ask(place, "/gradio_api/queue/join", body, **headers)
 
 
+@pytest.mark.slow
 def test_forty_megabytes_of_numbers_are_refused_before_they_are_read(public):
     connection = http.client.HTTPConnection(public, timeout=30)
     connection.putrequest("POST", "/gradio_api/queue/join")
@@ -179,6 +180,7 @@ def test_escaped_characters_are_distinguished_from_lone_surrogates():
         check_json(b'"\\\\\\ud83d"', PUBLIC)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "body",
     [b'"\\"' * 600_000, b'"' + b"\\" * 1_999_999, b"[" * 20_000, b'\\"' * 900_000],

@@ -134,6 +134,7 @@ def test_no_two_modules_have_one_name():
     assert [stem for stem, count in stems.items() if count > 1] == []
 
 
+@pytest.mark.slow
 def test_no_two_classes_have_one_name():
     modules = [ast.parse(path.read_text(encoding="utf-8")).body for path in FILES]
     names = Counter(node.name for body in modules for node in body if isinstance(node, ast.ClassDef))
@@ -159,6 +160,7 @@ def test_events_and_traces_are_read_without_torch_and_gradio(name):
     assert not {imported for imported in reached(name) if within(imported, "torch", "transformers", "gradio")}
 
 
+@pytest.mark.slow
 def test_listing_strategies_does_not_import_transformers():
     for name in under("strategies"):
         assert not {imported for imported in reached(name) if within(imported, "transformers")}, name
@@ -169,6 +171,7 @@ def test_gradio_is_imported_by_the_page_only():
         assert within(name, "playground.ui", "app") or not {i for i in imports if within(i, "gradio")}, name
 
 
+@pytest.mark.slow
 def test_the_command_line_never_imports_gradio():
     for name in under("playground.cli"):
         assert not {imported for imported in reached(name) if within(imported, "gradio")}, name

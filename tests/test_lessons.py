@@ -320,6 +320,7 @@ def holding(question, value: float | None) -> int:
     )
 
 
+@pytest.mark.slow
 def test_what_the_lessons_say_beside_their_answers_is_true_of_their_runs(models):
     def texts(name: str, step: int) -> list[str]:
         trace = written_out(models, settings_of(name, step - 1))

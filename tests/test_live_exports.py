@@ -277,6 +277,7 @@ def test_the_page_and_the_shell_write_the_same_page(page, feed, tmp_path):
     assert Trace.from_json(data_of(by_shell)).to_json() == RUN.to_json()
 
 
+@pytest.mark.security
 def test_hostile_words_stay_words_in_a_saved_page(browser, tmp_path):
     words = ["</script><script>window.hacked=1</script>", HOSTILE, "{{source}}", "<!--", "$&"]
     prompt = words[0] + words[2]

@@ -87,6 +87,7 @@ def test_a_dtype_is_used_for_all_weights(saved, dtype):
     assert facts.dtype == dtype
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["int8", "nf4", "fp4"])
 def test_quantised_weights_run_on_the_cpu_and_take_what_was_estimated(saved, quantization):
     request = Loading("cpu", "float32", quantization)
@@ -364,6 +365,7 @@ def test_concurrent_loads_share_one_model(saved, monkeypatch):
     assert loads == [str(saved)] and len(got) == 4 and len(set(map(id, got))) == 1
 
 
+@pytest.mark.slow
 def test_the_model_cache_holds_one_model_per_setting_until_it_is_dropped(saved):
     shelf = Shelf(lambda network, tokenizer, facts: (network, facts))
     model, facts = shelf.get(str(saved), Loading("cpu"))

@@ -37,6 +37,7 @@ from playground.ui.settings import Settings
 from playground.ui.theme import theme_options
 from playground.ui.worker import Worker
 
+pytestmark = pytest.mark.journey
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}
 ATTACK = "<img src=x onerror=window.hacked=1>"
 HOSTILE = (
@@ -130,7 +131,6 @@ def test_a_hostile_prompt_does_not_widen_a_phones_page(page, address):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-@pytest.mark.journey
 def test_html_that_a_model_writes_is_text_in_lane_card_and_chart(page, address):
     written = f"{ATTACK}<script>window.hacked=1</script>"
     lane = {**GREEDY, "forced": byte_tokenizer().encode(written)}
@@ -149,7 +149,6 @@ def test_html_that_a_model_writes_is_text_in_lane_card_and_chart(page, address):
 
 # --- others on the same page, and a connection that breaks ---
 
-@pytest.mark.journey
 def test_two_visitors_never_see_each_others_text(address, new_tab):
     visitors = [new_tab(), new_tab()]
     secrets = ("a violet giraffe", "an amber walrus")
@@ -220,7 +219,6 @@ def cut(browser):
     browser.set_offline(False)
 
 
-@pytest.mark.journey
 def test_after_a_lost_connection_the_run_is_there_and_another_can_begin(page, address, cut):
     visit(page, address, Settings(prompt="The red fox", length=4000, lanes=[GREEDY]))
     page.click("#run")
@@ -383,7 +381,6 @@ def every_token(page):
     return page.locator("#live [data-recorded='false'] .lane .tokens > *")
 
 
-@pytest.mark.journey
 def test_a_run_is_begun_held_stepped_and_gone_through_with_the_keyboard_alone(page, address):
     visit(page, address)
     tab_to(page, "[data-part='examples'][data-index='1']")

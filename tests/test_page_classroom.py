@@ -40,6 +40,7 @@ def invitation(tmp_path_factory) -> Iterator[dict[str, str]]:
     app.wait(PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitation):
     """The browsers are two contexts: each has cookies of its own."""
     with chromium() as browser:

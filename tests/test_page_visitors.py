@@ -29,6 +29,7 @@ from playground.ui.worker import Run, Worker
 from playground.ui.zero_gpu import RemoteRun, batches
 
 
+@pytest.mark.slow
 def test_runs_are_served_in_turn():
     log, worker = [], Worker()
     first = worker.take(Counting(log, "a", 400))
@@ -57,6 +58,7 @@ def test_stop_ends_a_run_within_one_request_and_says_so():
     assert session.count <= served + 1
 
 
+@pytest.mark.slow
 def test_a_held_run_waits_takes_single_steps_and_goes_on():
     session = Counting([])
     worker = Worker()
@@ -96,6 +98,7 @@ def test_a_borrowed_gpu_gives_the_same_events():
     assert [frame["state"] for frame in frames] == ["done"]
 
 
+@pytest.mark.slow
 def test_of_a_borrowed_gpu_too_a_slow_browser_gets_fewer_frames_and_all_that_happened():
     run = RemoteRun(batches(Counting([], length=2000)))
     run.pace(60)

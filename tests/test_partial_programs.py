@@ -266,6 +266,7 @@ def test_the_bundled_calibration_has_a_threshold_for_every_number_of_holes():
     assert len(thresholds[0]) >= 22 and all(0 < start <= WHOLE for column in thresholds for start in column)
 
 
+@pytest.mark.slow
 def test_a_calibration_is_made_of_lanes_and_read_again():
     models: Models = playground.load()
     made = Calibration.of(pairs(models, 2, 3), "two programs", 2)

@@ -113,6 +113,7 @@ def test_running_text_continues_and_restarts_at_its_end(tokenizer):
     assert stream.cut(64, 4).ids.shape == (4, 65)
 
 
+@pytest.mark.slow
 def test_the_windows_of_a_corpus_mix_all_sources_by_their_shares(tmp_path, tokenizer, monkeypatch):
     write(tmp_path / "tales.jsonl.gz", [dict(text=f"A tale of the {n} foxes. " * 60) for n in range(9)])
     sums = [dict(question=f"What is {n} + 1?", answer=f"#### {n + 1}") for n in range(200)]
@@ -141,6 +142,7 @@ def test_problems_lose_their_calculator_marks():
 
 # the exam
 
+@pytest.mark.slow
 def test_the_exam_has_a_row_for_every_task_and_grade_and_only_held_out_items():
     rows = exam(2, seed=1)
     assert set(TASKS) <= set(rows) and "records, grade 4" in rows and "arithmetic, drills 2" in rows

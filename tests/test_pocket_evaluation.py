@@ -82,6 +82,7 @@ def test_a_continuation_stops_with_its_end_token(model):
 
 # draft tokens
 
+@pytest.mark.slow
 def test_a_model_drafts_for_itself_perfectly(model, tokenizer, prompts):
     found = speculation.lanes(speculation.in_lanes(model, model, tokenizer), prompts, room=36)
     assert found == {
@@ -97,6 +98,7 @@ def test_an_opposite_draft_has_no_accepted_tokens(model, tokenizer, prompts):
     assert all(row == dict(acceptance=0, tokens_per_forward=1, same=1) for row in found.values())
 
 
+@pytest.mark.slow
 def test_a_round_in_text_commits_accepted_tokens_plus_one(model, tokenizer, prompts):
     ids = [tokenizer.encode(prompt, add_special_tokens=False) for prompt in prompts]
     answers = continuations(model, ids, 24)
@@ -154,6 +156,7 @@ def result(tokenizer, other_tokenizer, tmp_path_factory):
         return evaluate.evaluate(family, {"target": ours, "draft": ours, "other-draft": theirs}, count=1)
 
 
+@pytest.mark.slow
 def test_an_evaluation_measures_every_role_task_and_grade(result):
     assert set(result["loss"]) == set(ROLES)
     grades = {f"records, grade {grade}" for grade in TASKS["records"].GRADES}

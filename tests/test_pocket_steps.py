@@ -101,6 +101,7 @@ def test_a_partial_training_can_be_resumed(blank, capsys):
     assert second.step > first.step and second.seconds > first.seconds and same == plan
 
 
+@pytest.mark.slow
 def test_a_finished_training_says_so_and_its_budget_can_be_raised(blank, capsys):
     do("train --size nano --minutes 0.01", out=blank)
     assert "finished" in capsys.readouterr().out
@@ -274,6 +275,7 @@ def test_a_draft_needs_texts_of_the_target_first(blank, texts):
         do("data --role draft", corpus=texts, out=blank)
 
 
+@pytest.mark.slow
 def test_the_other_draft_has_a_vocabulary_of_its_own(out, texts):
     do("tokenizer --role other-draft", corpus=texts, out=out)
     ours, theirs = (tokens.load(role.tokenizer(out)).get_vocab() for role in (ROLES["target"], ROLES["other-draft"]))

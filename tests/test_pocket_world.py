@@ -92,6 +92,7 @@ def test_the_split_hashes_passages_in_the_form_the_bundled_models_were_trained_w
     assert str(statement) == "Told(subject='Ann', attribute='town', value='Rome')"
 
 
+@pytest.mark.slow
 def test_the_question_of_a_held_out_chat_is_held_out_in_its_own_task():
     trained = [item.meta["last"] for item in some(chat, 600, grade=1) if "last" in item.meta]
     kept = [item.meta["last"] for item in some(chat, 200, held_out=True, grade=1) if "last" in item.meta]
@@ -105,6 +106,7 @@ def test_a_hash_keeps_about_one_key_in_sixteen():
     assert 40 < sum(is_held_out(f"question {i}") for i in range(1000)) < 90
 
 
+@pytest.mark.slow
 @EACH_TASK
 def test_half_of_the_held_out_items_use_words_that_training_never_shows(task):
     assert not any(item.kept_words for item in some(task, 30))

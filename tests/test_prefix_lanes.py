@@ -321,6 +321,7 @@ def bundled() -> Models:
     return playground.load(device="cpu")
 
 
+@pytest.mark.slow
 def test_the_bundled_pair_shares_long_prompts_without_changing_texts(bundled):
     """In float32, so that the two ways round differently; on 40 tokens of four lanes."""
     asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)

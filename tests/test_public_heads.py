@@ -100,6 +100,7 @@ def drafter(path: Path):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("normed_residual", [False, True])
 def test_an_eagle_3_head_of_speculators_drafts_by_its_formula(tmp_path, normed_residual):
     weights, config = eagle_3(), {**CONFIG, "norm_before_residual": normed_residual}
@@ -107,6 +108,7 @@ def test_an_eagle_3_head_of_speculators_drafts_by_its_formula(tmp_path, normed_r
     assert list(differing(made, expected(weights, normed_residual))) == []
 
 
+@pytest.mark.slow
 def test_wrong_layers_and_a_wrong_residual_would_be_noticed(tmp_path):
     weights = eagle_3()
     shifted = {**CONFIG, "eagle_aux_hidden_state_layer_ids": [1, 1, 2]}

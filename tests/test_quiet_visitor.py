@@ -19,6 +19,7 @@ import pytest
 from attacks import ATTACKS, Attack
 from visitor import Server, TurnedAway, Visitor, is_sentence, request, start_page
 
+pytestmark = pytest.mark.security
 # Seconds beyond the quiet visitor's longest gap without an attack. Beside other test workers the machine is shared.
 MOST_DELAY = 4.0 if "PYTEST_XDIST_WORKER" in os.environ else 2.0
 LONGEST_ANSWER = 20.0  # seconds until an attack has an answer

@@ -205,6 +205,7 @@ def with_noise(architecture: str, noise: float) -> Model:
     return Model(draft, TOKENIZER, f"{architecture} with noise")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture, noise", [(HYBRID, 0.02), (PLAIN_SCAN, 0.1)])
 @pytest.mark.parametrize("drafter, knobs", [("draft_model", {}), ("draft_model", {"width": 2}), ("prompt_lookup", {})])
 def test_speculation_writes_the_greedy_text(architecture, noise, drafter, knobs, size):

@@ -333,6 +333,7 @@ TOO_MUCH = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heavy", HEAVY)
 def test_no_request_within_the_limits_holds_the_worker_for_two_seconds(public, heavy):
     import playground

@@ -178,6 +178,7 @@ def frames_by_gradio(site: Site) -> Iterator[dict]:
     return (change[page.live] for change in changes if page.live in change)
 
 
+@pytest.mark.slow
 def test_the_event_of_a_run_brings_its_first_frame_and_its_last_and_the_stream_all(site):
     by_gradio = frames_by_gradio(site)
     first = next(by_gradio)
@@ -189,6 +190,7 @@ def test_the_event_of_a_run_brings_its_first_frame_and_its_last_and_the_stream_a
     assert numbers == list(range(last["n"] + 1)) and last["n"] > 3
 
 
+@pytest.mark.slow
 def test_without_a_reader_the_event_of_a_run_brings_every_frame(site, monkeypatch):
     monkeypatch.setattr(run_streams, "PATIENCE", 0.0)
     frames = list(frames_by_gradio(site))
@@ -197,6 +199,7 @@ def test_without_a_reader_the_event_of_a_run_brings_every_frame(site, monkeypatc
         event for one in frames_of(site.streams.find(frames[0]["run"]).log.frames) for event in one["events"]]
 
 
+@pytest.mark.slow
 def test_a_page_that_has_lost_the_stream_gets_the_run_so_far_and_the_frames_after_it():
     site = counting_site(counting)
     page, changes = visit_stream(site)

@@ -250,6 +250,7 @@ def test_truncating_twice_is_truncating_once(truncate, value):
 
 # --- randomness ---
 
+@pytest.mark.slow
 def test_samples_follow_the_distribution():
     p, draws, count = torch.tensor([0.5, 0.0, 0.3, 0.15, 0.05]), Draws(0), 20_000
     found = torch.bincount(torch.tensor([draws.pick(p, "token", position) for position in range(count)]), minlength=5)

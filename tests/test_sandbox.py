@@ -107,6 +107,7 @@ def is_accepted(code: str) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_without_both_defences_the_attempts_escape(bait, without):
     """The planted fault shows that the bait is observed. These attempts leave a trace; the others only reach for
     one.
@@ -162,6 +163,7 @@ def test_the_class_pattern_attack_fails():
         policy.read(CLASS_PATTERN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", EXHAUSTION[:1] + EXHAUSTION[14:15])
 def test_an_endless_program_takes_one_second_of_cpu(attempt):
     before = children_cpu()
@@ -253,6 +255,7 @@ def test_results_come_back_as_json_gives_them():
 
 # --- legitimate programs ---
 
+@pytest.mark.slow
 def test_every_known_program_is_written_with_what_is_allowed_and_runs():
     known = [question.answer for question in gallery() if question.task == "programs"]
     drawn = [programs.generate(random.Random(seed), False, grade) for seed in range(100) for grade in programs.GRADES]

@@ -79,6 +79,7 @@ def test_the_schemas_of_the_tests_are_many_and_name_every_keyword():
     assert [keyword for keyword in KEYWORDS if f'"{keyword}"' not in written] == []
 
 
+@pytest.mark.slow
 def test_no_accepted_schema_is_violated(findings):
     assert [violation for finding in findings.values() for violation in finding.violations] == []
     accepted = [finding for finding in findings.values() if not finding.refusal]
@@ -91,6 +92,7 @@ def test_every_instance_that_fits_an_accepted_schema_can_be_written(findings):
     assert {name: finding.forbidden for name, finding in findings.items() if finding.forbidden} == {}
 
 
+@pytest.mark.slow
 def test_the_validators_public_interface_agrees(findings):
     """Without our decimals, so without multiples of fractions."""
     texts = [(finding.case.schema, writing.text) for finding in findings.values() if finding.case.group != "multipleOf"
@@ -347,6 +349,7 @@ class Faked(SchemaTrial):
         return iter(())
 
 
+@pytest.mark.slow
 def test_engines_that_accept_everything_or_nothing_are_detected():
     instances = [instance for case in CASES for instance in case.instances]
     everything, nothing = [list(Faked(lets).try_all(CASES)) for lets in (True, False)]

@@ -150,6 +150,7 @@ class TwoExits(Sampler):
         return rows["target"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "gemma2", "qwen3"])
 def test_rows_carry_the_state_their_head_reads_and_early_exits_however_they_were_asked_for(architecture):
     model = Model(tiny(architecture), byte_tokenizer(), architecture)

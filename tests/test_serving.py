@@ -139,6 +139,7 @@ def test_a_slow_step_is_logged_with_its_strategy(worker, monkeypatch, caplog):
 
 # --- held runs are idle ---
 
+@pytest.mark.slow
 def test_fifty_held_runs_take_no_processor_time(worker):
     def held():
         run = worker.take(Counting([]))
@@ -245,6 +246,7 @@ def test_an_address_beyond_its_share_of_requests_is_refused_and_another_is_not()
     _check(events, Visitor("new", "2.2.2.2"), Events.for_visitors(), 0)
 
 
+@pytest.mark.slow
 def test_visitors_who_leave_do_not_leak_memory():
     """Streams over sessions as large as a real run's; the first hundred fill what is kept anyway."""
     site = counting_site(lambda models, settings, memory: Counting([], length=40, forward=0))
@@ -281,6 +283,7 @@ def asked(address: str) -> tuple[int, dict]:
         return reason.code, json.load(reason)
 
 
+@pytest.mark.slow
 def test_health_answers_for_the_worker(monkeypatch):
     site = counting_site(lambda models, settings, memory: Counting([]))
     with served(site) as address:
@@ -359,6 +362,7 @@ def run_until_the_end(address: str, begun: threading.Event, heard: list[str]) ->
                 begun.set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_runs_with_a_sentence_and_the_process_with_zero(tmp_path, number):
     with app_running(tmp_path) as (app, address):
@@ -373,6 +377,7 @@ def test_a_signal_ends_runs_with_a_sentence_and_the_process_with_zero(tmp_path, 
         assert STOPPING in "".join(heard[-6:])
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_even_if_both_arrive_together(tmp_path):
     with app_running(tmp_path) as (app, address):
         begun, heard = threading.Event(), []

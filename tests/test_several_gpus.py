@@ -139,6 +139,7 @@ def test_a_mask_that_stays_on_the_first_gpu_fails_the_lane(spread, monkeypatch):
     assert isinstance(last, Failed) and "on the same device" in last.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["gemma2", "stablelm"])  # own attention with windows; the library's
 def test_other_architectures_are_spread_too(architecture, tmp_path, monkeypatch):
     original = tiny(architecture)

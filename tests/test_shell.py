@@ -109,6 +109,7 @@ def test_run_prints_one_object(shell, pair):
     assert result["outputs"] == [{"text": result["text"], "token_ids": result["token_ids"]}]
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run_and_another_changes_it(shell, pair):
     def ids(seed: int) -> list[int]:
         return json.loads(

@@ -196,6 +196,7 @@ def test_ctrl_c_stops_and_keeps_what_was_written(shell, pair, tmp_path, monkeypa
     assert Trace.load(tmp_path / "t.jsonl").events[-1].event.reason == "stopped"
 
 
+@pytest.mark.slow
 def test_as_a_command_only_json_reaches_standard_output(pair):
     seen = subprocess.run(
         [sys.executable, "-m", "playground", "run", "speculative", *PROMPT, *pair, "--max-new-tokens", "6", "--json"],

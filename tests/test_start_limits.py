@@ -170,6 +170,7 @@ def test_an_absurd_model_is_refused_before_it_is_built(broken, tmp_path, address
 
 # --- a full disk ---
 
+@pytest.mark.slow
 def test_a_full_disk_is_reported_in_a_sentence():
     from playground.cli.input_files import write_text
     from playground.events import Header

@@ -30,6 +30,7 @@ def test_the_three_published_prompt_lookups_differ_as_documented():
     assert [looked_up(ending, 2, variant=v) for v in ("transformers", "vllm", "original")] == [[], [99, 7], [99, 7]]
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=14), n_max=st.integers(1, 5), length=st.integers(1, 5))
 def test_the_original_takes_the_longest_suffix_followed_by_a_full_draft(text, n_max, length):

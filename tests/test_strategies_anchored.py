@@ -74,6 +74,7 @@ def test_at_both_ends_of_theta_it_is_one_of_the_models_and_removed_tokens_stay_r
     assert theta < 1 and float(law_[0]) == -math.inf and anchoring.divergence(law_, masked_p) <= 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("anchored")
 @pytest.mark.parametrize("k", [0.05, 0.3, 0.8])
 @pytest.mark.parametrize("indebted", [False, True])
@@ -127,6 +128,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("anchored")
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
 def test_a_wrong_budget_account_breaks_the_bound(wrong, monkeypatch):

@@ -138,6 +138,7 @@ def test_a_trie_that_learns_wrongly_is_detected(wrong, first, right, monkeypatch
     assert abs(zeros(visited(first)) - right) > WRONG
 
 
+@pytest.mark.slow
 def test_over_many_samples_the_rare_text_has_its_true_frequency():
     notes = [event.text for event in events(under(COIN, samples=100), Models(coins())) if isinstance(event, Note)]
     assert len(notes) == 100 and notes[6].startswith("Sample 7 of 100: ")
@@ -146,6 +147,7 @@ def test_over_many_samples_the_rare_text_has_its_true_frequency():
 
 # --- T2, T3: bounds never rise and converge to the exact values, and so does the distribution ---
 
+@pytest.mark.slow
 def test_every_estimate_is_an_upper_bound_and_never_rises():
     for seed, options in enumerate(languages()):
         model, memory, before = table(seed), Memory(), {}
@@ -168,6 +170,7 @@ def learned() -> list[tuple[TableModel, list[str], Memory]]:
     ]
 
 
+@pytest.mark.slow
 def test_estimates_are_exact_once_every_prefix_was_read(learned):
     for model, options, memory in learned:
         trie, exact = trie_of(memory), chances(model, options)
@@ -184,6 +187,7 @@ def test_samples_follow_the_model_given_the_grammar_once_every_prefix_was_read(l
         assert distance(under_a_mask(model, options), right) > WRONG
 
 
+@pytest.mark.slow
 def test_earlier_samples_are_already_closer_to_it_than_with_a_plain_mask():
     for seed, options in enumerate(languages()):
         model = table(seed)

@@ -105,6 +105,7 @@ def test_a_wrong_threshold_is_refused(wrong):
     refused(check_typical, wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.strategy("typical_acceptance")
 def test_of_several_branches_the_longest_accepted_one_is_followed():
     models, seen = tables("abc", seed=2), 0
@@ -187,11 +188,13 @@ class OneTokenAfterTheOther(Block):
         return make("rejection").judge(lm, tree, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("block_verification")
 def test_a_block_is_exact_and_accepted_as_far_as_its_worth_allows():
     check_block(Block)
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("block_verification")
 @pytest.mark.parametrize("wrong", [TokenByToken, ResidualWithoutTheWorth, WorthMayExceedOne, OneTokenAfterTheOther])
 def test_a_wrong_block_is_refused(wrong):
@@ -255,6 +258,7 @@ class DropsUnlikelyTokens(Stop):
         return added
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("confidence_stop")
 def test_dropping_an_unlikely_draft_token_would_change_the_distribution():
     knobs = {"threshold": 0.4, "length": 2}

@@ -105,6 +105,7 @@ def off_by(found: list, p: torch.Tensor, legal: set[int]) -> float:
     return max(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("awrs")
 @pytest.mark.parametrize("patience", [1, rejections.PATIENCE])
 @pytest.mark.parametrize("accepts, most", [(2, 10**6), (4, 10**6), (2, 3), (3, 1)])
@@ -115,6 +116,7 @@ def test_counts_are_unbiased_within_four_standard_errors(accepts, most, patience
     assert off_by(drawn(counts(accepts, most), P, legal, 12_000, seed=accepts), P, legal) < 4
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("awrs")
 @pytest.mark.parametrize("wrong", ["counts no refused token twice", "counts the last that passed"])
 def test_the_same_test_detects_wrong_counts(wrong, monkeypatch):
@@ -128,6 +130,7 @@ def test_the_same_test_detects_wrong_counts(wrong, monkeypatch):
     assert off_by(drawn(way, P, LEGAL["some"], 12_000, seed=2), P, LEGAL["some"]) > 6
 
 
+@pytest.mark.slow
 def test_requiring_more_accepted_tokens_lowers_variance_and_costs_trials():
     """For a uniform row, of which a sixth is allowed."""
     flat = torch.full((12,), 1 / 12, dtype=torch.float64)
@@ -174,6 +177,7 @@ def test_dropping_the_weights_of_a_population_is_detected(monkeypatch):
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
+@pytest.mark.slow
 def test_one_particle_equals_a_plain_mask_and_more_weighted_ones_approach_the_model():
     """A mask gives 1/2, the model's own distribution 1/3."""
     assert zeros_of(1, 0.0, weights=False) == pytest.approx(1 / 2) == zeros(1, 0.0)
@@ -195,6 +199,7 @@ def zeros_of(particles: int, threshold: float, **knobs) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_with_many_texts_the_answer_follows_the_model_given_the_grammar():
     """00000 or 1 and four more of a fair coin: a mask says 1/2, the model 1/17. 120 answers of 64 texts, counted: a
     share above 0.2 has no chance.

@@ -159,6 +159,7 @@ def test_the_chunk_loss_counts_the_experts_that_a_chunk_uses():
     assert float(loss(different, real, 4)) == pytest.approx(4 / 8, abs=1e-2)
 
 
+@pytest.mark.slow
 def test_the_chunk_loss_makes_the_experts_of_chunks_sparser(monkeypatch):
     monkeypatch.setattr("playground.training.calibration.BATCH", 60)
     off = []

@@ -138,6 +138,7 @@ def test_text_after_a_place_does_not_change_its_loss():
     assert torch.allclose(*losses)
 
 
+@pytest.mark.slow
 def test_training_changes_the_coprocessor_only_and_lowers_its_loss(monkeypatch):
     monkeypatch.setattr(module, "DESCENT", module.Descent("loss", 12, 3e-2, 6))
     monkeypatch.setattr(module, "HELD_OUT", 1)

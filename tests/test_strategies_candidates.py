@@ -141,6 +141,7 @@ def test_minimum_bayes_risk_has_the_distribution_of_the_text_most_similar_to_all
     assert distance(ours, chosen_by_brute_force(model, prompt, 2, n, choose)) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("mbr")
 def test_choosing_the_most_probable_text_instead_is_detected():
     model, prompt = TableModel(["a1 ", "b", "."], ".", seed=3), [0, 1]

@@ -291,6 +291,7 @@ def test_tries_that_are_not_kept_save_nothing():
     assert len(forwards(on_table(groups(3), Forgetful(tried=1, reuses=16)))) > 6
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("explore_then_exploit")
 @pytest.mark.parametrize("table", [groups(1), torch.full([2, 2], 0.25, dtype=torch.float64)],
                          ids=["certain", "independent"])
@@ -368,6 +369,7 @@ def run_rows(raw: torch.Tensor):
     return lane.rows_of(raw)
 
 
+@pytest.mark.slow
 def test_origin_fills_each_position_with_the_share_as_probability():
     counts = [
         len(fills(run(denoiser(), "dream", rule="origin", steps=2, seed=seed))[0].positions) for seed in range(40)

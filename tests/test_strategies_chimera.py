@@ -55,6 +55,7 @@ def expected(proposal, known_layer=-1):
     return most_probable_tree(row, depth=min(3, 5 - proposal.unread), width=3, nodes=9)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("chimera")
 def test_the_tree_is_that_of_a_forward_without_a_cache():
     assert not any(differing(head(NAME, random_weights(NAME), **KNOBS), expected, sampled=True))
@@ -134,6 +135,7 @@ def expected_losses(lessons: Lessons, late: int = 0) -> list[float]:
     return [mean(each) for each in losses]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("chimera")
 @pytest.mark.refuses("chimera")
 def test_heads_are_trained_after_the_guesses_before_them():

@@ -106,6 +106,8 @@ def test_forced_tokens_are_written_without_a_forward(recipe):
     assert recorded[-1] == Done("grammar")
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
 )

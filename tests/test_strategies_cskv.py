@@ -95,6 +95,7 @@ class RotatesFromZero(CSKV):
         return super()._unrotated(part, rows, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("cskv")
 def test_closed_windows_are_rebuilt_from_the_papers_factors_and_the_open_one_is_exact():
     check_cskv(CSKV)

@@ -125,6 +125,7 @@ class DrawsWithReplacement(find("rsd_c")):
         return independent_level(lm, tree, rows, leaves, width)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("rsd_c")
 def test_siblings_of_rsd_c_are_sampled_without_replacement():
     check_rsd_c(find("rsd_c"))

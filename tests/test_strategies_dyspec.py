@@ -173,6 +173,7 @@ def test_draft_tokens_report_their_estimated_acceptance_in_descending_order():
         assert all(later <= earlier + 1e-12 for earlier, later in zip(values, values[1:]))
 
 
+@pytest.mark.slow
 def test_a_tree_by_probability_has_more_tokens_accepted_than_one_of_fixed_shape():
     models = {"target": TableModel("abcd", seed=3, spread=3), "draft": TableModel("abcd", seed=3, spread=3)}
     spent = [
@@ -224,6 +225,7 @@ class JudgesAtAnotherTemperature(find("dyspec")):
         return remaining
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("dyspec")
 @pytest.mark.refuses("dyspec")
 def test_a_tree_by_probability_keeps_the_targets_distribution_and_wrong_ones_do_not():

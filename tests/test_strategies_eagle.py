@@ -57,6 +57,7 @@ def expected(proposal):
     return set(found.values())
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("eagle")
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_tree_is_that_of_a_forward_without_a_cache(sampled):
@@ -78,6 +79,7 @@ class PositionsOffByOne(WrongPositions, find("eagle")):
     """Wrong: draft tokens have the position of their parent."""
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("eagle")
 @pytest.mark.parametrize("wrong", [StateOfAnotherLayer, KeepsDraftTokens, PositionsOffByOne])
 def test_wrong_states_caches_and_positions_are_detected(wrong):

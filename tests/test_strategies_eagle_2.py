@@ -43,6 +43,7 @@ def expected(proposal):
     return most_probable_tree(row, depth=4, width=3, nodes=12)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("eagle_2")
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_tree_holds_the_most_probable_paths(sampled):

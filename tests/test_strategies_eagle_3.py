@@ -63,6 +63,7 @@ def draft_vocabulary(ids: list[int]) -> dict:
     return {**random_weights(NAME), **own}
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("eagle_3")
 @pytest.mark.parametrize("sampled", [False, True])
 def test_the_tree_is_that_of_a_forward_without_a_cache(sampled):
@@ -72,6 +73,7 @@ def test_the_tree_is_that_of_a_forward_without_a_cache(sampled):
 SOME = [3, 9, 54, 71, 90, 120, 200, 310]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("eagle_3")
 def test_a_head_with_a_draft_vocabulary_proposes_the_targets_tokens():
     drafter = head(NAME, draft_vocabulary(SOME), **KNOBS)
@@ -100,12 +102,14 @@ class PositionsOffByOne(WrongPositions, find("eagle_3")):
     """Wrong: draft tokens have the position of their parent."""
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("eagle_3")
 @pytest.mark.parametrize("wrong", [StatesInAnotherOrder, LayersOffByOne, KeepsDraftTokens, PositionsOffByOne])
 def test_wrong_states_caches_and_positions_are_detected(wrong):
     assert list(differing(head(NAME, random_weights(NAME), wrong, **KNOBS), expected))
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("eagle_3")
 def test_a_draft_vocabulary_off_by_one_is_detected():
     weights = draft_vocabulary(SOME)

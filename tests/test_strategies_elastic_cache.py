@@ -176,6 +176,7 @@ def test_positions_that_are_not_read_as_tokens_give_other_confidences():
     assert away(found, ByHand(denoiser(), **SMALL).fill()) > EXACT
 
 
+@pytest.mark.slow
 def test_a_larger_gamma_computes_more_layers_whole():
     counts = [sum(whole_layers(run(denoiser(), "elastic_cache", gamma=gamma, window=5, threshold=1.05))[1:])
               for gamma in (0.0, 0.5, 0.9, 1.05)]

@@ -45,6 +45,7 @@ def written(**knobs) -> list[int]:
     return [token for _, token, _ in course(run(denoiser(), "entropy_bound", length=LONG, **KNOBS | knobs))]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("entropy_bound")
 @pytest.mark.usefixtures("without_chance")
 @pytest.mark.parametrize("bound", [0.5, 1.5])

@@ -142,6 +142,7 @@ def test_every_state_drops_exactly_as_many_of_either_kind():
     assert len(seen) > 100
 
 
+@pytest.mark.slow
 def test_calibration_finds_a_block_that_adds_nothing():
     network = deep_network()
     network.model.layers[2].mlp.down_proj.weight.data.zero_()
@@ -159,6 +160,7 @@ def test_calibration_finds_a_block_that_adds_nothing():
     assert sorted(found) == ["1", "2", "3"] and [int(masks.sum()) for masks in found.values()] == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_the_sparsity_selects_the_result_of_the_search(monkeypatch):
     from playground.decoding import fitted_weights as fitted
     masks = {"1": torch.zeros(2, 6, dtype=torch.bool), "3": torch.zeros(2, 6, dtype=torch.bool)}

@@ -216,6 +216,7 @@ def packed() -> Models:
     return load(draft="nf4")
 
 
+@pytest.mark.slow
 def test_an_nf4_copy_drafts_for_its_full_precision_model_and_is_named_as_such(packed):
     session, events = recorded(LaneConfig("speculative"), packed, 30, "Once upon a time")
     assert (packed.target.quantization, packed.draft.quantization) == ("none", "nf4")
@@ -223,6 +224,7 @@ def test_an_nf4_copy_drafts_for_its_full_precision_model_and_is_named_as_such(pa
     assert metrics(session.trace)["acceptance_rate"] > 0.8, "what four bits lose changes few first choices"
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_the_full_weights_whose_rows_differ_from_the_quantised_ones(packed):
     texts = [
         recorded(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens

@@ -159,6 +159,7 @@ def bundled():
     return playground.load()
 
 
+@pytest.mark.slow
 def test_the_answer_is_in_the_passage_and_at_least_as_probable_as_a_greedy_answer_in_it(
     bundled,
 ):

@@ -88,6 +88,7 @@ def expected(proposal, known_layer=-1):
     return {tuple(tokens[skipped:]) for path, tokens in found.items() if path}
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("falcon")
 def test_the_tree_is_that_of_whole_forwards_without_a_cache():
     assert not any(differing(head(NAME, random_weights(NAME), **KNOBS), expected, sampled=True))

@@ -79,6 +79,7 @@ def again_after_a_rejection(hits, gamma):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("fastdraft")
 @pytest.mark.parametrize("gamma", [1, 3])
 def test_acceptance_is_that_of_a_real_speculative_lane(gamma):
@@ -88,6 +89,7 @@ def test_acceptance_is_that_of_a_real_speculative_lane(gamma):
     assert 0 < found[0] < found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("fastdraft")
 def test_testing_a_place_twice_is_detected():
     target, draft = alike()
@@ -129,6 +131,7 @@ def test_learning_prompts_gives_another_loss():
     assert abs(right - wrong) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_draft_learns_what_the_target_writes():
     target, events = made(epochs=15, lr=1e-2, data="target")
     figures = [event.data["series"] for event in events if isinstance(event, Figure)]
@@ -155,6 +158,7 @@ def test_an_answer_ends_with_its_end_token():
     assert answers.ids[0, answers.written[0]].tolist().index(end) == int(answers.written.sum()) - 1
 
 
+@pytest.mark.slow
 def test_a_seed_says_which_weights_come_out():
     def weights(seed: int) -> torch.Tensor:
         return torch.cat([part.detach().flatten() for part in made(seed=seed, epochs=1, answers=4)[0].parameters()])

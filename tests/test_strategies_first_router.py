@@ -141,6 +141,7 @@ def test_without_a_fit_the_layers_that_turn_least_are_left_out_and_it_says_so():
     assert "which is not the method" in next(event.text for event in events if isinstance(event, Note))
 
 
+@pytest.mark.slow
 def test_training_keeps_fewer_layers_the_more_a_running_layer_costs(monkeypatch):
     kept = []
     monkeypatch.setitem(TRAINING, "OPEN", 0.3)

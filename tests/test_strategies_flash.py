@@ -151,6 +151,7 @@ def test_a_round_takes_as_many_forwards_as_it_has_blocks(block):
     assert len(calls) == sum(ceil(max(map(len, proposal.prefixes)) / block) for proposal in found)
 
 
+@pytest.mark.slow
 @pytest.mark.strategy("flash")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_the_distribution_is_the_targets(verifier):

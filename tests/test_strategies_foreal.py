@@ -123,12 +123,14 @@ def test_every_token_is_its_models_argmax_after_the_whole_text():
             assert lane.tokens[2 + i] == Draws(seed).pick(p, "token", 2 + i)
 
 
+@pytest.mark.slow
 def test_the_share_of_guided_sentences_is_the_given_probability():
     """About 240 sentences: two and a half standard errors of a share of 0.3 are 0.075."""
     leads = [sentence[0] == "leader" for seed in range(30) for sentence in sentences_of(*led(2, 0.3, seed)[1:])]
     assert len(leads) > 200 and abs(sum(leads) / len(leads) - 0.3) < 0.08
 
 
+@pytest.mark.slow
 def test_on_a_switch_the_other_models_tokens_are_read_in_one_forward():
     recorded = playground.run(
         "foreal", "Tell me a story about Mia.", models=playground.load(), chat=True, max_new_tokens=40, knobs={"n": 4}

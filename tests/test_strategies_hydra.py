@@ -60,6 +60,7 @@ class PathInReverse(find("hydra")):
         }
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("hydra")
 @pytest.mark.parametrize("wrong", [ForgetsThePath, PathInReverse])
 def test_wrong_paths_are_detected(wrong):

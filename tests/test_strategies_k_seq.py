@@ -31,6 +31,7 @@ from support.speculation import first_drafts, speculative_lane
 
 # --- k-SEQ ---
 
+@pytest.mark.slow
 def test_rho_and_acceptance_equal_a_worked_example():
     for k, rho, accepted in [(1, 1.0, 0.7), (2, 1.456776, 0.791355), (3, 1.792593, 0.858519)]:
         found = transport.division(P, Q, k)
@@ -60,6 +61,7 @@ def distributions(draw, size: int):
     return torch.tensor(weights, dtype=torch.float64) / sum(weights)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=150)
 @given(data=st.data(), size=st.integers(2, 5), k=st.integers(1, 8))
 def test_k_seq_gives_p_and_is_close_to_the_optimal_acceptance(data, size, k):
@@ -174,6 +176,7 @@ def test_samplers_see_only_the_visited_rows_of_a_tree(verifier):
     assert sum(lane.assembly.samplers[0].given) == lane.generated, "a row for each token, whatever the size of the tree"
 
 
+@pytest.mark.slow
 def test_a_round_of_sixty_four_rows_has_at_most_two_milliseconds_of_overhead(monkeypatch):
     """In CPU time of this thread, so that other load on the machine does not count."""
     models, costs, forward = load(), [], [0.0, 0]

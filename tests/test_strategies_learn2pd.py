@@ -245,6 +245,7 @@ def small(monkeypatch):
     monkeypatch.setattr(learn2pd, "FilterTraining", lambda: FilterTraining(iterations=20))
 
 
+@pytest.mark.slow
 def test_training_gives_small_weights_and_resumes_where_it_stopped(small, tmp_path, monkeypatch):
     model, place, notes = denoiser(), tmp_path / "learn2pd.training", []
     asked = []

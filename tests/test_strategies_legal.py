@@ -235,6 +235,7 @@ def ends(rules: list[Rule], rule: Rule, text: str, at: int) -> set[int]:
     return {at + 1} if text[at:at + 1] == rule else set()
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("gbnf")
 def test_random_grammars_accept_the_same_texts_with_and_without_a_lexer():
     tokenizer = byte_tokenizer(merges=0)

@@ -52,6 +52,7 @@ def test_a_wrong_mask_and_wrong_positions_are_refused(wrong):
     assert difference(packed) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_model_trained_on_repeated_sentences_writes_them_several_tokens_at_a_time():
     torch.manual_seed(0)
     ids = {"pad_token_id": TOKENIZER.pad_token_id, "eos_token_id": TOKENIZER.eos_token_id}

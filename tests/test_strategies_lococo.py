@@ -157,6 +157,7 @@ def test_shares_are_convex_and_depend_on_the_order_of_the_text():
     assert plain.argmax(-1).tolist() == place.tolist() and set(plain.unique().tolist()) == {0.0, 1.0}
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_after_compressions(monkeypatch):
     monkeypatch.setattr(lococo, "DESCENT", lococo.Descent("loss", 12, 3e-2, 4))
     small = {"TRAINED_SIZES": (6,), "TRAINED_CHUNK": 8, "SHORTEST": 20, "KERNEL": 3, "CHANNELS": 3}

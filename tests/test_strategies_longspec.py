@@ -91,6 +91,7 @@ def expected(proposal, cross: bool = True):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("longspec")
 @pytest.mark.parametrize("cross", [True, False])
 def test_the_tree_is_that_of_the_librarys_layers(cross):
@@ -122,6 +123,7 @@ class KeepsDraftTokens(find("longspec")):
         return scores
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("longspec")
 @pytest.mark.parametrize("wrong", [QueriesWithoutPositions, AnotherLayersKeys, KeepsDraftTokens])
 def test_wrong_positions_layers_and_windows_are_detected(wrong):

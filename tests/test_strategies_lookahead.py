@@ -244,6 +244,7 @@ def test_the_winner_has_the_lowest_perplexity_by_the_librarys_forward(architectu
         assert math.exp(-mean) == pytest.approx(perplexity, rel=1e-6) and label in ("best of 2", "best of 3")
 
 
+@pytest.mark.slow
 def test_all_trials_end_at_their_first_terminator():
     _, events = run(
         cntp(trials=6, low=0.0, high=0.1, terminators="b d"),

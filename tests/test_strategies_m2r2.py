@@ -99,6 +99,7 @@ def test_dropping_the_token_that_ends_the_draft_is_detected():
     assert list(differing(head(NAME, random_weights(NAME), DropsTheUncertain, **KNOBS), expected))
 
 
+@pytest.mark.slow
 @pytest.mark.strategy("m2r2")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_the_distribution_is_the_targets(verifier):

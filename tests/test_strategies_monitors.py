@@ -367,6 +367,7 @@ def test_an_analysis_that_fails_or_times_out_gives_no_names():
     assert in_time(5.0, lambda: 1 / 0) is None and in_time(5.0, lambda: ["a"]) == ["a"]
 
 
+@pytest.mark.slow
 def test_analyses_of_several_visitors_do_not_mix_up_their_answers():
     asked = {
         f"import {module}\n{module}.": name

@@ -83,6 +83,7 @@ def agrees(found: list, expected: list) -> bool:
     return whole == expected[:len(whole)]
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("mtp")
 def test_every_round_is_that_of_the_librarys_generator(target, library):
     (found, text), (expected, whole) = rounds(target), library

@@ -163,6 +163,7 @@ def test_evicted_tokens_are_summed_into_a_summary_that_takes_memory():
     assert tokens != course(alone(forgotten), models())[0]
 
 
+@pytest.mark.slow
 def test_training_brings_the_model_closer_to_itself_with_the_prefix(monkeypatch):
     monkeypatch.setattr(ntk_prefix, "DESCENT", ntk_prefix.Descent("divergence", 30, 3e-2, 10))
     monkeypatch.setattr(ntk_prefix, "HELD_OUT", 2)

@@ -147,6 +147,7 @@ def test_drafting_a_translation_only_if_no_longer_one_was_sampled_changes_the_di
         check_nested(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("omnidraft")
 @pytest.mark.parametrize("longest", [1, 4])
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
@@ -157,6 +158,7 @@ def test_the_output_distribution_is_the_targets_whatever_translations_are_known(
         assert distance(found, product_law(models["target"], [0, 1, 0], 3)) < EXACT
 
 
+@pytest.mark.slow
 def test_the_output_distribution_is_the_targets_at_text_ends_and_with_a_sampler():
     models = strangers(seed=4, ends=True)
     found = law_between(speculation(Knowing(depth=2), AT_ONE), models, [0, 1], 3)

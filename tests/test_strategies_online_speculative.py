@@ -153,6 +153,7 @@ class NeverStartsAgain(Recording):
         self._waiting = kept
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("online_speculative")
 def test_every_draft_is_that_of_a_draft_which_learned_from_the_rejections_before():
     assert not mistaken(Recording(**FAST))
@@ -215,6 +216,7 @@ class ClaimsTheOldQ(find(NAME)):
         return tree
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("online_speculative")
 def test_verifying_against_the_q_before_learning_changes_the_distribution():
     drafters = [cls(**{**ENUMERATED, "positions": "tested"}) for cls in (find(NAME), ClaimsTheOldQ)]
@@ -222,6 +224,7 @@ def test_verifying_against_the_q_before_learning_changes_the_distribution():
     assert right < EXACT and wrong > WRONG
 
 
+@pytest.mark.slow
 def test_a_draft_ruined_by_learning_leaves_the_greedy_text_unchanged():
     models = pair()
     streams = {"target": models.target, "draft": models.draft}
@@ -250,12 +253,14 @@ def agreement(lr: float) -> list[bool]:
     return found
 
 
+@pytest.mark.slow
 def test_acceptance_rises_while_the_draft_learns_and_stays_without_learning():
     learning, fixed = agreement(0.1), agreement(0.0)
     late = slice(len(learning) // 2, None)
     assert sum(learning[late]) / len(learning[late]) > 0.7 > 0.55 > sum(fixed) / len(fixed)
 
 
+@pytest.mark.slow
 def test_what_a_visitor_taught_the_draft_is_used_again_and_nobody_elses():
     lane, memory = speculative_lane(NAME, "greedy_match", **{**FAST, "lr": 0.01}), Memory()
     first, second, other = (recorded(lane, own)[0] for own in (memory, memory, Memory()))
@@ -263,6 +268,7 @@ def test_what_a_visitor_taught_the_draft_is_used_again_and_nobody_elses():
     assert digests[0] == digests[2] == "" != digests[1]
 
 
+@pytest.mark.slow
 def test_the_memory_of_a_visitor_does_not_grow():
     lane, memory, sizes = speculative_lane(NAME, "greedy_match", **FAST), Memory(), []
     for _ in range(3):

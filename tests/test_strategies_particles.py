@@ -52,6 +52,7 @@ def test_wrong_weights_are_detected(wrong, monkeypatch):
     assert distance(found, legal_chances(0.3)) > WRONG
 
 
+@pytest.mark.slow
 def test_one_particle_equals_a_plain_mask_and_more_approach_the_model():
     """A mask gives 1/2, the model's own distribution 1/3."""
     assert zeros(1, 0.0) == pytest.approx(1 / 2)

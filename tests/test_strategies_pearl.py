@@ -95,6 +95,7 @@ def test_a_step_takes_gamma_draft_forwards_and_one_target_forward():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("pearl")
 @pytest.mark.parametrize(
     "knobs, verifier",

@@ -164,6 +164,7 @@ def test_the_reward_of_a_program_is_the_share_of_tests_it_passes():
     )
 
 
+@pytest.mark.slow
 def test_a_harmful_program_is_stopped_in_the_sandbox():
     assert sandbox.call("def f(x):\n    return x * 2", "f", [1, "a"]) == [2, "aa"]
     for body in ("return open('/etc/passwd').read()", "while True:\n        pass", "return ().__class__"):
@@ -186,6 +187,7 @@ def test_a_public_page_does_not_search_by_running_programs():
         settings.check(Rules.for_visitors())
 
 
+@pytest.mark.slow
 def test_the_bundled_model_finds_a_passing_program(bundled):
     asked, tests = (
         "Python: def work(items). Keep the odd items, then multiply each by 3, then return the sum.",

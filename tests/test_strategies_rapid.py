@@ -71,6 +71,7 @@ def rapid_law(model: TableModel, prompt: list[int], length: int, gamma: int, eta
     return dict(found)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("rapid")
 @pytest.mark.parametrize(
     "gamma, eta, tail", [(1, 5.0, 0.1), (3, 5.0, 0.1), (3, 1.0, 0.0), (2, 50.0, 0.5), (2, 0.0, 0.1)]
@@ -118,6 +119,7 @@ class NotMadeWhole(find("rapid")):
         return torch.where(moved < self.tail * moved.max(), p, moved)
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("rapid")
 @pytest.mark.parametrize("wrong", [ForgetsTheMove, MovesScoresByScores, NotMadeWhole])
 def test_a_wrong_rule_has_another_distribution(wrong):
@@ -125,6 +127,7 @@ def test_a_wrong_rule_has_another_distribution(wrong):
     assert off(wrong(gamma=2, eta=4.0, tail=0.5)) > WRONG
 
 
+@pytest.mark.slow
 def test_at_eta_0_the_distribution_is_the_long_contexts_and_it_moves_with_eta():
     apart = {0.0: 0.0, 1.0: 0.0, 5.0: 0.0}
     for eta in apart:
@@ -166,6 +169,7 @@ def test_greedily_a_draft_token_is_accepted_if_it_is_the_argmax_of_the_shifted_p
     assert found == {tuple(text): 1.0} and moved
 
 
+@pytest.mark.slow
 def test_at_eta_0_the_greedy_text_is_that_of_the_whole_passage():
     prompt = Prompt("What does the bird do?", context="The fox is red. The green bird sings.")
     session = prepare(pair(), [GREEDY, rapid(eta=0.0, part=4, length=4)], prompt, Limits(0, 24))

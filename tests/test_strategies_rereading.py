@@ -138,6 +138,7 @@ class BelievesLookup(find("hierarchical")):
         return super()._follow(lm, inner, rows, leaf, chain)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("hierarchical")
 @pytest.mark.refuses("hierarchical")
 @pytest.mark.parametrize("inner", ["lookup", "tree"])
@@ -212,11 +213,13 @@ def accepted(alpha: float, **knobs) -> float:
     return metrics(recorded(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
 
 
+@pytest.mark.slow
 def test_a_copying_target_accepts_more_wrong_tokens_as_the_second_row_gains_weight():
     shares = [accepted(alpha) for alpha in (0.0, 0.5, 1.0)]
     assert shares[0] < 0.3 and shares == sorted(shares) and shares[-1] > 0.6
 
 
+@pytest.mark.slow
 def test_tokens_accepted_only_by_reflection_are_reported():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
     recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])

@@ -252,6 +252,7 @@ class SeesTheWholePrompt(SinkWindow):
     restricts_prompt = False
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("sink_window")
 def test_a_windowed_prompt_is_read_as_if_every_row_had_the_mask():
     check_windowed_prefill(SinkWindow)

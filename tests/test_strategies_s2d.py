@@ -150,6 +150,7 @@ def test_holes_in_deeper_caches_wrong_positions_and_a_missing_norm_are_detected(
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.strategy("s2d")
 @pytest.mark.parametrize("verifier, threshold", [("rejection", 0.5), ("sample_match", 1.0)])
 def test_the_distribution_is_the_targets(verifier, threshold):

@@ -126,6 +126,7 @@ def agrees(cls) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("scmoe")
 def test_the_text_is_that_of_two_library_models_contrasted_by_hand():
     assert agrees(SCMOE)

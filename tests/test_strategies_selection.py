@@ -98,6 +98,7 @@ def reasoner(context: Text) -> torch.Tensor:
     return torch.tensor(steps[min(len(context), 3) - 1], dtype=torch.float64).log()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n, chance", [(1, 0.6), (3, 0.648), (5, 0.68256)])
 def test_voting_finds_the_most_frequent_answer_where_greedy_finds_another(n, chance):
     model = TableModel("abc12.", ".", rule=reasoner)
@@ -127,6 +128,7 @@ def bundled():
     return playground.load()
 
 
+@pytest.mark.slow
 def test_eight_samples_share_one_prompt_in_the_cache(bundled):
     prompt = bundled.target.tokens.encode("Once upon a time there was a king who had three sons. " * 12)
     recorded = run(of("best_of_n", n=8, temperature=1.0), bundled.target, prompt, 24)

@@ -63,6 +63,7 @@ def test_layer_skip_without_verification_has_another_distribution():
         check_layer_skip(ChecksNothing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match", "k_seq"])
 @pytest.mark.parametrize("letters, ends", [("abc", ""), ("ab.", ".")])
 def test_the_output_distribution_is_the_full_models_whatever_early_layers_predict(verifier, letters, ends):

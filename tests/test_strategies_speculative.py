@@ -156,6 +156,7 @@ def test_a_mismatch_commits_the_sampled_token():
     assert match(0, [0], chain([2], "test"), P) == Ruling(None, 0, match(0, [0], chain([2], "test"), P).tests, P)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth, expected", [(2, 2.19), (4, 2.7731)])
 def test_tokens_per_round_equal_the_papers_formula(depth, expected):
     """Leviathan et al.: (1 - alpha ** (depth + 1)) / (1 - alpha), here with alpha = 0.7."""

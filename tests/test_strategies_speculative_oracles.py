@@ -280,6 +280,7 @@ class Wasteful(find("speculative")):
         yield from rounds(lm, self.drafter, AcceptsOneAtMost(self.verifier))
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("speculative")
 def test_speculation_writes_the_librarys_text_in_as_many_forwards():
     check_assisted(find("speculative"))

@@ -73,6 +73,7 @@ def test_the_order_of_items_and_their_repeats_do_not_matter():
     assert torch.equal(once.packed, again.packed) and torch.equal(once.indptr, again.indptr)
 
 
+@pytest.mark.slow
 def test_a_step_takes_no_longer_with_a_thousand_times_the_items():
     """Medians of 200 steps of 16 beams; a search through all items would take a hundred times longer."""
     taken = []

@@ -70,6 +70,7 @@ def twin_chances(ones: float) -> dict:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("smc_steering")
 @pytest.mark.parametrize(
     "particles, n_beam, grammar, expected",

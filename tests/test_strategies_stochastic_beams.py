@@ -88,11 +88,13 @@ class ForgetsWhatTheBeamIsWorth(Stochastic):
         beam.score, beam.logp = score, before
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("stochastic_beam_search")
 def test_texts_are_drawn_without_replacement_and_the_first_is_a_sample():
     check_stochastic(Stochastic)
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("stochastic_beam_search")
 @pytest.mark.parametrize("wrong", [MostProbableBeams, ForgetsWhatTheBeamIsWorth])
 def test_wrong_stochastic_beams_are_refused(wrong):

@@ -206,6 +206,7 @@ def test_a_chain_may_stop_depending_on_its_draft_tokens_if_all_are_verified(knob
     assert law_distance(with_drafter(find("specdec_plus_plus")(**knobs), AT_ONE), tables("ab")) < EXACT
 
 
+@pytest.mark.slow
 @pytest.mark.refuses("specdec_plus_plus")
 def test_withdrawing_a_doubtful_draft_token_changes_the_distribution():
     assert law_distance(with_drafter(DropsDoubtful(**SHORT), AT_ONE), tables("ab")) > WRONG

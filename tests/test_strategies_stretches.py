@@ -184,6 +184,7 @@ class LengthOfTheKey(QFilters):
         return held.read("keys").norm(dim=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("q_filters")
 def test_q_filters_keep_the_largest_projections_on_the_main_direction_of_the_queries():
     check_q_filters(QFilters)

@@ -31,6 +31,7 @@ def lane(extra: tuple, decoder: str = "greedy", seed: int = 0, length: int = 24)
     return write(assemble(LaneConfig(decoder, {}, [extra])), models(seed), [54, 71], Limits(seed, length), Draws(seed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["greedy", "sample", "speculative"])
 @pytest.mark.parametrize("name", EXACT)
 def test_with_undecided_tokens_checked_the_text_equals_the_engines(name, decoder):
@@ -51,6 +52,7 @@ def undecided_written(**knobs) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_masked_tokens_are_never_written_and_checked_ones_sometimes():
     assert undecided_written(undecided="banned") == 0 < undecided_written()
 

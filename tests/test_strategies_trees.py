@@ -61,6 +61,7 @@ def sequences_without_replacement(model: TableModel, prompt: list[int], width: i
     return {order: drawn(order) for order in permutations(chance, width)}
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("rsd_s")
 @pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
 def test_the_beam_of_rsd_s_samples_whole_continuations_without_replacement(width, depth):
@@ -114,12 +115,14 @@ def test_distinct_siblings_have_the_acceptance_rate_of_the_recursive_rule(branch
     ) == pytest.approx(tokens, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_with_as_many_nodes_distinct_siblings_are_accepted_more_often_than_independent_ones():
     distinct = speculative_lane("rsd_c", "rejection", AT_ONE, branching="2 1")
     independent = speculative_lane("draft_model", "rejection", AT_ONE, depth=2, width=2, branching=1)
     assert tokens_of_first_round(distinct, 2) > tokens_of_first_round(independent, 2) + 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "recipe",
     [

@@ -167,6 +167,7 @@ def viable(case: Case, text: str) -> bool:
     return any(scanned(case, text + "".join(more)) for n in range(5) for more in product(case.letters, repeat=n))
 
 
+@pytest.mark.slow
 @pytest.mark.oracle("triggered")
 @pytest.mark.parametrize("case", ACROSS_TOKENS, ids=str)
 def test_a_token_may_hold_the_end_of_the_trigger_and_the_beginning_of_the_constraint(case):

@@ -142,6 +142,7 @@ def test_a_tournament_can_be_played():
     assert found.tolist() == pytest.approx(winners(winners(p, g[0]), g[1]))
 
 
+@pytest.mark.slow
 def test_averaged_over_keys_a_tournament_leaves_the_distribution_as_it_is_and_a_green_list_does_not():
     row = rows(1)
     p = row.softmax(-1)[0]
@@ -204,6 +205,7 @@ def test_detectors_with_other_keys_or_another_width_are_refused():
 DETECTORS = {"green_list": lambda: green_detector(1000, 0.25, KEY), "synthid": lambda: tournament_detector(WIDTH, KEYS)}
 
 
+@pytest.mark.slow
 @pytest.mark.strategy("green_list", "synthid")
 @pytest.mark.parametrize("build", DETECTORS.values(), ids=DETECTORS)
 def test_without_a_watermark_the_z_score_is_standard_normal(build):

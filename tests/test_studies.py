@@ -116,6 +116,7 @@ def test_predictions_by_depth_equal_measurements_for_drafts_of_one_length():
     )
 
 
+@pytest.mark.slow
 def test_the_overlap_of_two_models_is_the_mean_clipped_ratio_over_samples():
     chance = torch.Generator().manual_seed(0)
     p, q = (torch.rand(6, generator=chance, dtype=torch.float64).softmax(-1) for _ in range(2))
@@ -273,6 +274,7 @@ def recorded() -> Trace:
     return Trace([r.header for r in results], sorted((s for r in results for s in r.trace.events), key=lambda s: s.seq))
 
 
+@pytest.mark.slow
 def test_the_report_of_a_recorded_run_equals_its_events(recorded):
     before = json.dumps(recorded.to_json())
     report = study(recorded.lane(0), recorded.lane(1))

@@ -5,6 +5,7 @@ import random
 from copy import deepcopy
 from time import thread_time
 
+import pytest
 from pace import here
 
 from playground.algorithms.speculative.ngram_index import NGramIndex
@@ -70,6 +71,7 @@ def quickest(act) -> float:
     return min(times)
 
 
+@pytest.mark.slow
 def test_a_round_over_two_hundred_thousand_tokens_has_at_most_two_milliseconds_of_overhead():
     chooser = random.Random(2)
     words = [min(int(20 * chooser.paretovariate(0.9)), 20_000) for _ in range(200_000)]  # one in 23 is token 20

@@ -1,24 +1,19 @@
-"""What each tier of the tests runs: parts that add up to the matrix, a case for every strategy, and marks rather than
+"""What each tier of the tests runs: everything but crossings and pages, which have their turn, and marks rather than
 substrings.
 """
 from __future__ import annotations
 
-import json
 from collections import Counter
 from dataclasses import dataclass, field
-from itertools import combinations, permutations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import conftest
 import pytest
-from registry import TOGGLES, registered
 
-from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from support import marks, tiers
-from support.durations import DurationRecorder
 from support.tiers import PARTS, chosen
 
 
@@ -46,70 +41,11 @@ class Item:
         return next((mark for mark in self.marks if mark.name == name), None)
 
 
+MATRIX = pytest.mark.matrix.mark
 SAMPLERS = ("temperature", "top_k", "top_p", "min_p", "typical", "eta", "epsilon")
-PAIRS = [Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [pytest.mark.matrix.mark])
+PAIRS = [Item(f"test_x.py::test_pairs[{a}-{b}]", {"both": (a, b)}, [MATRIX])
          for i, a in enumerate(SAMPLERS) for b in SAMPLERS[:i]]
 SINGLE = Item("test_x.py::test_alone")
-
-
-def by_tier(items: list[Item], tier: str = "full", part: int = 0, strategy: str | None = None) -> list[Item]:
-    return chosen(items, tier, part, strategy)
-
-
-# --- tiers ---
-
-def test_the_parts_of_the_matrix_add_up_to_it_and_none_is_empty():
-    parts = [list(tiers.in_part(PAIRS, part)) for part in range(PARTS)]
-    assert Counter(item for part in parts for item in part) == Counter(PAIRS)
-
-
-def test_a_case_keeps_its_part_whatever_else_is_collected():
-    alone = [item for item in PAIRS if list(tiers.in_part([item], 0))]
-    assert alone == list(tiers.in_part(PAIRS, 0))
-
-
-def alone(function: str) -> list[Item]:
-    """The cases of a function of the matrix that meets every strategy by itself."""
-    return [Item(f"test_x.py::{function}[{name}]", {"name": name}, [pytest.mark.matrix.mark]) for name in marks.names()]
-
-
-@pytest.mark.parametrize("part", range(0, PARTS, 7))
-def test_in_every_part_a_strategy_meets_one_in_24_of_the_functions_of_the_matrix(part):
-    functions = [f"test_{number}" for number in range(120)]
-    kept = Counter(
-        item.params["name"] for name in functions for item in by_tier(alone(name), "default", part)
-    )
-    assert set(kept) == marks.names()
-    assert max(kept.values()) < 20 and 6 < sum(kept.values()) / len(kept) < 9  # one in 48 besides
-
-
-def test_in_as_many_parts_as_there_are_turns_a_strategy_meets_every_function():
-    cases = alone("test_y")
-    kept = {item for part in range(tiers.TURNS) for item in by_tier(cases, "default", part)}
-    assert kept == set(cases)
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_in_every_part_each_toggle_meets_every_kind_of_toggle(part):
-    """Shown on all pairs of toggles there are, as `test_contract_toggles.py` makes them."""
-    names = [cls.name for cls in registered(*TOGGLES)]
-    pairs = list(combinations(names, 2))
-    kept = tiers.Run("default", part).taken_pairs(pairs)
-    met = {(a, find(b).kind) for both in kept for a, b in permutations(both)}
-    assert met == {(a, find(b).kind) for a, b in permutations(names, 2)}
-    assert len(kept) < len(pairs) / 6
-
-
-def test_pairs_of_strategies_are_made_in_one_part_each_and_single_ones_in_every_part():
-    pairs = list(combinations(SAMPLERS, 2))
-    runs = [tiers.Run("default", part) for part in range(PARTS)]
-    assert Counter(pair for run in runs for pair in pairs if run.takes(pair)) == Counter(pairs)
-    assert all(run.takes([name]) for run in runs for name in SAMPLERS)
-
-
-def test_the_full_run_makes_every_pair():
-    pairs = list(combinations(SAMPLERS, 2))
-    assert tiers.Run("full").taken_pairs(pairs) == pairs
 
 
 def browser_item(name: str, *cases: int, marks: tuple[pytest.Mark, ...] = ()) -> list[Item]:
@@ -117,94 +53,84 @@ def browser_item(name: str, *cases: int, marks: tuple[pytest.Mark, ...] = ()) ->
     return [Item(f"test_y.py::{name}[{case}]", {"case": case}, list(marks), ("page",)) for case in cases]
 
 
-def test_the_parts_of_the_browser_tests_add_up_and_a_default_run_takes_one_case_of_a_function():
-    items = [item for i in range(90) for item in browser_item(f"test_{i}", 1, 2)]
-    parts = [by_tier(items, "default", part) for part in range(tiers.TURNS)]
-    assert Counter(item for part in parts for item in part) == Counter(items[::2])
+def by_tier(items: list[Item], tier: str = "full", part: int = 0, strategy: str | None = None) -> list[Item]:
+    return chosen(items, tier, part, strategy)
+
+
+# --- the default run ---
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_what_is_neither_a_crossing_nor_a_page_is_in_every_default_run(part):
+    slow = Item("test_x.py::test_slow", {}, [pytest.mark.slow.mark, pytest.mark.bench.mark])
+    kept = by_tier([*PAIRS, SINGLE, slow, *browser_item("test_page", 1)], "default", part)
+    assert {SINGLE, slow} <= set(kept)
+
+
+def test_crossings_and_pages_run_in_one_part_each_and_none_is_empty():
+    rotating = [*PAIRS, *(item for i in range(90) for item in browser_item(f"test_{i}", 1, 2))]
+    parts = [by_tier(rotating, "default", part) for part in range(PARTS)]
+    assert Counter(item for part in parts for item in part) == Counter(rotating)
     assert all(parts)
-    assert by_tier(items, "browser") == items
 
 
-def test_what_visitors_do_on_every_visit_is_in_every_default_run():
-    items = browser_item("test_run", 1, 2, marks=(pytest.mark.journey.mark,))
-    assert all(by_tier(items, "default", part) == items for part in range(tiers.TURNS))
+def test_a_case_keeps_its_part_whatever_else_is_collected():
+    assert [item for item in PAIRS if by_tier([item], "default", 3)] == by_tier(PAIRS, "default", 3)
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(0.05, 10), (0.3, tiers.PER_FUNCTION)])
-def test_a_default_run_takes_all_cases_of_a_function_only_if_they_are_affordable(monkeypatch, seconds, kept):
-    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": seconds})
-    items = [Item(f"tests/test_y.py::test_n[{i}]", {"i": i}) for i in range(10)]
-    assert by_tier(items, "default") == items[:kept]
+@pytest.mark.parametrize("mark", tiers.ALWAYS)
+def test_journeys_attacks_oracles_and_wrong_variants_are_in_every_default_run(mark):
+    marked = getattr(pytest.mark, mark)("top_p").mark
+    items = browser_item("test_run", 1, 2, marks=(marked,)) + [Item("test_x.py::test_m", {}, [marked, MATRIX])]
+    assert all(by_tier(items, "default", part) == items for part in range(PARTS))
 
 
-def test_a_function_that_takes_long_keeps_a_case_for_every_strategy(monkeypatch):
-    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": tiers.COSTLY / len(SAMPLERS)})
-    items = [Item(f"test_y.py::test_n[{name}-{i}]", {"name": name}) for name in SAMPLERS for i in range(2)]
-    kept = by_tier(items, "default")
-    assert len(kept) == len(SAMPLERS) and {item.params["name"] for item in kept} == set(SAMPLERS)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_every_default_run_each_strategy_is_tested_for_its_guarantee(part):
+    cases = [Item(f"test_x.py::test_law[{name}-{i}]", {"name": name}, [pytest.mark.guarantee.mark, MATRIX])
+             for name in SAMPLERS for i in range(20)]
+    kept = by_tier(cases, "default", part)
+    assert {item.params["name"] for item in kept} == set(SAMPLERS) and len(kept) < len(cases) / 3
 
 
-def test_a_costly_function_runs_in_one_part_of_24_unless_a_strategy_is_judged_by_it(monkeypatch):
-    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": 60.0, "test_y.py::test_m": 60.0})
-    costly, judge = Item("test_y.py::test_n"), Item("test_y.py::test_m", {}, [pytest.mark.oracle("top_p").mark])
-    runs = [by_tier([costly, judge], "default", part) for part in range(tiers.TURNS)]
-    assert Counter(item for run in runs for item in run) == {costly: 1, judge: tiers.TURNS}
+@pytest.mark.parametrize("every", [3, 6, 12, 24, 48, 168])
+def test_landings_at_a_regular_interval_go_through_all_parts_in_as_many_landings(monkeypatch, every):
+    def landed(hours: int) -> int:
+        monkeypatch.setattr(tiers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=b"%d" % (hours * 3600)))
+        return tiers.part_of_today()
+
+    assert {landed(495_000 + every * landing) for landing in range(PARTS)} == set(range(PARTS))
 
 
-def test_cases_of_the_matrix_and_of_oracles_are_as_many_as_run_in_their_time_but_at_least_one(monkeypatch):
-    names = ("test_y.py::test_quick", "test_y.py::test_long")
-    monkeypatch.setattr(tiers, "recorded", lambda: dict(zip(names, (0.5, 60.0))))
-    matrix, oracle = ([Item(f"{names[0]}[{i}]", {"i": i}, [mark]) for i in range(20 * PARTS)]
-                      for mark in (pytest.mark.matrix.mark, pytest.mark.oracle("top_p").mark))
-    assert len(by_tier(matrix, "default")) == tiers.MATRIX / 0.5
-    assert by_tier(oracle, "default", part_without("test_quick")) == oracle[:2]
-    long = [Item(f"{names[1]}[{i}]", {"i": i}, oracle[0].marks) for i in range(9)]
-    assert by_tier(long, "default", part_without("test_long")) == long[:1]
+def test_outside_a_repository_the_first_part_runs(monkeypatch):
+    monkeypatch.setattr(tiers.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=b""))
+    assert tiers.part_of_today() == 0
 
 
-def part_without(function: str) -> int:
-    """A part in which a function does not have its turn."""
-    return next(part for part in range(PARTS) if not tiers.has_turn([Item(f"test_y.py::{function}")], part))
-
-
-def test_the_record_of_durations_has_the_mean_of_the_cases_and_keeps_functions_that_did_not_run(tmp_path):
-    path = tmp_path / "durations.json"
-    path.write_text('{"test_a.py::test_one": 9.0, "test_b.py::test_two": 5.0}')
-    recorder = DurationRecorder(path)
-    for nodeid, duration in [("tests/test_a.py::test_one[x]", 1.0), ("tests/test_a.py::test_one[x]", 0.5),
-                             ("tests/test_a.py::test_one[y]", 2.0)]:
-        recorder.pytest_runtest_logreport(SimpleNamespace(nodeid=nodeid, duration=duration))
-    recorder.pytest_sessionfinish()
-    assert json.loads(path.read_text()) == {"test_a.py::test_one": 1.75, "test_b.py::test_two": 5.0}
-
-
-def test_what_is_outside_the_matrix_is_in_every_default_run():
-    assert all(SINGLE in by_tier([*PAIRS, SINGLE], "default", part) for part in range(PARTS))
-
+# --- full, browser, quick ---
 
 def test_the_full_run_leaves_nothing_out():
     assert by_tier([*PAIRS, SINGLE], "full") == [*PAIRS, SINGLE]
 
 
-def test_the_quick_run_leaves_out_benches_and_pages():
-    bench, page = (
-        Item("test_y.py::test_b", {}, [pytest.mark.bench.mark]),
-        Item("test_y.py::test_p", fixturenames=("page",)),
-    )
-    assert by_tier([bench, SINGLE, page], "quick") == [SINGLE]
+def test_the_browser_run_takes_all_pages():
+    pages = browser_item("test_p", 1, 2)
+    assert by_tier([*PAIRS, SINGLE, *pages], "browser") == pages
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(0.01, tiers.PER_FUNCTION), (0.05, 2), (0.2, 1)])
-def test_the_quick_run_takes_as_many_cases_of_a_function_as_run_in_its_time(monkeypatch, seconds, kept):
-    monkeypatch.setattr(tiers, "recorded", lambda: {"test_y.py::test_n": seconds})
-    items = [Item(f"test_y.py::test_n[{i}]", {"i": i}) for i in range(10)]
-    assert by_tier(items, "quick") == items[:kept]
+def test_the_quick_run_leaves_out_benches_pages_and_what_takes_seconds():
+    left_out = [Item("test_y.py::test_b", {}, [getattr(pytest.mark, mark).mark]) for mark in ("bench", "slow")]
+    assert by_tier([*left_out, SINGLE, *browser_item("test_p", 1)], "quick") == [SINGLE]
 
 
-def test_the_quick_run_takes_a_part_of_the_functions_that_take_long(monkeypatch):
-    functions = [f"test_y.py::test_{i}" for i in range(200)]
-    monkeypatch.setattr(tiers, "recorded", lambda: dict.fromkeys(functions, 2.0))
-    assert 0 < len(by_tier(list(map(Item, functions)), "quick")) < 20
+def test_the_quick_run_takes_a_case_for_each_strategy_and_a_few_where_there_is_none():
+    strategies = [Item(f"test_y.py::test_n[{name}-{i}]", {"name": name}) for name in SAMPLERS for i in range(2)]
+    numbers = [Item(f"test_y.py::test_m[{i}]", {"i": i}) for i in range(10)]
+    kept = by_tier([*strategies, *numbers], "quick")
+    assert Counter(item.params.get("name") for item in kept) == Counter([*SAMPLERS, *[None] * tiers.PER_FUNCTION])
+
+
+def test_the_quick_run_takes_a_few_cases_of_a_crossing():
+    assert len(by_tier(PAIRS, "quick")) == tiers.PER_FUNCTION
 
 
 def test_the_quick_run_takes_one_network():

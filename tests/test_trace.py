@@ -151,6 +151,7 @@ def finite(event):
     return not any("not finite" in complaint for complaint in check(trace(event)))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.one_of([any_of(cls) for cls in ev.EVENTS.values()]).filter(finite))
 def test_any_event_survives_json_and_fits_the_schema(event):

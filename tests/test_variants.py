@@ -44,6 +44,7 @@ def continuation(model, start: list[int], count: int) -> list[int]:
 
 # --- what training does ---
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
 def test_a_text_learnt_by_heart_is_recited_from_its_first_tokens(architecture):
     model = network(architecture)
@@ -55,6 +56,7 @@ def test_a_text_learnt_by_heart_is_recited_from_its_first_tokens(architecture):
     assert continuation(model, SENTENCE[:4], 28) == SENTENCE[4:]
 
 
+@pytest.mark.slow
 def test_dropout_is_off_while_a_model_learns_by_heart():
     model = network("gpt2").train()
     for part in model.modules():
@@ -73,6 +75,7 @@ def test_no_epochs_leave_the_weights_as_they_were():
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), untouched.parameters()))
 
 
+@pytest.mark.slow
 def test_a_seed_says_which_weights_come_out():
     def weights(seed: int) -> torch.Tensor:
         model = network()
@@ -121,6 +124,7 @@ def test_texts_are_cut_into_whole_windows_that_do_not_cross_texts():
     assert cut([[1]], 2).shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_measures_are_loss_and_entropy_over_all_predicted_places_and_the_variety_of_greedy_text():
     model, windows = network(), torch.tensor(ids(2, 5, 40))
     found = measures(model, windows, batch=2)
@@ -267,6 +271,7 @@ def shell(capsys):
     return call
 
 
+@pytest.mark.slow
 def test_the_command_makes_a_variant_of_the_bundled_model_which_keeps_its_draft(shell):
     code, out, err = shell(
         "variant", "hyperfitting", "--set", "epochs=0", "--set", "held_out=2", "--set", "length=32", "--json"
