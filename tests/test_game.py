@@ -207,6 +207,7 @@ def table(page: Page) -> list[float]:
     return page.locator(".game .scores .total").evaluate_all("all => all.map((one) => Number(one.dataset.bits))")
 
 
+@pytest.mark.journey
 def test_points_are_the_bits_of_each_teams_choice(page, board, feed):
     play(page, board, feed, frame(token(), token(came=1), token()), choices="options=4&teams=2")
     expect(page.locator(".game .option")).to_have_count(4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from live_page import address, browser, choose, feed, page, seek, send, visitor  # noqa: F401
@@ -18,11 +19,11 @@ WORDS = [" the", " red", " green", " fox", " <b>ran</b>", " home", " again"]
 ROW = [Candidate(1, " red", 0.5, 0.5), Candidate(2, " green", 0.25, 0.25)]
 
 
-def writing(*ids: int, reason: str | None = "end", second: float = 0.1) -> list[tuple[float, Event]]:
+def writing(*ids: int, reason: str | None = "end", second: float = 0.1, row: list[Candidate] = ROW) -> list[tuple[float, Event]]:
     """One token per forward; the row of the second token has red and green, and gives an eighth to all others."""
     events = [(second, Forward(phase="prefill", tokens=2))]
     for at, token in enumerate(ids):
-        when, top = second * (at + 1), ROW if at == 1 else [Candidate(token, WORDS[token], 0.75, 0.75)]
+        when, top = second * (at + 1), row if at == 1 else [Candidate(token, WORDS[token], 0.75, 0.75)]
         logprob = math.log(next((candidate.raw for candidate in top if candidate.id == token), 0.125))
         events += [
             (when, Step(at, 1.0, 1.0, token, top)),
@@ -63,6 +64,7 @@ def stretches(page) -> list[tuple[str, str]]:
 RED, GREEN = writing(0, 1, 3, 4, 5), writing(0, 2, 3, 4, 6)
 
 
+@pytest.mark.journey
 def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
     trace = run_of(RED, GREEN)
     expected = diff(trace.lane(1), trace.lane(0))
@@ -77,6 +79,16 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
         ["green", "lane", "2"],
         ["red", "lane", "1"],
     ]
+
+
+@pytest.mark.journey
+def test_each_column_has_the_probabilities_of_its_lane(page, feed):
+    other = [replace(candidate, raw=p, final=p) for candidate, p in zip(ROW, (0.9, 0.05))]
+    send_trace(page, feed, run_of(writing(0, ROW[0].id, 3), writing(0, ROW[1].id, 3, row=other)))
+    choose(page, 0)
+    asked = [(candidate.id, of) for candidate in ROW for of in (ROW, other)]
+    expected = [f"{next(c.raw for c in row if c.id == id):.0%}".replace("%", " %") for id, row in asked]
+    expect(panel(page).locator(".parting td")).to_have_text(expected)
 
 
 def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):

@@ -168,7 +168,9 @@ def awkward() -> Trace:
 
 
 @pytest.mark.parametrize(
-    "trace", [RUN, BEAMS, awkward(), Trace.load(BUNDLED)], ids=["three lanes", "beams", "awkward", "bundled"]
+    "trace",
+    [pytest.param(RUN, marks=pytest.mark.journey), BEAMS, awkward(), Trace.load(BUNDLED)],
+    ids=["three lanes", "beams", "awkward", "bundled"],
 )
 def test_the_page_and_the_shell_write_the_same_csv(page, feed, tmp_path, trace):
     show(page, feed, trace)

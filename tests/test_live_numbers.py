@@ -191,6 +191,7 @@ def test_in_projector_mode_every_number_stays_under_its_heading(page, feed):
 
 # --- forks ---
 
+@pytest.mark.journey
 def test_a_fork_with_several_words_names_the_token_that_changed(page, feed):
     fork = Header(strategy="greedy", title="Greedy", forced=list(range(10)), forked_at=6)
     events = [(0.1, event) for event in [*grown(0, 0, " a"), Done("end")]]

@@ -393,6 +393,7 @@ def test_a_run_whose_last_frame_came_too_early_ends_when_the_missing_ones_are_th
     page.wait_for_function("window.ended === 1")
 
 
+@pytest.mark.journey
 def test_frames_that_arrive_after_newer_ones_are_put_in_their_places(page, feed):
     """A lost frame sent again, alone or within the whole run, is not appended behind newer ones; the player stays."""
     frames = plain_frames(10)
