@@ -27,8 +27,10 @@ JSON_BYTES = {
     "model.safetensors.index.json": 50_000_000,
 }
 MAX_SHARDS = 1000
-# by part of a config entry's name: of each, transformers makes one object or more
-MAX_COUNTS = {"layer": 1000, "expert": 4096, "label": 100_000}
+# by part of a config entry's name: of each, transformers makes one object or more. The library's own default for doge
+# are 16,384 experts
+MAX_COUNTS = {"layer": 1000, "expert": 16_384, "label": 100_000}
+SIZES = ("size", "dim", "width")  # parts of names of sizes, such as vocab_size_per_layer_input, which are no counts
 MAX_INTEGER = 2**40
 SLACK = 2  # parameters that a network may have for each stored one: heads tied to embeddings are stored once
 PACKED = 16  # the same where the files hold quantised weights, up to eight of them in a number
@@ -53,11 +55,17 @@ def check_raw_config(name: str, path: Path) -> None:
     except (OSError, ValueError, RecursionError):
         return
     for entry, value in entries:
-        most = next((most for part, most in MAX_COUNTS.items() if part in entry), MAX_INTEGER)
-        if abs(value) > most:
+        if abs(value) > (most := _most(entry)):
             raise Refusal(
                 f"The config.json of {name} gives {entry[:60]} a value beyond {most:,}: choose another model.", "model"
             )
+
+
+def _most(entry: str) -> int:
+    """The largest value that an entry of this name may have."""
+    if any(part in entry for part in SIZES):
+        return MAX_INTEGER
+    return next((most for part, most in MAX_COUNTS.items() if part in entry), MAX_INTEGER)
 
 
 def check_against_weights(name: str, config: PretrainedConfig, stored: int, quantized: bool, free_bytes: int) -> None:
