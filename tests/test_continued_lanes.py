@@ -1,7 +1,10 @@
 """Lanes of a Llama-2-style tokenizer: the first space of an answer is part of it, wherever its text is read."""
+import copy
+
 import pytest
 
 import playground
+from playground.engine.tokens import Tokens
 from support.scripted_networks import chain, save, scripted
 from support.tokenizer_kinds import KINDS
 
@@ -63,3 +66,12 @@ def test_a_prompt_without_text_begins_a_text(models, tokenizer):
     result = playground.run("greedy", "<s>", models=models, max_new_tokens=3)
     whole = tokenizer.decode([*tokenizer("<s>")["input_ids"], *result.token_ids], skip_special_tokens=True)
     assert result.text == whole and not result.text.startswith(" ")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_chat_has_the_tokens_of_the_library(kind):
+    tokenizer = copy.deepcopy(KINDS[kind]())
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ eos_token }} a:"
+    turns = [{"role": "user", "content": "The red fox"}]
+    library = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    assert Tokens(tokenizer, len(tokenizer)).encode_chat("The red fox") == library

@@ -51,16 +51,17 @@ class Tokens:
         Some tokenizers put a space before the first word of a text: it is encoded after an anchor then, so that the
         ids add exactly this text. They do not where the tokenizer changes letters, as those that lowercase do.
         """
-        plain = self._encode_part(text)
+        plain = self._encode_rendered(text)
         if self._spells(plain, text):
             return plain
         for anchor in ANCHORS:
-            before, both = self._encode_part(anchor), self._encode_part(anchor + text)
+            before, both = self._encode_rendered(anchor), self._encode_rendered(anchor + text)
             if both[:len(before)] == before and self._spells(both[len(before):], text):
                 return both[len(before):]
         return plain
 
-    def _encode_part(self, text: str) -> list[int]:
+    def _encode_rendered(self, text: str) -> list[int]:
+        """Ids of a text that has its special tokens, as a chat template writes it, and is nothing's continuation."""
         return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
     def _spells(self, ids: list[int], text: str) -> bool:
@@ -113,7 +114,7 @@ class Tokens:
         if tools:
             self.check_tools()
         text = written(self.tokenizer, messages, json.loads(tools) if tools else None)
-        return self.encode_continuation(text)
+        return self._encode_rendered(text)
 
     def check_tools(self) -> None:
         """Raise Refusal unless the chat template describes tools."""
