@@ -150,13 +150,19 @@ class Prompt:
         check_tools(self.tools, self.chat)
 
     def encode(self, model: Model) -> list[int]:
-        """Token ids. Raises Refusal for what `check` refuses, and for a prompt that is too long."""
+        """Token ids, at least one. Raises Refusal for what `check` refuses, and for a prompt without tokens, with one
+        that the model does not know, or that is too long.
+        """
         self.check()
         ids = (
             model.tokens.encode_chat(self.whole(), self.system, self.before, self.tools)
             if self.chat
             else model.tokens.encode(self.whole())
         )
+        if not ids:
+            raise Refusal(
+                f"The tokenizer of {model.name} makes no token of this prompt: write something else.", "prompt"
+            )
         if len(ids) >= model.context:
             raise Refusal(
                 f"The prompt has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.",

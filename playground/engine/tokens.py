@@ -42,8 +42,11 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a raw prompt, with the special tokens the tokenizer adds. Names of special tokens become those tokens.
+
+        Every text that a model reads becomes ids here or in `_encode_rendered`; both raise Refusal for a token that
+        the network has no embedding of.
         """
-        return self.tokenizer(text, verbose=False)["input_ids"]
+        return self._embedded(self.tokenizer(text, verbose=False)["input_ids"])
 
     def encode_continuation(self, text: str) -> list[int]:
         """Ids of a text that continues another one, without added special tokens.
@@ -62,7 +65,17 @@ class Tokens:
 
     def _encode_rendered(self, text: str) -> list[int]:
         """Ids of a text that has its special tokens, as a chat template writes it, and is nothing's continuation."""
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return self._embedded(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+
+    def _embedded(self, ids: list[int]) -> list[int]:
+        """The ids. Raises Refusal for one beyond the network's embeddings: a tokenizer may have more tokens."""
+        if (highest := max(ids, default=0)) >= self.vocabulary:
+            raise Refusal(
+                f"The text has {quoted(self.piece(highest))} in it, token {highest:,} of the tokenizer, and this "
+                f"network has embeddings of {self.vocabulary:,} tokens: remove it, or choose another model.",
+                "prompt",
+            )
+        return ids
 
     def _spells(self, ids: list[int], text: str) -> bool:
         """Whether ids are exactly this text, names of special tokens included."""
