@@ -197,7 +197,7 @@ SOUND = {"checked_schema": [({"source": json.dumps(BOTH)}, lambda text: fits(BOT
     "schema, says",
     [
         ({"type": "string"}, "ends with a bracket"),
-        ([1], "ends with a bracket"),
+        ([1], "an object in braces"),
         ({"type": "object", "not": {"properties": {"a": {"pattern": "b"}}}}, "pattern within not cannot be checked"),
         ({"type": "object", "oneOf": [{"format": "date"}]}, "format within oneOf cannot be checked"),
         ({"type": "object", "oneOf": [True], "anyOf": [True]}, "put one of them into allOf"),

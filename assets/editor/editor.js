@@ -180,9 +180,11 @@ async function ask() {
 function judge(i) {
   const card = root.querySelector(`.lane-card[data-lane="${i}"]`);
   if (!card) return;
-  const { guarantee = [], problem = "", about = "" } = verdicts[i] || {};
+  const { guarantee = [], problem = "", about = "", remarks = [] } = verdicts[i] || {};
   card.querySelector(".promises").replaceChildren(...promises(failure(i) ? [] : guarantee, lanes[i]));
   complain(card, problem || failure(i), problem ? about : "");
+  card.querySelectorAll(".remark").forEach((node) => node.remove());
+  card.append(...remarks.map((remark) => h("p", { class: "remark", role: "status" }, remark)));
 }
 
 /** The error of a lane's last run, if the lane is unchanged since. */

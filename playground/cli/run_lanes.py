@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from playground.bench.questions import judging, known, turns
 from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import read_recipe, read_recipes
 from playground.cli.load_models import load, show_progress
-from playground.cli.terminal_view import Screen, costs, report
+from playground.cli.terminal_view import CONTROL, Screen, costs, report
 from playground.contract.lane_config import LaneConfig, check_startable
 from playground.errors import Refusal
 from playground.remote.remote_server import RemoteServer
@@ -61,6 +62,7 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     needs, prompt = check_startable(recipes, options.context) if recipes else set(), _prompt(options)
     server, tools = _server(options), read_text(options.tools) if options.tools else ""
     check_place(options.trace)
+    from playground.decoding.lane_checks import remarks
     from playground.decoding.session import Limits, Prompt, Session, prepare  # late, since it imports torch
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before), options.form, tools)
@@ -70,6 +72,8 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     if recipes:
         models = with_weights(load(options, draft="draft" in needs), recipes, show_progress)
         session = prepare(models, recipes, asked, limits, judge=judge)
+        for remark in remarks(recipes):
+            print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
     else:
         session = Session([], [], judge)
     if server:

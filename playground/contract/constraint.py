@@ -35,6 +35,10 @@ class Constraint(Strategy):
     def check_source(self) -> None:
         """Raise Refusal for a grammar that only this strategy cannot use; called while the grammar is edited."""
 
+    def remarks(self) -> list[str]:
+        """What a person should know about the grammar before a run, in sentences. Called after `check_source`."""
+        return []
+
     def checker(self) -> Checker | None:
         """A black-box checker in place of a grammar, or None. A mask takes one call per token; `awrs` makes few.
         """

@@ -32,7 +32,7 @@ from playground.engine.canvas_pass import CanvasPass
 from playground.engine.sampling import entropy
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Event, Fill, Forward, Reason, rounded
+from playground.events import Event, Fill, Forward, Note, Reason, rounded
 
 if TYPE_CHECKING:
     from playground.contract import Constraint, Decoder
@@ -266,7 +266,9 @@ class Canvas:
         self.events.append(event)
 
     def begin(self) -> None:
-        """Before the first forward: a canvas commits nothing yet."""
+        """Before the first forward: say what is to know about the grammar; a canvas commits nothing yet."""
+        if self._constraint:
+            self.events += map(Note, self._constraint.remarks())
 
     def remember(self) -> None:
         """At the end of the run: canvas decoders have no memory."""

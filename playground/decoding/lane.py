@@ -44,7 +44,7 @@ from playground.engine.model import Model
 from playground.engine.sequence_classifier import load_classifier
 from playground.engine.tokens import Reader
 from playground.errors import Refusal
-from playground.events import Branches, Commit, Draft, Event, Reason, Rollback, Verdict
+from playground.events import Branches, Commit, Draft, Event, Note, Reason, Rollback, Verdict
 
 if TYPE_CHECKING:
     from playground.contract import Strategy
@@ -582,7 +582,9 @@ class Lane:
     # --- how the text grows ---
 
     def begin(self) -> None:
-        """Before the first forward: commit the tokens that the grammar forces."""
+        """Before the first forward: say what is to know about the grammar, and commit the tokens that it forces."""
+        if self.assembly.constraint:
+            self.events += map(Note, self.assembly.constraint.remarks())
         if not self.limits.forced:
             self._commit(self._forced(self.main), self.main)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from threading import Lock
 from typing import Any
@@ -33,11 +33,14 @@ class Surroundings:
 
 @dataclass
 class LaneCheck:
-    """What a lane guarantees, or why it cannot be started and which knob, part or control the problem is about."""
+    """What a lane guarantees and what is to know about its constraint; or why it cannot be started, and which knob,
+    part or control the problem is about.
+    """
 
     guarantee: list[str]
     problem: str = ""
     about: str = ""
+    remarks: list[str] = field(default_factory=list)
 
 
 class NewestChecks:
@@ -88,6 +91,12 @@ def check_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
             raise Refusal(f"Lane {index + 1} cannot start. {verdict.problem}", f"lane:{index}:{verdict.about}")
 
 
+def remarks(lanes: list[LaneConfig]) -> list[str]:
+    """What is to know about the constraints of lanes that can be started, in sentences, each once."""
+    constraints = [assemble(lane).constraint for lane in lanes]
+    return list(dict.fromkeys(remark for constraint in constraints if constraint for remark in constraint.remarks()))
+
+
 def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask) -> LaneCheck:
     try:
         assembly = assemble(lane)
@@ -97,7 +106,8 @@ def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask)
         _check_constraint(assembly, check)
     except Refusal as refusal:
         return LaneCheck([], str(refusal), refusal.about)
-    return LaneCheck(assembly.claims())
+    remarks = assembly.constraint.remarks() if assembly.constraint else []
+    return LaneCheck(assembly.claims(), remarks=remarks)
 
 
 def check_models(assembly: Assembly, around: Surroundings) -> None:

@@ -18,6 +18,8 @@ from playground.engine import grammar_limits as limits
 from playground.engine.confined_walls import resident_bytes
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
+from playground.engine.schema_keywords import CHECKABLE, nearest_type
+from playground.engine.schema_source import read_schema
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
 from playground.engine.tagged_grammar import TAGS_LABEL, TaggedSource, lark_of_tags
 from playground.engine.template_grammar import Template, lark_of_template
@@ -39,10 +41,11 @@ NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
 TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
 TOO_DEEP = "it is nested too deeply"
 OVERLAPPING = (
-    "The JSON Schema cannot be used: alternatives of oneOf may hold at the same time, and then it cannot be enforced."
+    "The JSON Schema cannot be used: alternatives of oneOf may hold at the same time, and then no mask enforces it."
     " Let them differ in their type or in a required property with a const of its own, or write anyOf if more than one"
-    " may hold."
+    " may hold, or use checked_schema, which checks the text as well."
 )
+UNIMPLEMENTED, INVALID_TYPE = re.compile(r"Unimplemented keys: \[(.*?)\]"), re.compile(r"Invalid type: (\w+)")
 
 
 def parser_limits() -> LLParserLimits:
@@ -172,23 +175,14 @@ def _allowed(matcher: LLMatcher) -> Iterator[int]:
 
 
 def _read_schema(source: str) -> str:
-    try:
-        schema = json.loads(source)
-    except ValueError as reason:
-        raise Refusal(f"The JSON Schema is not valid JSON: {str(reason).partition(';')[0]}.") from None
-    if not isinstance(schema, (dict, bool)):
-        raise Refusal(f"A JSON Schema is an object in braces, not {source.strip()[:40]}.")
+    schema = read_schema(source).schema
     check_size(schema)
-    sound = enforceable(schema)
-    return LLMatcher.grammar_from_json_schema(source if sound == schema else json.dumps(sound))
+    return LLMatcher.grammar_from_json_schema(json.dumps(enforceable(schema)))
 
 
 def _with_fixed_whitespace(source: str) -> str:
     """A schema whose texts have no white space at their end, where an end string may have some."""
-    try:
-        schema = json.loads(source)
-    except (ValueError, RecursionError):  # the reader says what is wrong
-        return source
+    schema = read_schema(source).schema
     return json.dumps({**schema, "x-guidance": FIXED_WHITESPACE}) if isinstance(schema, dict) else source
 
 
@@ -222,12 +216,25 @@ def refusal(kind: str, message: str) -> Refusal:
     """A message of llguidance in one sentence, without the lines that quote the source."""
     if "coerce_one_of" in message:  # it advises leniency, which is refused
         return Refusal(OVERLAPPING)
+    if unimplemented := UNIMPLEMENTED.search(message):
+        return _not_by_a_mask(re.findall(r'"([^"]*)"', unimplemented[1]))
+    if (wrong := INVALID_TYPE.search(message)) and (meant := nearest_type(wrong[1])):
+        return Refusal(f"The JSON Schema cannot be used: {wrong[0]}. Write {meant} if that is meant.")
     first, *rest = message.strip().splitlines() or ["its compiler gave no reason"]
     if kind in ("regex", "gbnf"):
         first = re.sub(r"^at \d+\(\d+\): ", "", first)  # a position in the generated Lark grammar
     causes = [line.removeprefix("error: ") for line in rest if line.startswith("error: ")]
     reason = " ".join([_shortened(first), *causes]).rstrip(".:")
     return Refusal(f"The {KINDS[kind]} cannot be used: {_shortened(reason)}. Change or remove that part.")
+
+
+def _not_by_a_mask(keys: list[str]) -> Refusal:
+    """Which constraint enforces the keywords that llguidance does not."""
+    others = [key for key in keys if key not in CHECKABLE]
+    start = f"The JSON Schema cannot be used: Unimplemented keys: {json.dumps(keys)}."
+    if others:
+        return Refusal(f"{start} No constraint here enforces {', '.join(others)}: write the schema without.")
+    return Refusal(f"{start} No mask enforces them: use checked_schema, which checks the text as well.")
 
 
 def _shortened(text: str, most: int = 400) -> str:

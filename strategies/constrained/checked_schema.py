@@ -11,6 +11,7 @@ from playground.algorithms.constrained.partial_json import inside_string, read_p
 from playground.algorithms.constrained.schema_verdict import SchemaJudge, relaxed
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import STEP_SECONDS, check_text
+from playground.engine.schema_source import read_schema
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size
 from playground.errors import Refusal
 
@@ -58,10 +59,7 @@ class CheckedSchema(Constraint):
 
     def _schema(self) -> dict:
         check_text("JSON Schema", self.source)
-        try:
-            schema = json.loads(self.source)
-        except (ValueError, RecursionError) as reason:
-            raise Refusal(f"The JSON Schema is not valid JSON: {str(reason).partition(';')[0]}.", "source") from None
+        schema = read_schema(self.source).schema
         if not isinstance(schema, dict) or schema.get("type") not in ("object", "array"):
             raise Refusal(
                 'The checks need a document that ends with a bracket: let the schema have "type": "object" or "array".',
@@ -69,6 +67,9 @@ class CheckedSchema(Constraint):
             )
         check_size(schema)
         return schema
+
+    def remarks(self):
+        return read_schema(self.source).remarks
 
     def begin(self, start, spelling):
         self.begins, self.spelling, self.judge = start, spelling, SchemaJudge(self._schema())

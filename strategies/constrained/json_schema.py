@@ -3,6 +3,7 @@ import json
 
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import check_text
+from playground.engine.schema_source import read_schema
 from playground.engine.schema_subset import FIXED_WHITESPACE
 
 EXAMPLE = (
@@ -16,7 +17,8 @@ class JsonSchema(Constraint):
 
     Before each token a parser computes all tokens with which some valid document could continue; the others get
     probability zero. A single allowed token is written without running the model. Schemas with keywords that cannot be
-    enforced are refused. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date is one of the
+    enforced are refused. A schema is also found inside of a response format or a tool, and a name that is no keyword is
+    remarked on. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date is one of the
     calendar, leap years included; leap seconds are 23:59:60 at offset 0; host names have no "xn--" labels. Engine:
     llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
     """
@@ -33,9 +35,10 @@ class JsonSchema(Constraint):
 
     def grammar(self):
         check_text("JSON Schema", self.source)
-        try:
-            schema = json.loads(self.source)
-            strict = json.dumps({"x-guidance": FIXED_WHITESPACE, **schema}) if isinstance(schema, dict) else self.source
-        except (ValueError, RecursionError):  # what is no schema is refused by the engine
-            strict = self.source
-        return "json_schema", self.source if self.whitespace == "free" else strict
+        schema = read_schema(self.source).schema
+        if self.whitespace == "fixed" and isinstance(schema, dict):
+            schema = {"x-guidance": FIXED_WHITESPACE, **schema}
+        return "json_schema", json.dumps(schema)
+
+    def remarks(self):
+        return read_schema(self.source).remarks

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import check_text
+from playground.engine.schema_source import read_schema
 from playground.engine.tagged_grammar import TaggedSource, open_tag
 from playground.engine.triggered_grammar import TriggeredSource
 from playground.errors import Refusal
@@ -51,6 +52,10 @@ class StructuralTags(Constraint):
 
     def grammar(self):
         return "tags", self._read().packed()
+
+    def remarks(self):
+        schemas = [(tag.trigger, tag.source) for tag in self._read().tags if tag.kind == "json_schema"]
+        return [f"Tag {begin[:40]!r}: {each}" for begin, schema in schemas for each in read_schema(schema).remarks]
 
     def _read(self) -> TaggedSource:
         """The tags and triggers. Raises Refusal."""

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from playground.contract import Constraint, knob
 from playground.engine.grammar_limits import check_text
+from playground.engine.schema_source import SchemaSource, understood
 from playground.engine.schema_subset import FIXED_WHITESPACE
 from playground.engine.tagged_grammar import TaggedSource
 from playground.engine.triggered_grammar import TriggeredSource
@@ -31,6 +32,9 @@ EXAMPLE = json.dumps([
         },
     },
 ])
+
+
+PARAMETERS = ("parameters", "input_schema", "inputSchema")  # of a tool, in the forms of several APIs
 
 
 class ToolCalls(Constraint):
@@ -139,6 +143,14 @@ class ToolCalls(Constraint):
         for name, arguments in calls[len(known):]:
             yield Note(f"Call of the tool {name} with {json.dumps(arguments)}.")
 
+    def remarks(self):
+        return [
+            f"Tool {name[:60]!r}: {remark}"
+            for name, parameters in self._tools().items()
+            if parameters
+            for remark in _understood(name, parameters).remarks
+        ]
+
     def _read(self) -> list:
         """The tools as they were given. Raises Refusal."""
         check_text("list of tools", self.tools)
@@ -146,6 +158,7 @@ class ToolCalls(Constraint):
             given = json.loads(self.tools)
         except (ValueError, RecursionError):
             raise Refusal("The tools are not valid JSON: give a list of names and parameters.", "tools") from None
+        given = given.get("tools", [given]) if isinstance(given, dict) else given
         return given if isinstance(given, list) else []
 
     def _tools(self) -> dict[str, dict]:
@@ -153,12 +166,13 @@ class ToolCalls(Constraint):
         found: dict[str, dict] = {}
         for tool in self._read():
             inner = tool.get("function", tool) if isinstance(tool, dict) else {}
-            name, parameters = inner.get("name"), inner.get("parameters", {"type": "object"})
+            name = inner.get("name") if isinstance(inner, dict) else None
+            parameters = next((inner[key] for key in PARAMETERS if key in inner), {"type": "object"}) if name else None
             if not isinstance(name, str) or not isinstance(parameters, dict):
                 raise Refusal('A tool has no name: write {"name": "add", "parameters": {...}}.', "tools")
             if name in found:
                 raise Refusal(f"Two tools are called {name[:60]!r}: rename one.", "tools")
-            found[name] = _closed(name, parameters)
+            found[name] = _closed(name, _understood(name, parameters).schema)
         if not found:
             raise Refusal("There is no tool: give a list of at least one name with parameters.", "tools")
         return found
@@ -188,6 +202,13 @@ def calls_in(text: str, tools: list[str]) -> list[tuple[str, dict]]:
 def _described(tool: dict) -> dict:
     """A tool as chat templates expect it."""
     return tool if "function" in tool else {"type": "function", "function": {"description": "", **tool}}
+
+
+def _understood(name: str, parameters: dict) -> SchemaSource:
+    try:
+        return understood(parameters)
+    except Refusal as refused:
+        raise Refusal(f"The tool {name[:60]!r}: {refused}", "tools") from None
 
 
 def _closed(name: str, parameters: dict) -> dict:

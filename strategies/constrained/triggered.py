@@ -1,5 +1,6 @@
 """A constraint that applies after a trigger string."""
 from playground.contract import Constraint, knob
+from playground.engine.schema_source import read_schema
 from playground.engine.triggered_grammar import TriggeredSource
 
 
@@ -33,6 +34,9 @@ class Triggered(Constraint):
     def check_target(self, model):
         model.tokens.check_is_text(self.trigger, "trigger")
         model.tokens.check_is_text(self.end, "end")
+
+    def remarks(self):
+        return read_schema(self.source).remarks if self.format == "json_schema" else []
 
     def grammar(self):
         parts = TriggeredSource(self.format, self.source, self.trigger, self.end, self.must, self.most)

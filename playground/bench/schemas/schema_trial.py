@@ -15,6 +15,7 @@ from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.engine.sampling import REMOVED
+from playground.engine.schema_source import understood
 from playground.errors import Refusal
 from playground.trace.result import Result
 
@@ -107,7 +108,7 @@ class SchemaTrial:
             yield self.try_one(case)
 
     def try_one(self, case: Case) -> SchemaResult:
-        result, judge, start = SchemaResult(case), Judge(case.schema), perf_counter()
+        result, judge, start = SchemaResult(case), Judge(_read(case)), perf_counter()
         try:
             grammar = self.engine.compile(*make("json_schema", source=case.source).grammar())
         except Refusal as refusal:
@@ -175,6 +176,14 @@ class SchemaTrial:
     def _accepts(self, grammar: Grammar, text: str) -> bool:
         matcher = grammar.matcher()
         return all(matcher.advance(token) for token in self.tokens.encode_continuation(text)) and matcher.accepting
+
+
+def _read(case: Case) -> Any:
+    """The schema of a case without what is around it, as the constraint reads it."""
+    try:
+        return understood(case.schema).schema
+    except Refusal:
+        return case.schema
 
 
 def spellings(data: Any, schema: Any) -> list[str]:
