@@ -5,19 +5,16 @@ is used as it is, so a model that was loaded once loads without a network. Pickl
 """
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from fnmatch import fnmatch
-from hashlib import sha256
 from os.path import exists, expanduser
 from pathlib import Path
 
 from huggingface_hub import (
     HfApi,
-    get_local_safetensors_metadata,
     get_safetensors_metadata,
     hf_hub_download,
     parse_safetensors_file_metadata,
@@ -28,29 +25,36 @@ from huggingface_hub.errors import (
     HFValidationError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
-    SafetensorsParsingError,
 )
 from huggingface_hub.utils import SafetensorsFileMetadata, TensorInfo
 from transformers import AutoConfig, PretrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from playground.engine.adapter_config import AdapterConfig, read_adapter_config
 from playground.engine.catalogue import TABLES, is_local, local_folder, suggestion
-from playground.engine.config_limits import MAX_SHARDS, check_file_sizes, check_raw_config
+from playground.engine.config_limits import check_raw_config
 from playground.engine.masked_models import is_noise_model, public_config
-from playground.engine.stored_forms import check_pointers, model_place, no_config, no_weights, variant_of
+from playground.engine.model_files import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    JOINT,
+    WEIGHTS,
+    ModelFiles,
+    check_files,
+    fingerprint,
+    sizes,
+    stored_headers,
+    variant_parts,
+)
+from playground.engine.stored_forms import model_place
 from playground.errors import Refusal
 from playground.network_errors import connection_error
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, 0 to 1, and a few words on what is happening."""
 
-WEIGHTS = "model*.safetensors"
-SINGLE = "model.safetensors"
-INDEX = "model.safetensors.index.json"
-TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
-SAMPLED = 1 << 20  # bytes of each file that a fingerprint includes
 # errors of the code, not of its input
 INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)
 
@@ -59,43 +63,83 @@ def unseen(share: float, text: str) -> None:
     """A progress callback that does nothing."""
 
 
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model's files with their sizes in bytes. `folder` is None where they must still be fetched from the hub.
-
-    chosen: the file in the folder that was named, if not its usual weights.
-    """
-
-    name: str
-    files: dict[str, int]
-    folder: Path | None = None
-    revision: str = ""
-    chosen: str = ""
-
-    @property
-    def variant(self) -> str:
-        """The variant under which the weights are stored, such as fp16; empty for the usual names. Raises Refusal if
-        there are several and none was chosen.
-        """
-        usual = not self.chosen and (SINGLE in self.files or INDEX in self.files)
-        return "" if usual else variant_of(self.name, self.files, self.chosen)
-
-    @property
-    def single(self) -> str:
-        """The name of the file with all weights, whether it is there or not."""
-        return f"model.{self.variant}.safetensors" if self.variant else SINGLE
-
-    @property
-    def index(self) -> str:
-        """The name of the list of files, if the weights are in several."""
-        return f"model.safetensors.index.{self.variant}.json" if self.variant else INDEX
-
-
 def find_source(name: str) -> ModelFiles:
-    """Location and files of the model of that name; raises Refusal."""
+    """Location and files of the model of that name; raises Refusal.
+
+    The name of an adapter means the adapter on its base model. "MODEL + ADAPTER" names another base.
+    """
+    model, *adapters = split_name(name)
+    source = _with_base(_source(model))
+    for adapter in adapters:
+        source = _added(source, _checked_adapter(locate(adapter)))
+    return replace(source, name=name)
+
+
+def split_name(name: str) -> list[str]:
+    """The name of a model and those of the adapters that are added to it."""
+    return [name] if exists(expanduser(name)) else [part.strip() for part in name.split(JOINT)]
+
+
+def read_adapters(source: ModelFiles) -> list[tuple[AdapterConfig, Path]]:
+    """The adapters that are added to a network, fetched if need be, with their folders; raises Refusal."""
+    found = [(adapter, fetch_files(adapter, ADAPTER, ADAPTER_WEIGHTS)) for adapter in source.adapters]
+    return [(read_adapter_config(adapter.name, folder), folder) for adapter, folder in found]
+
+
+def _source(name: str) -> ModelFiles:
     source = _local(name) or _cached(name) or _on_hub(name)
-    _check_files(source)
+    if not source.is_adapter:
+        check_files(source)
     return source
+
+
+def _with_base(source: ModelFiles) -> ModelFiles:
+    """A model's files; for those of an adapter its base model's, to which it is added. Raises Refusal."""
+    if not source.is_adapter:
+        return source
+    source = _checked_adapter(source)
+    config = read_adapter_config(source.name, fetch_files(source, ADAPTER))
+    base = _base_of(source, config.base)
+    return replace(_added(base, source), folder=base.folder)
+
+
+def _base_of(adapter: ModelFiles, named: str) -> ModelFiles:
+    """The base model that an adapter names; a path may be relative to the adapter's own folder."""
+    advice = f"name the base as well, as in BASE{JOINT}{adapter.name}"
+    if not named:
+        raise Refusal(f"The adapter {adapter.name} does not name its base model: {advice}.", "model")
+    local = is_folder(adapter.name) or is_local(adapter.name)
+    beside = adapter.folder / named if local else None
+    if beside and not exists(expanduser(named)) and exists(beside):
+        named = str(beside)
+    if not local and is_folder(named):  # an adapter from the hub may not open folders
+        raise Refusal(f"The adapter {adapter.name} names a folder as its base model, {named}: {advice}.", "model")
+    try:
+        base = _source(named)
+    except Refusal as refusal:
+        why = str(refusal).split(": ")[0].rstrip(".")
+        raise Refusal(f"The base model of the adapter {adapter.name} cannot be used ({why}): {advice}.",
+                      "model") from None
+    if base.is_adapter:
+        raise Refusal(f"The base model of the adapter {adapter.name} is an adapter itself ({named}): {advice}.",
+                      "model")
+    return base
+
+
+def _checked_adapter(source: ModelFiles) -> ModelFiles:
+    """An adapter's files; raises Refusal if they are none, or incomplete."""
+    if ADAPTER not in source.files:
+        raise Refusal(f"{source.name} is no adapter, since it has no {ADAPTER}: name the folder of a LoRA adapter.",
+                      "model")
+    if ADAPTER_WEIGHTS not in source.files:
+        raise Refusal(f"The adapter {source.name} has no {ADAPTER_WEIGHTS}: save it as safetensors with peft's"
+                      " save_pretrained.", "model")
+    return source
+
+
+def _added(base: ModelFiles, adapter: ModelFiles) -> ModelFiles:
+    revision = f"{base.revision}+{adapter.revision}"
+    return replace(base, revision=revision, adapters=(*base.adapters, adapter))
 
 
 def locate(name: str) -> ModelFiles:
@@ -112,13 +156,15 @@ def fetch_files(source: ModelFiles, *patterns: str) -> Path:
 
 
 def is_folder(name: str) -> bool:
-    """Whether a name outside the catalogue means a local folder or file."""
+    """Whether a name outside the catalogue means a local folder or file, or an adapter in one."""
+    if len(parts := split_name(name)) > 1:
+        return any(map(is_folder, parts))
     return not is_local(name) and (name.startswith((".", "/", "~")) or "\\" in name or exists(name))
 
 
 def tensors(source: ModelFiles) -> dict[str, TensorInfo]:
     """Shape, type and place of every stored tensor, by name, from the headers of the weight files alone."""
-    found = _stored_headers(source) if source.folder else _hub_headers(source)
+    found = stored_headers(source) if source.folder else _hub_headers(source)
     return {name: info for file in found for name, info in file.tensors.items()}
 
 
@@ -191,8 +237,8 @@ def _local(name: str) -> ModelFiles | None:
         raise Refusal(f"There is no folder {name}: check the path.", "model")
     try:
         folder, chosen = model_place(name, folder)
-        files = _sizes(folder)
-        return ModelFiles(name, files, folder, _fingerprint(folder, files), chosen)
+        files = sizes(folder)
+        return ModelFiles(name, files, folder, fingerprint(folder, files), chosen)
     except OSError as reason:
         raise Refusal(
             f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model"
@@ -206,14 +252,14 @@ def _snapshot(name: str) -> ModelFiles | None:
             folder = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-    return ModelFiles(name, _sizes(folder), folder, folder.name[:12])
+    return ModelFiles(name, sizes(folder), folder, folder.name[:12])
 
 
 def _cached(name: str) -> ModelFiles | None:
     """The contents of the hub's cache, if complete."""
     source = _snapshot(name)
     try:
-        _check_files(source) if source else None
+        check_files(source) if source and not source.is_adapter else None
     except Refusal:
         return None
     return source
@@ -228,39 +274,6 @@ def _on_hub(name: str) -> ModelFiles:
     return ModelFiles(name, files, None, (info.sha or "")[:12])
 
 
-def _check_files(source: ModelFiles) -> None:
-    """Refuse a model that lacks a file, naming the file."""
-    if "config.json" not in source.files:
-        raise no_config(source.name, source.files, source.folder, source.chosen)
-    check_file_sizes(source.name, source.files)
-    if source.folder:
-        check_pointers(source.name, source.files, source.folder)
-    if source.single not in source.files and source.index not in source.files:
-        raise no_weights(source.name, source.files, source.folder)
-    if missing := _missing_shards(source):
-        raise Refusal(f"{source.name} lacks {missing[0]}: fetch or save the missing weight files.", "model")
-    if not any(file in source.files for file in TOKENIZER):
-        raise Refusal(
-            f"{source.name} has no tokenizer (tokenizer.json): save its tokenizer beside the weights.", "model"
-        )
-
-
-def _missing_shards(source: ModelFiles) -> list[str]:
-    if not source.folder or source.single in source.files:
-        return []
-    try:
-        shards = set(json.loads((source.folder / source.index).read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _damaged(source) from None
-    if len(shards) > MAX_SHARDS or not all(isinstance(shard, str) for shard in shards):
-        raise _damaged(source)
-    return sorted(shards - set(source.files))
-
-
-def _damaged(source: ModelFiles) -> Refusal:
-    return Refusal(f"The weight files of {source.name} are damaged: fetch or save them again.", "model")
-
-
 def _causal(config: PretrainedConfig) -> bool:
     classes = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     if is_noise_model(config):
@@ -269,25 +282,11 @@ def _causal(config: PretrainedConfig) -> bool:
     return known and (not config.architectures or any(name in classes for name in config.architectures))
 
 
-def _stored_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
-    shards = _shards(source) or ([source.single] if source.variant else [""])
-    try:
-        found = [get_local_safetensors_metadata(source.folder / file) for file in shards]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorsParsingError):
-        raise _damaged(source) from None
-    return [file for part in found for file in part.files_metadata.values()]
-
-
-def _shards(source: ModelFiles) -> list[str]:
-    """The files of weights that are stored in several parts under a variant's name."""
-    parts = f"model.{source.variant}-*.safetensors"
-    return [file for file in source.files if fnmatch(file, parts)] if source.single not in source.files else []
-
-
 def _hub_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
     with _asking_hub(source.name):
         if source.variant:
-            return [parse_safetensors_file_metadata(source.name, file) for file in _shards(source) or [source.single]]
+            parts = variant_parts(source) or [source.single]
+            return [parse_safetensors_file_metadata(source.name, file) for file in parts]
         return list(get_safetensors_metadata(source.name).files_metadata.values())
 
 
@@ -326,21 +325,6 @@ def _asking_hub(name: str) -> Iterator[None]:
             f"model or a folder.{suggestion(name)}",
             "model",
         ) from None
-
-
-def _sizes(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
-
-
-def _fingerprint(folder: Path, files: dict[str, int]) -> str:
-    """Twelve letters that identify a state of a folder: sizes, and the start of the configuration and of every
-    weight file.
-    """
-    digest = sha256()
-    for file in (file for file in files if file == "config.json" or fnmatch(file, WEIGHTS)):
-        with (folder / file).open("rb") as stream:
-            digest.update(f"{file} {files[file]}".encode() + stream.read(SAMPLED))
-    return digest.hexdigest()[:12]
 
 
 def _matches(file: str, patterns: tuple[str, ...]) -> bool:

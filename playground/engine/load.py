@@ -29,6 +29,7 @@ from transformers import (
 )
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
 
+from playground.engine.adapters import add_adapter
 from playground.engine.config_limits import check_against_weights
 from playground.engine.device_map import spread_over_gpus
 from playground.engine.device_memory import (
@@ -42,17 +43,18 @@ from playground.engine.device_memory import (
 )
 from playground.engine.heap_memory import give_back
 from playground.engine.hub_files import (
-    ModelFiles,
     Progress,
     fetch,
     find_source,
     first_sentence,
     is_folder,
+    read_adapters,
     read_config,
     tensors,
     unseen,
 )
 from playground.engine.masked_models import is_noise_model, masking_of, weight_names
+from playground.engine.model_files import TOKENIZER, ModelFiles
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -193,11 +195,14 @@ def load(
     check_against_weights(name, config, cost.parameters, _is_quantized(source, loading), cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
-    tokenizer = read_tokenizer(name, folder)
+    adapters = read_adapters(source)
+    tokenizer = read_tokenizer(name, next((place for _, place in reversed(adapters) if _has_tokenizer(place)), folder))
     places = {"": loading.device}
     if cost.spread:
         places = spread_over_gpus(name, config, loading.dtype, loading.quantization)
     network = _read_network(name, folder, config, loading, places, source.variant)
+    for adapter, place in adapters:
+        add_adapter(network, name, adapter, place)
     progress(1.0, f"{name} is ready")
     facts = Facts(
         name,
@@ -313,6 +318,7 @@ def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
     quantized = _is_quantized(source, loading)
     found = tensors(source)
     needed = stored_bytes(found) if quantized else loaded_bytes(found, loading.dtype, loading.quantization)
+    needed += source.adapter_bytes
     free = free_bytes(loading.device)
     spread = loading.may_spread and needed * HEADROOM > free
     count = sum(tensor.parameter_count for tensor in found.values())
@@ -327,6 +333,10 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
         f" on {'all GPUs together' if cost.spread else loading.device}: {advice}, or free memory first.",
         "model",
     )
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / file).exists() for file in TOKENIZER)
 
 
 def read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:

@@ -53,7 +53,7 @@ def model_place(name: str, path: Path) -> tuple[Path, str]:
     if path.is_file():
         return path.parent, _chosen_file(name, path)
     folder = _snapshot_of(name, path)
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or (folder / "adapter_config.json").is_file():
         return folder, ""
     held = sorted(file.name for file in islice(folder.iterdir(), MOST_ENTRIES) if is_gguf(file))
     if len(held) > 1:

@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from playground.engine.catalogue import is_local
-from playground.engine.hub_files import SINGLE, TOKENIZER, fetch_files, locate, tensors
+from playground.engine.hub_files import fetch_files, locate, tensors
 from playground.engine.model import Model
+from playground.engine.model_files import SINGLE, TOKENIZER
 from playground.errors import Refusal
 
 Weights = dict[str, Tensor]
