@@ -19,7 +19,7 @@ from live_page import (  # noqa: F401
 from playwright.sync_api import expect
 
 from playground import events as ev
-from playground.events import Branches, Commit, Done, Draft, Failed, Forward, Header, Verdict
+from playground.events import Branches, Candidate, Commit, Done, Draft, Failed, Forward, Header, Step, Verdict
 from playground.trace import Trace
 from playground.ui.frames import frame, new_name
 from playground.ui.live_view_assets import ASSETS
@@ -127,7 +127,41 @@ def test_q_stays_as_it_was_drawn_and_the_residual_has_a_name_of_its_own(page, fe
     assert "residual 0.300 q 0.250 q without the rejected siblings 0.500 draw 0.125" in card_of(page, 0)
 
 
-def test_a_bonus_token_and_a_resampled_one_look_different_without_any_hue(page, feed):
+def replaced(*tests: ev.Test, leftover: tuple[Candidate, ...] = ()) -> Trace:
+    """A round whose only draft token is rejected; the target gives its own token 26 % and the draft token 8 %."""
+    tree = Draft(0, [7], [" smallest"], [-1], [0.5], "draft_model")
+    row = Step(0, 1.0, 1.0, 9, [Candidate(9, " first", 0.26, 0.26), Candidate(7, " smallest", 0.08, 0.08)])
+    verdict = Verdict(0, [], list(tests), 9, " first", "redraw", list(leftover))
+    commit = Commit(0, [9], [" first"], " first", [-1.35], ["redraw"])
+    return run_of(lane(0, [(0.1, event) for event in [tree, Forward(tokens=2), row, verdict, commit, Done("end")]]))
+
+
+ITS_OWN, OF_THE_TARGET = (Candidate(9, " first", 1.0, 1.0),), (Candidate(9, " first", 0.26, 0.26),)
+
+
+@pytest.mark.journey
+@pytest.mark.parametrize(
+    "test, leftover, sentence, list_title",
+    [
+        (ev.Test(0, 0.0, 0.5, None, False), ITS_OWN,
+         "The target chose first (26 %); the draft said smallest (8.0 %).", ""),
+        (ev.Test(0, 0.08, 0.5, None, False), OF_THE_TARGET,
+         "The target sampled first (26 %); the draft said smallest (8.0 %).",
+         "The target's distribution, which it was sampled from:"),
+        (ev.Test(0, 0.08, 0.5, 0.9, False), OF_THE_TARGET,
+         "Resampled because the target rejected:", "Residual distribution:"),
+    ],
+    ids=["greedy matching", "matching a sample", "rejection"],
+)
+def test_the_card_of_a_replaced_token_says_what_its_verifier_did(page, feed, test, leftover, sentence, list_title):
+    show(page, feed, replaced(test, leftover=leftover))
+    card = card_of(page, 0)
+    assert sentence in card and "p 0.000" not in card
+    titles = ("Residual distribution:", "The target's distribution, which it was sampled from:")
+    assert [title for title in titles if title in card] == [title for title in titles if title == list_title]
+
+
+def test_a_bonus_token_and_a_replaced_one_look_different_without_any_hue(page, feed):
     show(page, feed, RUN)
     choose(page, 1)
     legend = page.locator(".panel-rounds .chart-key")

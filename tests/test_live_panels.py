@@ -176,7 +176,7 @@ def test_rejections_pauses_and_switches_are_marked_and_counted(page, feed):
     expect(page.locator(".panel-entropy .mark")).to_have_count(3)
     assert key_of(page, "entropy")[2:6] == [
         "switch (1)",
-        "rejected, resampled (1)",
+        "rejected, replaced (1)",
         "pauses: kept (2)",
         "pauses: overruled (1)",
     ]

@@ -60,11 +60,11 @@ class Card {
 
   parts(lane, state, token, step, mask) {
     const parts = [this.heading(token), facts(token, step)];
-    if (token.round) parts.push(draftPart(token));
+    if (token.round) parts.push(draftPart(token, step));
     if (step && step.top.length) parts.push(this.candidates(lane, token, step));
     else if (state.sequence(token.sequence).reported.has(token.position)) parts.push(reportedPart(state.sequence(token.sequence).reported.get(token.position)));
     else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
-    if (token.round && token.origin === "redraw" && token.round.verdict.leftover.length) parts.push(residualPart(token.round.verdict.leftover));
+    if (token.round && token.origin === "redraw") parts.push(...leftoverPart(token.round));
     const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
     if (stages) parts.push(stages);
     if (mask) parts.push(maskPart(mask));
@@ -227,24 +227,43 @@ function processedEntropy({ top, final_entropy: recorded }) {
 }
 
 /** How a round produced this token: the test it passed, or the draft token it replaces. */
-function draftPart(token) {
+function draftPart(token, step) {
   const { round, node } = token;
   const part = el("div", "guess");
   if (node !== null) {
     const test = round.tests.get(node);
     part.append(el("p", "", `Drafted by ${nameOf(round.draft.source)} in round ${round.draft.round + 1}.`));
-    if (test) part.append(testLine(test));
+    if (test && isCertain(test)) part.append(el("p", "aside", `It is the target's own choice. The drafter gave it q = ${fixed(test.q, 3)}.`));
+    else if (test) part.append(testLine(test));
     else part.append(el("p", "aside", `The drafter gave it q = ${fixed(round.draft.q[node], 3)}.`));
     return part;
   }
   if (token.origin === "redraw") {
     const rejected = round.rejectedNodes();
-    part.append(el("p", "", rejected.length ? "Resampled because the target rejected:" : "Sampled by the target."));
-    for (const other of rejected) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
+    if (rejected.length && round.replacedBy !== "residual") part.append(choiceLine(token, step, rejected));
+    else part.append(el("p", "", rejected.length ? "Resampled because the target rejected:" : "Sampled by the target."));
+    if (round.replacedBy === "residual") for (const other of rejected) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
   } else if (token.origin === "bonus") {
     part.append(el("p", "", `Every draft token on the path of round ${round.draft.round + 1} was accepted; this is the bonus token.`));
   }
   return part;
+}
+
+/** "The target chose first (26 %); the draft said smallest (8 %)", with the target's own probabilities. */
+function choiceLine({ id, piece, round }, step, rejected) {
+  const under = (token) => step && step.top.find(([candidate]) => candidate === token);
+  const share = (token) => (under(token) ? ` (${percent(under(token)[2])})` : "");
+  const line = el("p", "", `The target ${round.replacedBy === "choice" ? "chose" : "sampled"} `);
+  line.append(quotedPiece(piece), `${share(id)}; the draft said `);
+  rejected.forEach((node, i) => line.append(i ? ", " : "", quotedPiece(round.draft.pieces[node]), share(round.draft.tokens[node])));
+  line.append(".");
+  return line;
+}
+
+function quotedPiece(piece) {
+  const name = el("span", "piece");
+  writePiece(name, piece, true);
+  return name;
 }
 
 function testLine(test, piece) {
@@ -263,17 +282,21 @@ function testLine(test, piece) {
   return line;
 }
 
-function residualPart(candidates) {
+/** What a replaced token was sampled from, by where it comes from; nothing was sampled of a choice. */
+const LEFTOVER = { residual: "Residual distribution:", sample: "The target's distribution, which it was sampled from:" };
+
+function leftoverPart({ verdict, replacedBy }) {
+  if (!verdict.leftover.length || !LEFTOVER[replacedBy]) return [];
   const part = el("div", "leftover");
-  part.append(el("p", "", "Residual distribution:"));
-  for (const [, piece, raw, final] of candidates.slice(0, 5)) {
+  part.append(el("p", "", LEFTOVER[replacedBy]));
+  for (const [, piece, raw, final] of verdict.leftover.slice(0, 5)) {
     const row = el("div", "row");
     const name = el("span", "piece");
     writePiece(name, piece, true);
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", percent(final)));
     part.append(row);
   }
-  return part;
+  return [part];
 }
 
 /** The top tokens as a server reports them: probabilities of the model, without processors. */

@@ -7,7 +7,7 @@ const ORIGINS = {
   sampled: { label: "chosen", help: "Chosen from the target's distribution." },
   draft: { label: "accepted draft token", help: "Proposed by the drafter and accepted by the target." },
   forced: { label: "forced", help: "The only token the grammar allowed, the start of a fork, or a text that is only scored." },
-  redraw: { label: "resampled", help: "Replaces a rejected draft token; sampled from the residual." },
+  redraw: { label: "replaced", help: "Replaces a rejected draft token: the target's own choice, or a sample from what the rejected tokens leave of its distribution." },
   bonus: { label: "bonus", help: "One more token from the target after all draft tokens were accepted." },
 };
 

@@ -227,6 +227,14 @@ class Round {
     return path;
   }
 
+  /** Where a replaced token comes from: "choice" (the target's most probable token: nothing was drawn), "sample" (of the target's
+      distribution), "residual" (a sample of what the rejected tokens leave of it). */
+  get replacedBy() {
+    const tests = [...this.tests.values()];
+    if (!tests.length || tests.some(({ draw }) => draw !== null)) return "residual";
+    return tests.every(isCertain) ? "choice" : "sample";
+  }
+
   rejectedNodes() {
     return [...this.tests.keys()].filter((node) => this.nodeState(node) === "refused");
   }
@@ -236,6 +244,11 @@ class Round {
     const node = this.verdict.kept[i];
     return node !== undefined && this.draft.tokens[node] === id ? node : null;
   }
+}
+
+/** Whether a test compared tokens and drew nothing: its p says equal or not, and is no probability of the target. */
+function isCertain({ draw, p }) {
+  return draw === null && (p === 0 || p === 1);
 }
 
 const APPLY = {

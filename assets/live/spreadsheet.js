@@ -1,6 +1,7 @@
 // A run as CSV, one line per token. The columns are documented in playground/trace/csv_export.py, which writes the same file.
 
 const FORMULA = /^[=+\-@\t\r]/; // a spreadsheet would evaluate this instead of showing it
+const ORIGIN_WORDS = { sampled: "chosen", redraw: "replaced" }; // greedy decoding samples nothing
 const ROUNDING = 1e-5; // of a softmax in float32: a log-probability above it is none
 const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;
 
@@ -16,7 +17,7 @@ function rowsOfLane(record) {
   const sequences = [...state.sequences.values()].sort((a, b) => a.id - b.id);
   return sequences.flatMap((sequence) => sequence.tokens.map((token, position) => ({
     lane: record.header.lane + 1, strategy: record.header.strategy, sequence: sequence.id, position,
-    id: token.id, text: token.piece, origin: token.origin,
+    id: token.id, text: token.piece, origin: ORIGIN_WORDS[token.origin] || token.origin,
     ...probabilitiesOf(token, sequence.steps.get(position)), ...commits.get(token.commit),
   })));
 }

@@ -37,6 +37,8 @@ COLUMN_TYPES = {name: float for name in COLUMNS if name.endswith(("entropy", "lo
     "rank": "Int64"
 }
 """The types of columns with missing values in a data frame of pandas."""
+# Origins in the page's words where those of the events would mislead: greedy decoding samples nothing.
+ORIGINS = {"sampled": "chosen", "redraw": "replaced"}
 DIGITS = Decimal("0.000001")
 ANY_FLOAT = Context(prec=330)  # digits of the largest float with six decimals
 FORMULA = re.compile(r"[=+\-@\t\r]")
@@ -77,7 +79,7 @@ def rows(header: Header, events: list[Stamped]) -> Iterator[list[Value]]:
                 commit.step,
                 token.id,
                 token.piece or "",
-                token.origin or "",
+                ORIGINS.get(token.origin, token.origin or ""),
                 *_distribution(token, position, written),
                 round(float(commit.at), 6),
                 commit.forwards,

@@ -158,7 +158,7 @@ function limitLine(name, value, scale) {
  */
 function entropyMarks(state, sequence) {
   const rejected = sequence.tokens.flatMap(({ origin }, i) => (origin === "redraw" ? [[i, i + 1]] : []));
-  const marks = new Map(rejected.length ? [["redraw", { name: "rejected, resampled", look: "refused", level: 0, places: rejected }]] : []);
+  const marks = new Map(rejected.length ? [["redraw", { name: "rejected, replaced", look: "refused", level: 0, places: rejected }]] : []);
   for (const { name, shape, parts } of state.figures.values()) {
     if (shape !== "spans" || parts[0].shades) continue;
     for (const [from, to, label] of parts.flatMap((part) => part.spans || [])) {

@@ -82,7 +82,7 @@ class RoundsPanel extends Panel {
 
   legend() {
     const legend = el("p", "chart-key");
-    legend.append(el("span", "key-node kept", "accepted"), el("span", "key-node bonus", "bonus"), el("span", "key-node redraw", "resampled"), el("span", "key-node refused", "rejected"));
+    legend.append(el("span", "key-node kept", "accepted"), el("span", "key-node bonus", "bonus"), el("span", "key-node redraw", "replaced"), el("span", "key-node refused", "rejected"));
     return legend;
   }
 

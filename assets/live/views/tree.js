@@ -58,8 +58,8 @@ class TreePanel extends Panel {
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
     scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
-    const residual = round.hasNext && round.verdict.leftover.length ? [residualPart(round.verdict.leftover)] : [];
-    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...residual, this.beside(card, app));
+    const leftover = round.hasNext ? leftoverPart(round) : [];
+    this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...leftover, this.beside(card, app));
     bringPathInSight(scroller);
   }
 
@@ -211,8 +211,9 @@ function draftNode(round, node) {
 const TEST_NUMBERS = { p: "p", r: "residual", q: "q", "q′": "q without the rejected siblings", u: "draw" };
 
 /** The numbers of a test, [symbol, value]. The residual and the renormalised q have symbols of their own: p and q keep their meaning. */
-function testNumbers({ p, residual, q, among, draw }) {
-  const numbers = [["p", p], ["r", residual], ["q", q], ["q′", among], ["u", draw]];
+function testNumbers(test) {
+  const { p, residual, q, among, draw } = test;
+  const numbers = [["p", isCertain(test) ? null : p], ["r", residual], ["q", q], ["q′", among], ["u", draw]];
   return numbers.filter(([, value]) => value !== null);
 }
 
