@@ -13,7 +13,7 @@ from playground.ui.classroom import Classroom
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
 from playground.ui.request_guard import EVERY_INTERFACE
-from playground.ui.serving import Stop, launch_options, serve_until, start_sweeper
+from playground.ui.serving import Stop, launch_options, protect, serve_until
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
 from playground.ui.zero_gpu import on_zero
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     if site.classroom:
         print(invitation(site.classroom, given.host, page.server_port), flush=True)
     stop = Stop().listen()
-    start_sweeper(page, site)
+    protect(page, site)
     # Exclude imported objects from garbage collection: scanning them takes half a second during a run.
     gc.freeze()
     site.warm(wait=on_zero())

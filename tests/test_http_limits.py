@@ -134,6 +134,11 @@ def test_the_description_of_the_api_names_the_host_that_asks(public):
     assert "evil.example" not in described and f"http://{public}/gradio_api/call" in described
 
 
+def test_the_stream_of_an_unknown_session_ends_with_a_message_and_no_traceback(public, caplog):
+    status, answer = ask(public, "/gradio_api/queue/data?session_hash=nobody", method="GET")
+    assert status == 200 and '"session_not_found":true' in answer and not caplog.records
+
+
 # --- hosts and origins ---
 
 def passes(hosts: Hosts, method: str = "POST", **headers: str) -> bool:

@@ -1,7 +1,8 @@
 """An ASGI middleware in front of Gradio that checks host, origin, route and size of every HTTP request.
 
-A body is read and counted here before it is parsed, so requests without Content-Length are limited too. Responses,
-including streams of server-sent events, pass through unchanged. Mount it with `launch(app_kwargs=guarded(...))`.
+A body is read and counted here before it is parsed, so requests without Content-Length are limited too. What the
+requests of an address and of all hold is counted as well. Responses, including streams of server-sent events, pass
+through unchanged. Mount it with `launch(app_kwargs=guarded(...))`.
 """
 from __future__ import annotations
 
@@ -17,10 +18,13 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
+from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from playground.request_limits import RequestLimits
+from playground.ui.admission_queue import address_of
+from playground.ui.request_shares import Denied, HeldBody, RequestShares
 from playground.ui.settings import Rules
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -30,13 +34,14 @@ UPLOAD = "/gradio_api/upload"
 MULTIPART_BYTES = 65_536  # allowance for the headers and boundaries of an uploaded file
 DISCARDED = 4  # multiple of the limit beyond which a body is not read to its end
 DEFAULT_PORTS = {None, 80, 443}
+BEGUN = "Caught handled exception, but response already started."  # of Starlette
 SHUT = re.compile(
     "|".join(
         (
             r"/monitoring",
             r"/gradio_api/(?:proxy=|process_recording|vibe-|undo-vibe-|dev/|runs|run-history|deep_link|stream/"
             r"|custom_component/|profiling/|token)",
-            r"/(?:login|logout|docs|redoc)(?:/|$)",
+            r"/(?:login|logout|docs|redoc|openapi\.json)(?:/|$)",
             r"/gradio_api/file[=/]\w+:",
         )
     )
@@ -51,14 +56,6 @@ ESCAPE = re.compile(
 )
 NOT_FINITE = re.compile(rb"NaN|Infinity|[0-9.][eE]\+?0*[1-9][0-9]{2}")
 BRACKET = re.compile(rb"[\[\]{}]")
-
-
-class Denied(Exception):
-    """A request that is not passed on, with its HTTP status."""
-
-    def __init__(self, status: int, sentence: str):
-        super().__init__(sentence)
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -141,21 +138,43 @@ def _is_address(name: str) -> bool:
 class RequestGuard:
     """The middleware; a denied request is answered with JSON, {"detail": message}."""
 
-    def __init__(self, app: ASGIApp, limits: RequestLimits, hosts: Hosts):
-        self.app, self.limits, self.hosts = app, limits, hosts
+    def __init__(self, app: ASGIApp, limits: RequestLimits, hosts: Hosts, proxies: int, shares: RequestShares):
+        self.app, self.limits, self.hosts, self.proxies, self.shares = app, limits, hosts, proxies, shares
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        held = HeldBody(self.shares, address_of(HTTPConnection(scope), self.proxies))
         try:
-            self._check_head(scope)
-            body = await self._read(scope, receive)
+            with self.shares.requests.one(held.address):
+                body = await self._checked(scope, receive, held)
+                await self._passed_on(scope, _replayed(body, receive), send)
         except Denied as denied:
             answer = JSONResponse({"detail": str(denied), "error": str(denied)}, denied.status, {"connection": "close"})
             await answer(scope, receive, send)
-            return
-        await self.app(scope, _replayed(body, receive), send)
+        finally:
+            held.release()
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Gradio ends the stream of a session that it does not know with an HTTP error after the answer has begun. Its
+        last message says so; what is left is to end the answer.
+        """
+        try:
+            await self.app(scope, receive, send)
+        except RuntimeError as reason:
+            if str(reason) != BEGUN:
+                raise
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _checked(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
+        """The body of a request that may be passed on, None for a method without one; raises Denied."""
+        self._check_head(scope)
+        if scope["method"] not in CHANGING:
+            await self._read(scope, receive, held)
+            return None
+        with self.shares.bodies.one(held.address):
+            return await self._read(scope, receive, held)
 
     def _check_head(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
@@ -170,7 +189,7 @@ class RequestGuard:
         if SHUT.match(_path(scope)):
             raise Denied(404, "This page has no such route.")
 
-    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+    async def _read(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
         """The whole body, checked; None for a method without one."""
         headers, most = Headers(scope=scope), self._most_bytes(scope)
         length = headers.get("content-length", "0")
@@ -183,7 +202,7 @@ class RequestGuard:
                     raise _too_large(most)
                 if scope["method"] not in CHANGING:
                     return None
-                body = await _collected(receive, most)
+                body = await _collected(receive, most, held)
         except TimeoutError:
             raise Denied(408, f"The request took longer than {self.limits.body_seconds} s to arrive.") from None
         if not headers.get("content-type", "").lower().startswith("multipart/"):
@@ -195,11 +214,11 @@ class RequestGuard:
         return self.limits.upload_bytes + MULTIPART_BYTES if upload else self.limits.body_bytes
 
 
-def guarded(rules: Rules, host: str) -> dict[str, Any]:
-    """Arguments of Gradio's FastAPI app, for a page bound to `host`."""
-    return {
-        "middleware": [Middleware(RequestGuard, limits=rules.limits, hosts=Hosts.from_environment(host, rules.public))]
-    }
+def guarded(rules: Rules, host: str, proxies: int = 0) -> dict[str, Any]:
+    """Arguments of Gradio's FastAPI app, for a page bound to `host` behind so many proxies."""
+    hosts = Hosts.from_environment(host, rules.public)
+    guard = Middleware(RequestGuard, limits=rules.limits, hosts=hosts, proxies=proxies, shares=RequestShares())
+    return {"middleware": [guard]}
 
 
 def check_json(body: bytes, limits: RequestLimits) -> None:
@@ -229,7 +248,7 @@ def _depth(bare: bytes) -> int:
     return deepest
 
 
-async def _collected(receive: Receive, most: int) -> bytes:
+async def _collected(receive: Receive, most: int, held: HeldBody) -> bytes:
     parts, size = [], 0
     while True:
         message = await receive()
@@ -239,6 +258,7 @@ async def _collected(receive: Receive, most: int) -> bytes:
         size += len(parts[-1])
         if size > most:
             raise _too_large(most)
+        held.add(len(parts[-1]))
         if not message.get("more_body", False):
             return b"".join(parts)
 

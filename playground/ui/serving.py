@@ -16,6 +16,7 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Route
 
 from playground.ui.classroom_routes import guard_of, routes_of
+from playground.ui.connections import Connections
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
 from playground.ui.response_cache import cached
@@ -60,7 +61,8 @@ def health_route(site: Site) -> Route:
 def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     """Arguments of `page.launch` for a page bound to `host`, besides address and theme."""
     scripts = script_route(block.script_source for block in page.blocks.values() if isinstance(block, Fetched))
-    app = {"routes": [health_route(site), stream_route(site.streams), scripts], **guarded(site.rules, host)}
+    routes = [health_route(site), stream_route(site.streams), scripts]
+    app = {"routes": routes, **guarded(site.rules, host, site.proxies)}
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]
@@ -72,8 +74,10 @@ def retention(site: Site) -> Retention:
     return Retention.for_visitors() if site.rules.public else Retention()
 
 
-def start_sweeper(page, site: Site) -> None:
-    """Delete sessions of visitors who have left, for as long as a launched page is up."""
+def protect(page, site: Site) -> None:
+    """Bound the connections of a launched page, and delete the sessions of visitors who have left."""
+    near = frozenset(address.strip() for address in str(page.server.config.forwarded_allow_ips).split(","))
+    Connections(trusted=None if site.proxies or "*" in near else near).serve(page.server)
     Sweeper(page.app, retention(site)).start()
 
 

@@ -10,7 +10,7 @@ import saved
 from playground.request_limits import PUBLIC
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
-from playground.ui.serving import launch_options
+from playground.ui.serving import launch_options, protect
 from playground.ui.settings import Rules
 from playground.ui.site import Site
 
@@ -33,5 +33,6 @@ def public(tmp_path_factory):
         max_file_size=PUBLIC.upload_bytes,
         **launch_options(site, demo, "127.0.0.1"),
     )
+    protect(demo, site)
     yield urlsplit(address).netloc
     demo.close()

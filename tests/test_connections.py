@@ -1,0 +1,318 @@
+"""What one connection may cost: deadlines, small chunks, numbers of connections, and what is logged."""
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from playground.ui import connections as connections_module
+from playground.ui.connections import AcceptErrors, BoundedProtocol, ConnectionLimits, Connections, OnceAMinute
+
+ROOT = Path(__file__).parents[1]
+SLOW_ANSWER = 300_000_000
+
+
+async def app(scope, receive, send):
+    """Answers with the size of the body; /large with more than buffers hold, /stream with an answer that does not end.
+    """
+    size, more = 0, True
+    while more and scope["method"] == "POST":
+        message = await receive()
+        if message["type"] != "http.request":
+            return
+        size, more = size + len(message["body"]), message["more_body"]
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/large":
+        for _ in range(SLOW_ANSWER // 1_000_000):
+            await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": True})
+    if scope["path"] == "/stream":
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        return
+    await send({"type": "http.response.body", "body": str(size).encode()})
+
+
+@contextmanager
+def served(monkeypatch, trusted: frozenset[str] | None = frozenset(), **limits):
+    """The port and the connections of a server."""
+    monkeypatch.setattr(connections_module, "SWEEP", 0.05)
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    known = Connections(ConnectionLimits(**limits), trusted)
+    known.serve(server)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1], known
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(5)
+
+
+def connect(port: int, source: str = "127.0.0.1", text: bytes = b"") -> socket.socket:
+    line = socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
+    line.sendall(text)
+    return line
+
+
+def ask(port: int, path: str = "/", source: str = "127.0.0.1") -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5, source_address=(source, 0))
+    connection.request("GET", path)
+    answer = connection.getresponse().read()
+    connection.close()
+    return answer
+
+
+def seconds_until_closed(line: socket.socket) -> float:
+    begun = time.monotonic()
+    try:
+        while line.recv(1 << 16):
+            pass
+    except ConnectionResetError:
+        pass
+    return time.monotonic() - begun
+
+
+def is_open(line: socket.socket) -> bool:
+    line.settimeout(0.2)
+    try:
+        while line.recv(1000):
+            pass
+        return False
+    except TimeoutError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
+# --- deadlines ---
+
+HEADS = {
+    "nothing": b"",
+    "half a line": b"GET / HT",
+    "half a head": b"GET / HTTP/1.1\r\nHost: a\r\nX-A: b",
+    "half of a second head": b"GET / HTTP/1.1\r\nHost: a\r\n\r\nGET / HT",
+}
+
+
+@pytest.mark.parametrize("sent", HEADS.values(), ids=HEADS)
+def test_a_connection_that_sends_no_whole_head_is_closed(sent, monkeypatch):
+    with served(monkeypatch, head_seconds=0.3) as (port, _), connect(port, text=sent) as line:
+        assert 0.2 < seconds_until_closed(line) < 2
+
+
+def test_a_head_that_comes_one_character_at_a_time_has_the_same_time(monkeypatch):
+    with served(monkeypatch, head_seconds=0.4) as (port, _), connect(port) as line:
+        begun = time.monotonic()
+        with pytest.raises(OSError):
+            for _ in range(100):
+                line.sendall(b"G")
+                time.sleep(0.05)
+        assert time.monotonic() - begun < 2
+
+
+def test_a_client_that_reads_nothing_of_its_answer_is_closed(monkeypatch):
+    with served(monkeypatch, unread_seconds=0.4) as (port, known):
+        with connect(port, text=b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n"):
+            time.sleep(0.3)
+            assert known.open.count() == 1
+            time.sleep(1.2)
+            assert known.open.count() == 0
+
+
+def test_a_client_that_reads_slowly_gets_its_answer(monkeypatch):
+    with served(monkeypatch, unread_seconds=1.0, head_seconds=1.0) as (port, _):
+        with connect(port, text=b"GET /large HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n") as line:
+            read = 0
+            while part := line.recv(4_000_000):
+                read += len(part)
+                time.sleep(0.02)
+        assert read > SLOW_ANSWER
+
+
+def test_a_stream_of_many_minutes_is_not_a_head_that_is_late(monkeypatch):
+    with served(monkeypatch, head_seconds=0.2) as (port, _):
+        with connect(port, text=b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n") as line:
+            time.sleep(0.6)
+            assert line.recv(1000).startswith(b"HTTP/1.1 200") and is_open(line)
+
+
+# --- small chunks ---
+
+CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def answer_to(port: int, *parts: bytes) -> bytes:
+    read = b""
+    with connect(port) as line:
+        try:
+            for part in parts:
+                line.sendall(part)
+            while part := line.recv(1000):
+                read += part
+        except OSError:  # closed while it was being sent
+            pass
+    return read
+
+
+@pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;a=b\r\nx\r\n", b"0001\r\nx\r\n", b"2\r\nxx\r\n"], ids=str)
+def test_a_body_in_many_small_chunks_is_refused(chunk, monkeypatch):
+    with served(monkeypatch) as (port, _):
+        answer = answer_to(port, CHUNKED, chunk * 2000, b"0\r\n\r\n")
+        assert answer.partition(b"\r\n")[0] in (b"HTTP/1.1 400 Bad Request", b"")  # empty: closed before it was sent
+
+
+def test_bodies_in_chunks_of_a_normal_size_are_read(monkeypatch):
+    with served(monkeypatch) as (port, _):
+        assert answer_to(port, CHUNKED, b"1\r\nx\r\n" * 400, b"0\r\n\r\n").endswith(b"\r\n400\r\n0\r\n\r\n")
+        large = b"400\r\n" + b"x" * 1024 + b"\r\n"
+        assert b"2048000" in answer_to(port, CHUNKED, *[large] * 2000, b"0\r\n\r\n")
+
+
+def test_a_million_small_chunks_take_little_of_the_server(monkeypatch):
+    """h11 takes 6 microseconds for each: 8 connections with 14 MB held every visitor for 13 s."""
+    with served(monkeypatch) as (port, _):
+        begun = time.process_time()
+        for _ in range(8):
+            answer_to(port, CHUNKED, *[b"1\r\nx\r\n" * 10_000] * 30)
+        assert time.process_time() - begun < 0.5
+
+
+def test_rubbish_in_the_middle_of_an_answer_leaves_no_traceback(monkeypatch, caplog):
+    with served(monkeypatch) as (port, _):
+        head = b"GET /stream HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        with connect(port, text=head) as line:
+            assert line.recv(1000)
+            line.sendall(b"rubbish\r\n")
+            assert seconds_until_closed(line) < 2
+        assert ask(port)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+# --- how many ---
+
+def test_an_address_keeps_its_share_and_others_get_in(monkeypatch):
+    with served(monkeypatch, whole=16) as (port, known), ExitStack() as held:
+        half = [held.enter_context(connect(port, "127.0.0.66", b"GET / HT")) for _ in range(12)]
+        assert ask(port, source="127.0.0.2") == b"0"
+        assert known.open.count("127.0.0.66") == 4 and sum(map(is_open, half)) == 4
+
+
+def test_connections_without_a_request_make_room_when_all_are_taken(monkeypatch):
+    with served(monkeypatch, whole=16) as (port, known), ExitStack() as held:
+        for number in range(40):
+            held.enter_context(connect(port, f"127.0.0.{100 + number}", b"GET / HT"))
+        assert ask(port, source="127.0.0.2") == b"0" and known.open.count() <= 16
+
+
+def stream(port: int, source: str) -> socket.socket:
+    return connect(port, source, b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
+
+
+def test_the_address_with_the_most_streams_makes_room_for_one_that_has_none(monkeypatch):
+    with served(monkeypatch, whole=16) as (port, known), ExitStack() as held:
+        many = [held.enter_context(stream(port, f"127.0.0.{60 + number % 4}")) for number in range(16)]
+        time.sleep(0.2)
+        quiet = held.enter_context(stream(port, "127.0.0.2"))
+        assert quiet.recv(100).startswith(b"HTTP/1.1 200") and is_open(quiet)
+        assert sum(map(is_open, many)) == 15 and known.open.count() == 16
+
+
+def test_a_proxy_on_this_machine_has_no_share_of_its_own(monkeypatch):
+    with served(monkeypatch, frozenset({"127.0.0.1"}), whole=16) as (port, known), ExitStack() as held:
+        for _ in range(12):
+            held.enter_context(connect(port, "127.0.0.1", b"GET / HT"))
+        time.sleep(0.2)
+        assert known.open.count() == 12 and known.open.count("127.0.0.1") == 0
+
+
+def test_closed_connections_leave_nothing_behind(monkeypatch):
+    with served(monkeypatch, whole=16) as (port, known):
+        for number in range(30):
+            assert ask(port, source=f"127.0.0.{60 + number}") == b"0"
+        time.sleep(0.2)
+        assert (known.open.count(), known.waiting.count(), known.open.greediest()) == (0, 0, "")
+
+
+def test_the_limit_on_open_files_leaves_some_to_the_process():
+    code = (
+        "from resource import *; setrlimit(RLIMIT_NOFILE, (%d, %d))\n"
+        "from playground.ui.connections import most_connections; print(most_connections())"
+    )
+    for most, connections in ((64, 16), (256, 160), (1024, 800)):
+        asked = subprocess.run([sys.executable, "-c", code % (most, most)], cwd=ROOT, capture_output=True, check=True)
+        assert int(asked.stdout) == connections
+
+
+# --- what is logged ---
+
+def test_exhausted_descriptors_are_logged_once(caplog):
+    loop = asyncio.new_event_loop()
+    loop.set_exception_handler(AcceptErrors())
+    for _ in range(2000):
+        loop.call_exception_handler({"message": "accept", "exception": OSError(24, "Too many open files")})
+    loop.call_exception_handler({"message": "another", "exception": ValueError("kept")})
+    loop.close()
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_a_warning_is_logged_once_a_minute_and_errors_always(caplog):
+    logger = logging.getLogger("test of repeats")
+    logger.addFilter(OnceAMinute())
+    for _ in range(50):
+        logger.warning("Invalid HTTP request received.")
+        logger.error("an error")
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1 and len(caplog.records) == 51
+
+
+SERVER = """
+import asyncio, resource, sys, threading
+resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
+sys.path.insert(0, "tests")
+import uvicorn
+from test_connections import app
+from playground.ui.connections import Connections
+server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+threading.Thread(target=server.run, daemon=True).start()
+while not server.started: pass
+if sys.argv[1] == "bounded": Connections().serve(server)
+print(server.servers[0].sockets[0].getsockname()[1], flush=True)
+sys.stdin.read()
+"""
+
+
+def test_half_sent_heads_do_not_use_up_the_descriptors(tmp_path):
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen([sys.executable, "-c", SERVER, "bounded"], cwd=ROOT, stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        port = int(process.stdout.readline())
+        with ExitStack() as held:
+            for number in range(300):
+                held.enter_context(connect(port, f"127.0.0.{60 + number % 3}", b"GET / HT"))
+            assert ask(port, source="127.0.0.2") == b"0"
+            time.sleep(1.5)
+        assert (tmp_path / "log").stat().st_size < 2000
+    finally:
+        process.kill()
+        process.wait(10)
+
+
+def test_the_protocol_is_the_one_that_a_page_is_served_with():
+    """Of uvicorn's server: the class that it makes for each connection is an attribute of its configuration."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0))
+    known = Connections()
+    known.serve(server)
+    assert server.config.http_protocol_class.func is BoundedProtocol
