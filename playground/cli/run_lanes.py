@@ -74,6 +74,8 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
         session = prepare(models, recipes, asked, limits, judge=judge)
         for remark in remarks(recipes):
             print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
+        if (bounds := getattr(models.target, "bounds", "")) and not options.json:  # a canvas has none
+            print(f"{models.target.name}: {bounds}.", file=sys.stderr)
     else:
         session = Session([], [], judge)
     if server:

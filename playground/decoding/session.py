@@ -21,6 +21,7 @@ from torch import Tensor
 
 from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, translating
 from playground.decoding.canvas import Canvas, check_fit
+from playground.decoding.checkpoint_sampler import add_settings, note_settings, with_stops
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
@@ -314,6 +315,8 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             lane_limits.check()
             assembly = assemble(config)
             own = models.with_weights(config.weights)
+            lane_limits = _with_settings(assembly, own.target, lane_limits, len(ids))
+            header.stop = list(lane_limits.stop)
             _describe(header, assembly, own)
             if own is not models:
                 header.quantization, header.parts = config.weights, [*header.parts, Part(config.weights, "weights")]
@@ -321,12 +324,20 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             if asked.tools != prompt.tools:
                 _describe_prompt(header, asked, own.target)
             lane = _new_lane(own, assembly, asked, lane_limits, recorder, memory)
+            note_settings(lane, own.target)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
     return Session(headers, runners, judge)
+
+
+def _with_settings(assembly: Assembly, target: Model, limits: Limits, prompt: int) -> Limits:
+    """The limits with the stop strings of the checkpoint, whose other settings the lane applies."""
+    settings = getattr(target, "settings", None)  # a canvas has none
+    add_settings(assembly, settings, prompt + limits.max_new_tokens)
+    return with_stops(limits, settings)
 
 
 def _asked(prompt: Prompt, assembly: Assembly) -> Prompt:

@@ -19,6 +19,7 @@ from playground.engine.finite_weights import logits_refusal
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
+from playground.engine.generation_settings import GenerationSettings, bounds_line, end_ids
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import (
     Call,
@@ -77,6 +78,7 @@ class Model:
         self.parameters = network.num_parameters()  # counts the weights of quantised tensors correctly
         self.expert_weights = expert_weights(network)
         self.tokens = Tokens(tokenizer, self.vocabulary)
+        self.settings = GenerationSettings.of(network)  # that its author stored with it
         # of each decoder layer, if they are not all on one; inputs, logits and captured states are on `device`
         self.devices: tuple[torch.device, ...] = layer_devices(network)
         # held by every forward, since several threads use one model
@@ -94,10 +96,13 @@ class Model:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text, from the generation config and the tokenizer."""
-        eos = self.network.generation_config.eos_token_id if self.network.generation_config else None
-        ids = eos if isinstance(eos, list) else [eos, self.tokenizer.eos_token_id]
-        return frozenset(i for i in ids if i is not None)
+        """Tokens that end a text, whichever file of the checkpoint names them."""
+        return end_ids(self.network, self.tokens, self.tokenizer.eos_token_id)
+
+    @property
+    def bounds(self) -> str:
+        """What ends and limits a text, and what the author of the checkpoint set, on one line."""
+        return bounds_line(self.end_ids, self.tokens, self.context, self.settings)
 
     @cached_property
     def thread(self) -> Executor:

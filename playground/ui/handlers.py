@@ -598,7 +598,10 @@ def status(loading: ModelLoad, others: int = 0) -> str:
     if loading.refusal:
         return "<span class='dot failed'></span>no model loaded"
     shared = f" · sharing the device with {others} other run{'s' if others > 1 else ''}" if others else ""
-    return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}"
+    bounds = getattr(loading.models.target, "bounds", "")  # a canvas has none
+    said = escape(bounds[:1].upper() + bounds[1:])
+    more = f"<details class='bounds'><summary>limits</summary><p>{said}.</p></details>"
+    return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}{more if bounds else ''}"
 
 
 def queue_status(place: int, waited: float) -> str:

@@ -112,6 +112,7 @@ def tiny_network(model_type: str, seed: int = 0) -> PreTrainedModel:
     torch.manual_seed(seed)
     network = AutoModelForCausalLM.from_config(tiny_config(model_type), experts_implementation="eager")
     network.generation_config.eos_token_id = network.generation_config.forced_eos_token_id = None  # no text ends early
+    network.config.eos_token_id = network.config.get_text_config().eos_token_id = None
     return network.to(torch.float32 if model_type in SINGLE_PRECISION else torch.float64).eval()
 
 
