@@ -158,14 +158,27 @@ def test_a_bad_pattern_says_so_while_it_is_typed_and_run_opens_it(page, address)
     pattern.fill("([")
     expect(complaint(page, 1)).to_contain_text("The regex cannot be used")
     expect(page.locator("[data-about='pattern'] .complaint")).to_be_visible()
-    page.get_by_label("Edit lane 2").click()
-    page.keyboard.press("Control+Enter")
-    expect(page.locator("#lanes-notice")).to_contain_text("Lane 2 cannot start. The regex cannot be used")
-    expect(pattern).to_be_focused()
-    assert tokens(page, 0).count() == 0
     complaint(page, 1).get_by_text("Restore the example").click()
     expect(pattern).to_have_value("[0-9]{1,3}")
     expect(complaint(page, 1)).to_have_count(0)
+
+
+def test_run_opens_what_keeps_the_only_lane_from_starting(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=8, lanes=[greedy_with("regex", pattern="([")]))
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#lanes-notice")).to_contain_text("Lane 1 cannot start. The regex cannot be used")
+    expect(page.locator("[data-about='pattern'] input")).to_be_focused()
+    assert tokens(page, 0).count() == 0
+
+
+@pytest.mark.journey
+def test_a_lane_that_cannot_start_says_why_in_its_place_and_the_others_run(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=8, draft="none",
+                                  lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}]))
+    page.click("#run")
+    expect(tokens(page, 0)).to_have_count(8)
+    expect(page.locator("#live .lane[data-lane='1']")).to_contain_text("This strategy needs a draft model")
+    assert tokens(page, 1).count() == 0
 
 
 def test_a_missing_context_is_added_by_a_button_and_run_opens_its_field(page, address):

@@ -91,6 +91,14 @@ def check_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
             raise Refusal(f"Lane {index + 1} cannot start. {verdict.problem}", f"lane:{index}:{verdict.about}")
 
 
+def check_some_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
+    """Raise Refusal, as `check_ready` does, if no lane can be started. One of several that cannot fails by itself: its
+    sentence takes the place of its text, and the others run.
+    """
+    if all(_verdict(lane, around, ConfinedTask()).problem for lane in lanes):
+        check_ready(lanes, around)
+
+
 def remarks(lanes: list[LaneConfig]) -> list[str]:
     """What is to know about the constraints of lanes that can be started, in sentences, each once."""
     constraints = [assemble(lane).constraint for lane in lanes]

@@ -17,7 +17,7 @@ from typing import Any
 import gradio as gr
 
 from playground.decoding.forked_session import Siblings
-from playground.decoding.lane_checks import Surroundings, check_ready
+from playground.decoding.lane_checks import Surroundings, check_some_ready
 from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import DENOISER, TEXT_MODEL
@@ -441,10 +441,10 @@ class Handlers:
         yield from self._stream(visit, loading)
 
     def _checked(self, visit: Visit) -> Surroundings:
-        """What the lanes need besides their own settings. Raises Refusal for the first one that lacks something."""
+        """What the lanes need besides their own settings. Raises Refusal if no lane has what it needs."""
         around = self.site.surroundings(visit.settings)
         if not visit.reads:
-            check_ready(visit.settings.recipes(), around)
+            check_some_ready(visit.settings.recipes(), around)
         return around
 
     def _queue(self, visit: Visit) -> Iterator[Changes]:
