@@ -1,18 +1,33 @@
-"""The chat template of a tokenizer: which one is used, and what it writes for given messages."""
+"""The chat template of a tokenizer: which one is used, and what it writes for given messages.
+
+A template is a program that came with the model's files, so a confined child renders it (`template_sandbox`). Those of
+the bundled models are rendered here, without a process.
+"""
 from __future__ import annotations
 
+import atexit
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from playground.engine.template_sandbox import rendered
+from playground.engine.catalogue import BUNDLED_MODELS
+from playground.engine.confined_child import BrokenLimit, Busy, ConfinedChild
+from playground.engine.template_sandbox import BOUNDS, rendered
 from playground.errors import Refusal
 
+WORK = "playground.engine.template_sandbox"
+WAIT_SECONDS = 10.0  # for one of the child's places
+BROKEN = {
+    "time": f"takes more than {BOUNDS.cpu_seconds:g} s of processor time, or {BOUNDS.wall_seconds:g} s in all",
+    "memory": f"takes more than {BOUNDS.memory_bytes >> 20} MB of memory, or is nested too deeply",
+    "start": "has to be rendered in a process of its own, which does not start",
+}
 KEPT = 64  # orders whose results are kept: the lanes of a run encode the same prompt
 MARK = "\ufeff"  # byte order mark, as some editors write it
 Message = dict[str, Any]
@@ -67,7 +82,34 @@ def render(tokenizer: PreTrainedTokenizerBase, *chats: Chat) -> list[Rendering]:
 
 @lru_cache(KEPT)
 def _outcomes(order: str) -> list[Rendering]:
-    return [Rendering(**outcome) for outcome in rendered(json.loads(order))]
+    """What a template writes. Raises Refusal if it breaks a limit."""
+    given = json.loads(order)
+    confined = hasattr(os, "fork") and given["template"] not in _bundled_templates()
+    return [Rendering(**outcome) for outcome in (_confined(given) if confined else rendered(given))]
+
+
+def _confined(order: dict[str, Any]) -> list[dict[str, str]]:
+    try:
+        return _renderer().ask(order, wait_seconds=WAIT_SECONDS)
+    except Busy:
+        raise Refusal("Other chat templates are being rendered and take long: try again in a few seconds.") from None
+    except BrokenLimit as broken:
+        raise Refusal(
+            f"The model's chat template {BROKEN[broken.reason]}: turn chat off, or choose another model.", "chat"
+        ) from None
+
+
+@cache
+def _renderer() -> ConfinedChild:
+    """The child of this process; it ends with it."""
+    child = ConfinedChild(WORK, BOUNDS)
+    atexit.register(child.close)
+    return child
+
+
+@cache
+def _bundled_templates() -> frozenset[str]:
+    return frozenset(path.read_text(encoding="utf-8") for path in BUNDLED_MODELS.glob("*/chat_template.jinja"))
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, with_tools: bool = False) -> str:

@@ -2,17 +2,22 @@
 
 What a template can use is what `apply_chat_template` of the transformers library gives it (5.23): Jinja's immutable
 sandbox with `tojson`, `raise_exception`, `strftime_now`, `dict`, `namespace`, loop controls and `{% generation %}`.
-That module itself takes two seconds to import; this one imports nothing but Jinja, and runs in a confined child.
+That module itself takes two seconds to import; this one imports nothing but Jinja. It is the work of a confined child
+(`confined_server`): the kernel bounds time, memory and stack, and there are no files.
 """
 from __future__ import annotations
 
+import codecs
 import json
+import pprint  # noqa: F401 - Jinja imports it and the next two when a template first needs them, where no file is open
+import textwrap  # noqa: F401
 from collections.abc import Iterator
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 import jinja2
+import jinja2.constants
 from jinja2 import Template, nodes
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
@@ -20,9 +25,29 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-LONGEST = 4_000_000  # characters of a rendered chat
+from playground.engine.task_bounds import TaskBounds
+
+BOUNDS = TaskBounds(cpu_seconds=1.0, wall_seconds=5.0, memory_bytes=256 << 20, answer_bytes=64 << 20, at_once=4)
+LONGEST = 2_000_000  # characters of a rendered chat
 LONGEST_REASON = 200  # characters of a template's own message that are repeated
 COMPILED = 16
+CODECS = ("unicode_escape", "raw_unicode_escape", "ascii", "latin_1", "utf_8", "utf_16", "utf_32", "idna", "punycode")
+
+
+def warm() -> None:
+    """Load what Python and Jinja load when a template first needs it: codecs, and what messages of errors take."""
+    for name in CODECS:
+        codecs.lookup(name)
+    rendered({"template": "{{ 1 / 0 }}", "variables": {}, "now": "", "chats": [{}]})
+
+
+def learn(lesson: Any) -> None:
+    """There is nothing to learn: a template is compiled where it is rendered, since that runs parts of it."""
+
+
+def answer(order: dict[str, Any], learned: None) -> list[dict[str, str]]:
+    """The answer of the child is what `rendered` returns."""
+    return rendered(order)
 
 
 def rendered(order: dict[str, Any]) -> list[dict[str, str]]:

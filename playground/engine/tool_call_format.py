@@ -12,8 +12,7 @@ from os.path import commonprefix
 
 from transformers import PreTrainedTokenizerBase
 
-from playground.engine.chat_template import Chat, Rendering, render
-from playground.errors import Refusal
+from playground.engine.chat_template import Chat, Rendering, has_template, render
 
 NAME, ARGUMENTS = "made_up_tool", {"made_up_argument": 7}
 TOOL = {
@@ -73,11 +72,8 @@ def _written_call(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _rendered(tokenizer: PreTrainedTokenizerBase, *chats: Chat) -> list[Rendering]:
-    """The texts of chats, or errors; also where there is no template for them."""
-    try:
-        return render(tokenizer, *chats)
-    except Refusal as reason:
-        return [Rendering(failed=str(reason))] * len(chats)
+    """The texts of chats, empty if there is no template. Raises Refusal for one that cannot be used at all."""
+    return render(tokenizer, *chats) if has_template(tokenizer) else [Rendering()] * len(chats)
 
 
 def _without_turn_end(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
