@@ -21,6 +21,7 @@ from playground.engine.gbnf_expressions import (
     rules_of,
 )
 from playground.engine.greedy_lexing import terminals
+from playground.engine.productive_rules import endless
 
 SURROGATES = (0xD800, 0xDFFF)
 CLOSED, TAIL, INNER = "a text and its end", "what follows", "a text"  # no names that a grammar can give
@@ -32,7 +33,10 @@ def lark_of(source: str, end: str = "") -> str:
     With `end` every text of it ends with that string, and stays the same if any other text follows it.
     """
     try:
-        writer = _Writer(followed(rules_of(source), end), CLOSED) if end else _Writer(rules_of(source))
+        rules = rules_of(source)
+        if reason := endless(rules, ROOT):
+            raise refusal(reason)
+        writer = _Writer(followed(rules, end), CLOSED) if end else _Writer(rules)
         return "\n".join(["%llguidance {}", *writer.lines()])
     except RecursionError:
         raise refusal("its brackets are nested too deeply") from None

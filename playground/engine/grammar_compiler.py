@@ -18,6 +18,7 @@ from playground.engine import grammar_limits as limits
 from playground.engine.confined_walls import resident_bytes
 from playground.engine.gbnf_to_lark import lark_of
 from playground.engine.lexed_sentences import unreadable
+from playground.engine.productive_rules import endless, rules_of_lark, with_schemas
 from playground.engine.schema_keywords import CHECKABLE, nearest_type
 from playground.engine.schema_source import read_schema
 from playground.engine.schema_subset import FIXED_WHITESPACE, check_size, enforceable
@@ -126,7 +127,7 @@ def _checked_text(tokenizer: LLTokenizer, kind: str, source: str) -> str:
     """The grammar as llguidance reads it; raises Refusal if it cannot be used."""
     text = _in_one_sentence(kind, _READERS[kind], source)
     _validate(tokenizer, kind, text)
-    if kind == "lark" and (reason := unreadable(source)):
+    if kind == "lark" and (reason := endless(rules_of_lark(source), "start") or unreadable(source)):
         raise refusal(kind, reason)
     return text
 
@@ -175,9 +176,17 @@ def _allowed(matcher: LLMatcher) -> Iterator[int]:
 
 
 def _read_schema(source: str) -> str:
+    return LLMatcher.grammar_from_json_schema(_sound_schema(source))
+
+
+def _sound_schema(source: str) -> str:
     schema = read_schema(source).schema
     check_size(schema)
-    return LLMatcher.grammar_from_json_schema(json.dumps(enforceable(schema)))
+    return json.dumps(enforceable(schema))
+
+
+def _read_lark(source: str) -> str:
+    return LLMatcher.grammar_from_lark(with_schemas(source, _sound_schema))
 
 
 def _with_fixed_whitespace(source: str) -> str:
@@ -204,7 +213,7 @@ def _read_choice(source: str) -> str:
 _READERS = {
     "json_schema": _read_schema,
     "regex": LLMatcher.grammar_from_regex,
-    "lark": LLMatcher.grammar_from_lark,
+    "lark": _read_lark,
     "gbnf": _read_gbnf,
     "choice": _read_choice,
 }

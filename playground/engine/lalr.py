@@ -12,6 +12,7 @@ from typing import Any
 
 from playground.engine import grammar_limits as limits
 from playground.engine.byte_dfa import DFA, compiled
+from playground.engine.productive_rules import endless, rules_of_lark
 from playground.errors import Refusal
 
 try:
@@ -74,6 +75,8 @@ class Parser:
 def tables(source: str) -> dict[str, Any]:
     """A grammar as data that JSON can carry; raises Refusal for one that is not LALR(1), or too large."""
     lark = read(source)
+    if reason := endless(rules_of_lark(source), "start"):
+        raise Refusal(f"The Lark grammar cannot be used: {reason}. Change or remove that part.")
     parse = lark.parser.parser.parser.parse_table
     ordered = sorted(lark.terminals, key=lambda t: (-t.priority, not _literal(t), -len(t.pattern.value)))
     if len(ordered) > limits.TERMINALS:

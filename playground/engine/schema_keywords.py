@@ -60,6 +60,7 @@ TYPES_MEANT = {
 CHECKABLE = frozenset("not if then else uniqueItems oneOf".split())  # what `checked_schema` decides beside a mask
 SINGLE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
           "unevaluatedProperties", "unevaluatedItems", "contentSchema", "items")
+DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there
 LISTED, NAMED = ("allOf", "anyOf", "oneOf", "prefixItems", "items"), (
     "properties", "patternProperties", "dependentSchemas", "dependencies", "$defs", "definitions",
 )

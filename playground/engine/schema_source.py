@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
+from playground.engine.productive_schema import endless_remarks
 from playground.engine.schema_keywords import ASSERTING, KNOWN, asserts, nearest, unknown_keywords
 from playground.errors import Refusal
 
@@ -54,7 +55,7 @@ def understood(given: Any) -> SchemaSource:
         )
     remarks = [_remark_about(path)] if path else []
     if isinstance(schema, dict):
-        remarks += _checked(schema)
+        remarks += _checked(schema) + endless_remarks(schema)
     return SchemaSource(schema, remarks)
 
 

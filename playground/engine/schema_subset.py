@@ -19,11 +19,12 @@ from decimal import Decimal
 from typing import Any
 
 from playground.engine import grammar_limits as limits
+from playground.engine.productive_schema import without_endless
+from playground.engine.schema_keywords import DATA
 from playground.engine.string_formats import tightened
 from playground.errors import Refusal
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
-DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there
 ANY = r"[\s\S]"
 FIXED_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of x-guidance
 LENIENT = ("lenient", "coerce_one_of")
@@ -102,7 +103,8 @@ def enforceable(schema: Any) -> Any:
     """The same schema in a form that is enforced to the letter; raises Refusal where there is none."""
     for part in subschemas(schema):
         _check(part)
-    return _closed(schema, any("additionalProperties" in part.get("$ref", "") for part in subschemas(schema)))
+    finite = without_endless(schema)
+    return _closed(finite, any("additionalProperties" in part.get("$ref", "") for part in subschemas(finite)))
 
 
 def subschemas(schema: Any) -> Iterator[dict]:

@@ -14,7 +14,8 @@ from decimal import Decimal
 from typing import Any
 
 from playground.algorithms.constrained.partial_json import UNFINISHED, Open
-from playground.engine.schema_subset import DATA, MAPS
+from playground.engine.schema_keywords import DATA
+from playground.engine.schema_subset import MAPS
 from playground.errors import Refusal
 
 BESIDE = ("not", "if", "then", "else", "uniqueItems")  # left out of what the mask enforces
