@@ -27,7 +27,7 @@ LAYERS = (
     ("app",),
 )
 SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.errors", "playground.algorithms",
-                      "playground.engine.sampling", "playground.engine.host_copies",
+                      "playground.engine.sampling", "playground.engine.host_copies", "playground.engine.confined_child",
                       "playground.engine.lalr", "playground.engine.byte_dfa",
                       "playground.engine.grammar_limits", "playground.engine.grammar_client",
                       "playground.engine.schema_source", "playground.engine.schema_subset",

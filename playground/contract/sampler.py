@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from playground.contract.base import Strategy
 
@@ -19,6 +19,13 @@ STAGES = ("mix", "penalty", "temperature", "truncation")
 def no_chance(probability: float, history: Sequence[int], purpose: str) -> bool:
     """What `Sampler.flip` calls outside a lane."""
     raise RuntimeError("a sampler flips within a lane; a test of it alone sets `sampler.chance` to a function")
+
+
+class Consultation(NamedTuple):
+    """Work in the background, and what ends it early if the lane is stopped."""
+
+    work: Callable[[], None]
+    cancel: Callable[[], None]
 
 
 class Sampler(Strategy):
@@ -76,6 +83,14 @@ class Sampler(Strategy):
         """Yield events and requests before the prompt is read, such as those of `lm.reading`."""
         yield from ()
 
+    def consult(self, histories: Sequence[list[int]]) -> Consultation | None:
+        """What has to be found out before `apply` for rows after these texts; None if nothing has.
+
+        It runs in a thread of its own, so it changes nothing but what it finds; the lane waits and others go on. Rows
+        that a drafter computes itself (`lm.own_rows`) are not announced.
+        """
+        return None
+
     def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
         """New scores [n, V]; -inf removes a token. `histories[i]` are the tokens before row i, prompt included."""
         raise NotImplementedError
@@ -100,6 +115,11 @@ class Sampler(Strategy):
         `history` are the tokens before it, prompt included.
         """
         yield from ()
+
+    @property
+    def consults(self) -> bool:
+        """Whether `consult` is implemented."""
+        return type(self).consult is not Sampler.consult
 
     @property
     def observes(self) -> bool:

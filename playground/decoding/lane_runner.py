@@ -138,6 +138,8 @@ class Runner:
         self.lane.remember()
         self.lane.events.append(last)
         try:
+            if self._request:
+                self._request.close()
             self._generator.close()
         except Exception:  # the lane has ended, so this is only logged
             log.exception("a strategy failed while it was closed")

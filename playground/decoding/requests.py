@@ -18,7 +18,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Forward
 
-POLL = 0.05  # seconds a background request may hold the worker before other runs continue
+POLL = 0.005  # seconds a background request may hold the worker before other runs continue
 
 
 class FeedSource(Protocol):
@@ -104,6 +104,10 @@ class Request:
             self.feeds, self.result = [], stop.value
             return True
 
+    def close(self) -> None:
+        """End it without an answer; what it does in the background is cancelled."""
+        self._steps.close()
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"a request has no {name!r}: write `answer = yield lm.…`, the answer comes back from the yield"
@@ -127,7 +131,10 @@ class Pause(Request):
     """Lets other lanes and other visitors' runs go first, between two parts of a long computation."""
 
     def __init__(self) -> None:
-        super().__init__(iter(([],)))
+        super().__init__(self._once())
+
+    def _once(self) -> Steps:
+        yield []
 
 
 class Background(Request):
@@ -137,15 +144,21 @@ class Background(Request):
     """
 
     def __init__(self, work: Callable[[], Any]):
-        super().__init__(self._wait(work))
+        super().__init__(in_background(work))
 
-    def _wait(self, work: Callable[[], Any]) -> Steps:
-        done: Future = Future()
-        Thread(target=_complete, args=(done, work), daemon=True).start()
+
+def in_background(work: Callable[[], Any], cancel: Callable[[], None] = lambda: None) -> Steps:
+    """The steps of work in a thread, which is cancelled if the lane ends before."""
+    done: Future = Future()
+    Thread(target=_complete, args=(done, work), daemon=True).start()
+    try:
         while not done.done():
             wait([done], timeout=POLL)
             yield []
-        return done.result()
+    finally:
+        if not done.done():
+            cancel()
+    return done.result()
 
 
 def _complete(done: Future, work: Callable[[], Any]) -> None:
@@ -165,9 +178,13 @@ class Together(Request):
 def side_by_side(requests: Iterable[Request]) -> Steps:
     """Serve requests to different streams at the same time. Raises RuntimeError if two of them go to one stream."""
     waiting = requests = list(requests)
-    while waiting := [request for request in waiting if not request.go_on()]:
-        feeds = [feed for request in waiting for feed in request.feeds]
-        if len({id(feed.stream) for feed in feeds}) < len(feeds):
-            raise RuntimeError("two requests to one stream cannot be served side by side: yield one after the other")
-        yield feeds
+    try:
+        while waiting := [request for request in waiting if not request.go_on()]:
+            feeds = [feed for request in waiting for feed in request.feeds]
+            if len({id(feed.stream) for feed in feeds}) < len(feeds):
+                raise RuntimeError("two requests to one stream cannot be served side by side: yield them in turn")
+            yield feeds
+    finally:
+        for request in waiting:
+            request.close()
     return tuple(request.result for request in requests)

@@ -23,6 +23,7 @@ from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit, Sampler
+    from playground.contract.sampler import Consultation
     from playground.decoding.sequence import Sequence as Text
     from playground.events import Event
 
@@ -137,6 +138,12 @@ class Rows:
     @property
     def _last(self) -> int:
         return self.first + self.count - 1
+
+    def consultations(self) -> list[Consultation]:
+        """Work in the background that samplers wait for before they apply to these rows."""
+        histories = Histories(self.committed, self.tree, range(self.first, self._last + 1))
+        found = [sampler.consult(histories) for sampler in self.chain.consulting]
+        return [consultation for consultation in found if consultation]
 
     @cached_property
     def stages(self) -> list[Stage]:

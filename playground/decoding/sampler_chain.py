@@ -53,6 +53,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.draws = any(sampler.draws for sampler in self.samplers)  # whether tokens are sampled; argmax otherwise
+        self.consulting = [sampler for sampler in self.samplers if sampler.consults]
 
     def follow(self, text: SequenceInterface) -> None:
         """Bind the samplers' own chance to the sequence that the chain belongs to."""

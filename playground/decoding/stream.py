@@ -15,7 +15,7 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.committed_states import CommittedStates
-from playground.decoding.requests import Feed, Request, Steps, side_by_side
+from playground.decoding.requests import Feed, Request, Steps, in_background, side_by_side
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.engine.attention_mask import EMPTY
@@ -47,6 +47,12 @@ def chunk_of(model: Model) -> int:
     if model.device.type != "cpu" or not model.parameters:
         return CHUNK
     return min(CHUNK, max(SMALLEST_CHUNK, int(CHUNK_FLOPS / (2 * model.parameters))))
+
+
+def consulted(rows: Rows) -> Steps:
+    """Wait for what samplers have to find out before they apply to these rows; other lanes go on."""
+    for consultation in rows.consultations():
+        yield from in_background(consultation.work, consultation.cancel)
 
 
 def answer_of(feed: Feed, captures: frozenset[int]) -> Tensor:
@@ -189,7 +195,10 @@ class Stream:
 
     def _grow(self, leaves: list[Sequence]) -> Steps:
         raw, first, others = yield from self._compute_rows(self.lane.branch_tree(leaves))
-        return [self._row_of(leaf, raw, first, others) for leaf in leaves]
+        grown = [self._row_of(leaf, raw, first, others) for leaf in leaves]
+        for rows in grown:
+            yield from consulted(rows)
+        return grown
 
     def _resume(self, layer: int, states: Tensor) -> Steps:
         count = len(states)
@@ -218,6 +227,8 @@ class Stream:
         self.seen = Rows(
             self.name, raw, self.lane.main, tree, first, others, probes=self._probed, candidates=self.candidates
         )
+        if self.seen.chain.consulting:
+            yield from consulted(self.seen)
         return self.seen
 
     def _compute_rows(
@@ -595,7 +606,9 @@ class Exit:
         raw = raw[before_root:, :stream.lane.vocabulary]
         self.inputs = stream._left_early.captured[-1]
         self.hidden = self.inputs[self.layer]
-        return Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
+        rows = Rows("exit", raw, stream.lane.main, tree, len(tree) - len(raw))
+        yield from consulted(rows)
+        return rows
 
     def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:
         """Run unread text and nodes of `tree` through the first layers; returns rows [new, V]."""

@@ -4,6 +4,7 @@ The child is started when it is first needed, and again when it died, was stoppe
 """
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -148,16 +149,24 @@ class ConfinedChild:
         self._known: OrderedDict[str, None] = OrderedDict()  # lessons the process has, oldest first
 
     def ask(
-        self, order: Any, *, wait_seconds: float, task: ConfinedTask | None = None, lesson: ChildLesson | None = None
+        self,
+        order: Any,
+        *,
+        wait_seconds: float,
+        cpu_seconds: float = math.inf,
+        task: ConfinedTask | None = None,
+        lesson: ChildLesson | None = None,
     ) -> Any:
         """The answer of the child to an order, both plain data. It may be waited for: call it from a thread of its own.
 
-        Raises Busy if no place is free within `wait_seconds`, BrokenLimit, and Cancelled where `task` was cancelled.
+        `cpu_seconds` may lower the limit for this task. Raises Busy if no place is free within `wait_seconds`,
+        BrokenLimit, and Cancelled where `task` was cancelled.
         """
         task = task or ConfinedTask()
         self._wait_for_place(wait_seconds, task)
+        limit = min(cpu_seconds, self.bounds.cpu_seconds)
         try:
-            return self._answered(order, lesson, task)
+            return self._answered([lesson.key if lesson else "", limit, order], lesson, task)
         finally:
             self._places.release()
 
@@ -178,7 +187,7 @@ class ConfinedChild:
         """Of the process; None while there is none."""
         return self._process.popen.pid if self._process else None
 
-    def _answered(self, order: Any, lesson: ChildLesson | None, task: ConfinedTask) -> Any:
+    def _answered(self, order: list, lesson: ChildLesson | None, task: ConfinedTask) -> Any:
         for _ in range(TRIES):
             process = None
             try:
@@ -187,8 +196,8 @@ class ConfinedChild:
                     task.follow(line)
                     fork = process.attempt(partial(_begun, line), process.patience)
                     process.patience = RESPONSE_SECONDS
-                    process.deliver(line, [lesson.key if lesson else "", order], RESPONSE_SECONDS)
-                    answer = self._heard(line, fork, task)
+                    process.deliver(line, order, RESPONSE_SECONDS)
+                    answer = self._heard(line, fork, order[1], task)
             except _Gone:
                 task.confirm()
                 self._forget(process)
@@ -199,7 +208,7 @@ class ConfinedChild:
                 self._known.pop(lesson.key, None)
         raise BrokenLimit("start")
 
-    def _heard(self, line: socket.socket, fork: int, task: ConfinedTask) -> Any:
+    def _heard(self, line: socket.socket, fork: int, cpu_seconds: float, task: ConfinedTask) -> Any:
         """The answer of a fork. One that was stopped holds the line: it is killed after its time."""
         start = monotonic()
         line.settimeout(self.bounds.wall_seconds + SPARE_SECONDS)
@@ -211,7 +220,7 @@ class ConfinedChild:
             raise BrokenLimit("time") from None
         except (EOFError, OSError, ValueError):
             task.confirm()
-            took_long = monotonic() - start >= 0.9 * min(self.bounds.cpu_seconds, self.bounds.wall_seconds)
+            took_long = monotonic() - start >= 0.9 * min(cpu_seconds, self.bounds.wall_seconds)
             raise BrokenLimit("time" if took_long else "memory") from None
 
     def _forget(self, process: _Process | None) -> None:

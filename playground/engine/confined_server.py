@@ -20,6 +20,7 @@ import signal
 import socket
 import sys
 from collections import OrderedDict
+from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -65,10 +66,10 @@ def _serve(line: socket.socket, lessons: Lessons, work: ModuleType, syscalls: An
     try:
         line.settimeout(work.BOUNDS.wall_seconds)
         line.sendall(packed(os.getpid()))
-        lesson, order = receive(line, ORDER_BYTES)
+        lesson, cpu_seconds, order = receive(line, ORDER_BYTES)
         line.settimeout(None)  # waiting with a time limit takes more descriptors than the walls allow
         _end_with(line)
-        walls.put_up(line.fileno(), work.BOUNDS, syscalls)
+        walls.put_up(line.fileno(), replace(work.BOUNDS, cpu_seconds=cpu_seconds), syscalls)
         answer = work.answer(order, lessons.get(lesson)) if lesson in lessons or not lesson else UNKNOWN
         fcntl.fcntl(line, fcntl.F_SETFL, 0)
         line.sendall(packed(answer))

@@ -1,32 +1,31 @@
 """Monitor-guided decoding, for Python."""
-import os
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from functools import cache
-from importlib.util import find_spec
-from threading import Lock, Thread
-from time import monotonic
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from playground.algorithms.programs.program_attributes import attributes, check_available
 from playground.contract import Sampler, knob
+from playground.contract.sampler import Consultation
+from playground.engine.confined_child import ConfinedTask
 from playground.engine.grammar_limits import CODE_CHARACTERS, check_text
 from playground.engine.sampling import REMOVED, first_largest
-from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 
 SHOWN = 8  # names
 PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))
 AFTER_A_DOT = re.compile(rb"\.([A-Za-z0-9_\x80-\xff]*)\Z")
-MEMBERS = ("function", "property", "statement", "instance", "class", "module")
 FENCE = "```"
-# held during a jedi analysis: all of them share one subprocess, where two at a time would read each other's
-# answers
-ASKED = Lock()
+
+
+class Analyses(dict[str, list[str] | None]):
+    """Names by the program up to the dot; None if its analysis failed. Sequences that fork share it."""
+
+    def __deepcopy__(self, memo: dict) -> "Analyses":
+        return self
 
 
 class Spelling:
@@ -107,25 +106,39 @@ class Monitors(Sampler):
         0.1,
         1.5,
         step=0.1,
-        help="time limit of one analysis; beyond it nothing is masked, and another run may differ",
+        help="processor time of one analysis; beyond it nothing is masked, and another run may differ",
     )
 
     spelling: ClassVar[Spelling]  # these three come from the lane
     special: ClassVar[Callable[[int], bool]]
     text_of: ClassVar[Callable[[list[int]], str]]
-    known: ClassVar[dict[str, list[str]]]  # names by the program up to the dot
+    known: ClassVar[Analyses]
 
     def check(self):
         check_text("code above the text", self.above, CODE_CHARACTERS)
         check_text("code below the text", self.below, CODE_CHARACTERS)
 
     def prepare(self, lm):
-        check_installed()
+        check_available()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
         # not copied when sequences fork
         self.special, self.text_of = lambda token: lm.special(token), lambda tokens: lm.text_of(tokens, after=[])
-        self.known = {}
-        yield lm.background(analysis)  # loading it takes seconds
+        self.known = Analyses()
+        yield lm.background(lambda: attributes("", "", self.seconds))  # starts the process, which takes seconds
+
+    def consult(self, histories: Sequence[list[int]]) -> Consultation | None:
+        if self.mask == "soft" and not self.nats:
+            return None
+        found = (self._program(history) for history in histories if self._begun(history))
+        programs = [program for program in dict.fromkeys(found) if program not in self.known]
+        if not programs:
+            return None
+        task = ConfinedTask()
+        return Consultation(lambda: self._analyse(programs, task), task.cancel)
+
+    def _analyse(self, programs: list[str], task: ConfinedTask) -> None:
+        for program in programs:
+            self.known[program] = attributes(program, self.below, self.seconds, task)
 
     def apply(self, scores, histories):
         found = [
@@ -153,11 +166,15 @@ class Monitors(Sampler):
 
     def _rests(self, history: list[int]) -> dict[str, bytes]:
         """The remaining bytes of each allowed name; empty if anything is allowed."""
-        begun = AFTER_A_DOT.search(self.spelling.tail(history))
+        begun = self._begun(history)
         if not begun:
             return {}
         spelled = {name: name.encode() for name in self._names(self._program(history))}
         return {name: whole[len(begun[1]):] for name, whole in spelled.items() if whole.startswith(begun[1])}
+
+    def _begun(self, history: list[int]) -> re.Match[bytes] | None:
+        """The dot at the end of a text, with what has been written of the name after it."""
+        return AFTER_A_DOT.search(self.spelling.tail(history))
 
     def _program(self, history: list[int]) -> str:
         """The program up to the last dot; if there are fences, only the text inside them."""
@@ -169,9 +186,7 @@ class Monitors(Sampler):
         return self.above + (fenced[-1].partition("\n")[2] if fenced else outside)
 
     def _names(self, program: str) -> list[str]:
-        if program not in self.known:
-            self.known[program] = in_time(self.seconds, lambda: members(program, self.below)) or []
-        return [name for name in self.known[program] if self._shown(name, program)]
+        return [name for name in self.known.get(program) or [] if self._shown(name, program)]
 
     def _shown(self, name: str, program: str) -> bool:
         if not name.startswith("_") or self.underscores == "all":
@@ -179,12 +194,13 @@ class Monitors(Sampler):
         return self.underscores == "own" and re.search(rf"\b{re.escape(name)}\b", program + self.below) is not None
 
     def explain(self, scores, history, token) -> Iterator[Event]:
-        begun = AFTER_A_DOT.search(self.spelling.tail(history))
-        rests = self._rests(history)
+        begun, rests = self._begun(history), self._rests(history)
         if rests:
             yield from self._told(scores, rests, begun[1].decode("utf-8", "replace"), token)
         elif begun and not begun[1]:
-            yield Note("The type of the value before this dot is unknown, so nothing is masked.")
+            failed = self.known.get(self._program(history), []) is None
+            cause = "The analysis of the program took too long" if failed else "The type of the value is unknown"
+            yield Note(f"{cause} at this dot, so nothing is masked.")
 
     def _told(self, scores: Tensor, rests: dict[str, bytes], begun: str, token: int) -> Iterator[Event]:
         p = scores.softmax(-1).cpu()
@@ -206,56 +222,3 @@ class Monitors(Sampler):
             f"After the dot{place} {names} may stand, by {int(legal.sum())} of {len(p)} tokens; the others had"
             f" {float(p[~legal].sum()):.0%}.{wanted}"
         )
-
-
-def check_installed() -> None:
-    if find_spec("jedi") is None:
-        raise Refusal(
-            'monitors asks the library jedi for the names: install it with `pip install "jedi>=0.20,<0.21"`.',
-            "monitors",
-        )
-
-
-@cache
-def analysis() -> None:
-    """Load jedi and its data on the standard library, which takes seconds; raises Refusal if it is not installed."""
-    check_installed()
-    with ASKED:
-        members("''.", "")
-
-
-def members(program: str, below: str) -> list[str]:
-    """Attributes of the value before the dot that ends a program, by static analysis; empty if it is unknown.
-
-    Nothing is run or imported, and no file is read except the library's own description of the standard library.
-    """
-    import jedi
-    import parso
-    end = parso.parse(program).get_last_leaf()
-    dot = end.get_previous_leaf()
-    if end.prefix or dot is None or dot.value != ".":  # the dot belongs to a comment, a string or a number
-        return []
-    lines = parso.split_lines(program)
-    nowhere = jedi.Project(os.devnull, sys_path=[], smart_sys_path=False)
-    found = jedi.Script(f"{program}\n{below}", project=nowhere).complete(len(lines), len(lines[-1]))
-    return sorted({entry.name for entry in found if entry.type in MEMBERS})
-
-
-def in_time(seconds: float, ask: Callable[[], list[str]]) -> list[str] | None:
-    """The result of a call; None if it fails or times out. An abandoned call runs to its end, and the next one waits
-    for it.
-    """
-    heard: list[list[str]] = []
-    end = monotonic() + seconds
-    if not ASKED.acquire(timeout=seconds):
-        return None
-
-    def work() -> None:
-        with suppress(Exception):  # an incomplete program can raise anything
-            heard.append(ask())
-        ASKED.release()
-
-    worker = Thread(target=work, daemon=True)
-    worker.start()
-    worker.join(max(0.0, end - monotonic()))
-    return heard[0] if heard else None
