@@ -311,6 +311,7 @@ class Done(Event):
 
     kind: ClassVar[str] = "done"
     reason: Reason = "end"
+    limit: str = ""  # what ended the text at a length below the one that was asked for
 
 
 @dataclass(slots=True)

@@ -189,7 +189,7 @@ class LaneCard {
   statusOf(atHead) {
     const { state, app } = this;
     if (state.failed) return ["failed", "failed"];
-    if (state.done) return [state.done.reason, REASONS[state.done.reason] || state.done.reason];
+    if (state.done) return [state.done.reason, state.done.limit || REASONS[state.done.reason] || state.done.reason];
     if (!atHead) return ["replay", "earlier"];
     if (app.trace.interrupted) return ["stopped", "interrupted"];
     if (app.trace.recorded || app.trace.state === "done") return ["replay", "recording ends here"];

@@ -48,6 +48,7 @@ class Strategy:
     sure: ClassVar[str] = "high"  # confidence that this is what its source describes: high, medium or low
     # executes model-written programs in the sandbox; a public page has to allow it
     runs_programs: ClassVar[bool] = False
+    drafts_at_will: ClassVar[bool] = False  # goes on without the draft model once that can read no more
     translates: ClassVar[bool] = False  # its draft model may have another tokenizer
     exits_early: ClassVar[bool] = False  # runs some layers of the target alone, with lm.exit or lm.target.resume
     reads_keys: ClassVar[bool] = False  # reads key and value states of the target, with lm.target.last_cache

@@ -16,6 +16,7 @@ class Drafter(Strategy):
     """Proposes draft tokens, as a tree."""
 
     kind = "drafter"
+    drafts_at_will = True
     drawn: ClassVar[Drawn] = "deterministic"  # how sibling draft tokens are drawn
 
     def propose(self, lm: LaneInterface, budget: int) -> Iterator:

@@ -373,6 +373,11 @@ class Canvas:
         found = entropy(self._last_rows.raw[positions]).tolist()
         return [rounded(value) for value in found] if all(map(isfinite, found)) else []
 
+    @property
+    def limit(self) -> str:
+        """What ended the text below the length that was asked for; nothing, since a canvas has that length."""
+        return ""
+
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
         self.sequence.extend(self.ids)

@@ -102,6 +102,11 @@ class CrossTokenizerStream(Stream):
     def room(self) -> int:
         return 0 if self._incomplete else self.model.context - len(self._text)
 
+    @property
+    def full(self) -> bool:
+        """Whether its model can read nothing after the text."""
+        return len(self._text) >= self.model.context
+
     def behind(self) -> int:
         return len(self._text) - self.store.length
 

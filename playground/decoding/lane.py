@@ -16,7 +16,7 @@ The lane records costs, keeps grammar, caches, policies and samplers in step wit
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,7 +47,7 @@ from playground.errors import Refusal
 from playground.events import Branches, Commit, Draft, Event, Note, Reason, Rollback, Verdict
 
 if TYPE_CHECKING:
-    from playground.contract import Strategy
+    from playground.contract import Drafter, Strategy
     from playground.contract.lane_config import Assembly
     from playground.engine.grammar_matcher import Matcher
 
@@ -86,6 +86,7 @@ class Lane:
         self.prefixes = SharedPrefixes()  # prompts shared with other lanes
         self.events: list[Event] = []  # not yet delivered
         self._streams, self._round = {}, -1
+        self._noted: set[str] = set()
         self.inner = [
             exit
             for part in assembly.strategies()
@@ -114,13 +115,27 @@ class Lane:
         same_tokens = [model for name, model in models.items() if name == "target" or name not in prompts]
         self.vocabulary = min(model.vocabulary for model in same_tokens)  # embeddings may be padded to different sizes
         longest = max(len(ids) for name, ids in prompts.items() if name == "target" or name not in models)
-        self.context = min(model.context for model in same_tokens) - longest + self.prompt_length
+        most, self._limiting = min(self._limits(longest), key=lambda limit: limit[0])
+        self.context = most - longest + self.prompt_length
         if self.prompt_length >= self.context:
-            raise Refusal(
-                f"The prompt has {self.prompt_length} tokens, but a model of this lane reads at most {self.context}: "
-                "shorten it.",
-                "prompt",
-            )
+            raise Refusal(f"The prompt has {longest:,} tokens, but {self._limiting}: shorten it.", "prompt")
+
+    def _limits(self, longest: int) -> Iterator[tuple[int, str]]:
+        """Tokens that each model which the lane cannot do without can read, and the model and the number in words."""
+        target, draft = self.target_model, self._models.get("draft")
+        beside = f", and the longest prompt of this lane has {longest:,}" if longest > self.prompt_length else ""
+        yield target.context, f"{target.name} reads at most {target.context:,}{beside}"
+        needing = [part for part in self.assembly.strategies() if "draft" in part.needs and not part.drafts_at_will]
+        if draft and needing:
+            needs = f"the draft model {draft.name}, which {needing[0].title} needs for every token"
+            yield draft.context, f"{needs}, reads at most {draft.context:,}"
+
+    @property
+    def limit(self) -> str:
+        """What ended the text at a length below the one that was asked for; empty if nothing did."""
+        if self.reason != "length" or self.generated >= self.limits.max_new_tokens:
+            return ""
+        return f"The text ends at {len(self.tokens):,} tokens, prompt included: {self._limiting}."
 
     def _new_sequence(self, prompt: list[int]) -> Sequence:
         """The sequence of the lane's own text."""
@@ -271,6 +286,29 @@ class Lane:
     def cache_bytes(self) -> int:
         """Memory of the KV caches of all streams."""
         return sum(stream.store.bytes() for stream in self._streams.values())
+
+    def draft_budget(self, drafter: Drafter) -> int | None:
+        """Tokens that a drafter may propose in a row; None if its draft model can read no more, which is noted."""
+        most = self.remaining - 1
+        if "draft" not in drafter.needs:
+            return most
+        if self._is_draft_full():
+            self.note_once("The context of the draft model is full: the text goes on without drafts, token by token.")
+            return None
+        # one with another vocabulary counts its own tokens
+        return most if "draft" in self.prompts else min(most, self._models["draft"].context - len(self.main.tokens))
+
+    def _is_draft_full(self) -> bool:
+        """Whether the draft model can read nothing after the text."""
+        if "draft" in self.prompts and "draft" in self._streams:
+            return self._streams["draft"].full
+        return len(self.prompts.get("draft", self.main.tokens)) >= self._models["draft"].context
+
+    def note_once(self, text: str) -> None:
+        """Record a note, the first time it is given."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self.record(Note(text))
 
     def _open_stream(self, name: str) -> Stream:
         if name in self._models and name != "target" and name in self.prompts:

@@ -125,7 +125,7 @@ class Runner:
             if not isinstance(yielded, Event):
                 raise TypeError(f"a strategy yields events and requests, not {type(yielded).__name__}")
             self.lane.record(yielded)
-        self._finish(Done(self.lane.reason))
+        self._finish(Done(self.lane.reason, self.lane.limit))
 
     def stop(self) -> list[Event]:
         """End the lane now; the text so far remains."""

@@ -39,7 +39,7 @@ class Sequence:
         self.tokens = list(prompt)  # everything committed, prompt included
         self.start = len(prompt)
         self.text = ""
-        self.named = ""  # the text with the names of special tokens, which have no text of their own
+        self.named = ""  # the same with the names of special tokens, if a stop string has one
         self.reason: Reason | None = None  # why it is complete
         self.logprobs: list[float | None] = []
         self.origins: list[str] = []
@@ -102,7 +102,8 @@ class Sequence:
     def _show(self, token: int) -> None:
         piece = self.reader.push([token])
         self.text += piece
-        self.named += self.reader.piece(token) if self.reader.is_special(token) else piece
+        if self.bounds.named:
+            self.named += self.reader.piece(token) if self.reader.is_special(token) else piece
 
     def finish(self) -> str:
         """Flush the bytes of an incomplete last character; returns their text."""

@@ -151,8 +151,18 @@ class Prompt:
         check_tools(self.tools, self.chat)
 
     def encode(self, model: Model) -> list[int]:
-        """Token ids, at least one. Raises Refusal for what `check` refuses, and for a prompt without tokens, with one
-        that the model does not know, or that is too long.
+        """Token ids as of `tokens`. Raises Refusal for what it refuses, and for a prompt that is too long."""
+        ids = self.tokens(model)
+        if len(ids) >= model.context:
+            raise Refusal(
+                f"The prompt has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.",
+                "prompt",
+            )
+        return ids
+
+    def tokens(self, model: Model) -> list[int]:
+        """Token ids, at least one, of any number. Raises Refusal for what `check` refuses, and for a prompt without
+        tokens, or with one that the model does not know.
         """
         self.check()
         ids = (
@@ -163,11 +173,6 @@ class Prompt:
         if not ids:
             raise Refusal(
                 f"The tokenizer of {model.name} makes no token of this prompt: write something else.", "prompt"
-            )
-        if len(ids) >= model.context:
-            raise Refusal(
-                f"The prompt has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.",
-                "prompt",
             )
         return ids
 
@@ -370,7 +375,7 @@ def _new_lane(
         return Canvas(ids, by_stream, assembly, limits, lane_recorder)
     others = _other_prompts(assembly, prompt, models.target)
     if "draft" in by_stream and models.differences:
-        others["draft"] = prompt.encode(models.draft)
+        others["draft"] = prompt.tokens(models.draft)
     lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
     lane.question, lane.passage = prompt.text, prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)

@@ -132,7 +132,7 @@ class RemoteText:
         """The last events: what the server reports about the whole answer, what it does not, and the end."""
         if not self._last.finish and not self.full:
             return [Failed(HALF)]
-        return [*self._speculation(), Note(self._remark()), Done(self._reason())]
+        return [*self._speculation(), Note(self._remark()), Done(self._reason(), self._limit())]
 
     def _speculation(self) -> list[Event]:
         if self._drafts is None:
@@ -144,6 +144,11 @@ class RemoteText:
         counted = f"The server counts {self._counted} tokens." if self._counted is not None else ""
         pieces = PIECES if self.length and not self._has_logprobs else ""
         return " ".join(filter(None, (pieces, counted, NOT_SHOWN)))
+
+    def _limit(self) -> str:
+        if self._reason() != "length" or self.length >= self.most or not self._has_logprobs:
+            return ""  # without log-probabilities an event may hold several tokens, which are not counted
+        return f"The server ended the text at {self.length:,} tokens: the context of its model may be full."
 
     def _reason(self) -> str:
         return "stop_string" if self._last.stop_string else REASONS.get(self._last.finish, "length")

@@ -94,7 +94,12 @@ class Result:
 
     @property
     def message(self) -> str:
-        """The error and what to do about it; empty unless the lane failed."""
+        """The error and what to do about it, if the lane failed; what limited the text, if it was not the length that
+        was asked for; else empty.
+        """
+        last = self._events[-1] if self._events else None
+        if isinstance(last, Done):
+            return last.limit
         return next((event.message for event in self._events if isinstance(event, Failed)), "")
 
     @property
@@ -133,7 +138,7 @@ class Result:
             "reason": self.reason,
         }
         judged = {"judged": asdict(self.judged)} if self.judged else {}
-        return {**facts, **judged, **({"message": self.message} if self.reason == "failed" else {})}
+        return {**facts, **judged, **({"message": self.message} if self.message else {})}
 
     @property
     def _events(self) -> list[Event]:

@@ -55,6 +55,7 @@ class Pearl(Preset):
     """
 
     name, title, paper, sheet = "pearl", "PEARL: drafting during verification", "2408.11850", "speculative/pearl"
+    drafts_at_will = True
     needs, guarantee = ("draft",), ("greedy_identical", "distribution_identical", "collapses")
     drawn = "independent"
 
@@ -122,7 +123,7 @@ class Pearl(Preset):
     def _count(self, lm, pending: int) -> int:
         """Tokens to draft in this step; leaves room for one token after the last of them."""
         waits = pending and not self.post
-        return 0 if waits else max(0, min(self.gamma, lm.remaining - 1 - pending))
+        return 0 if waits else max(0, min(self.gamma, (lm.draft_budget(self) or 0) - pending))
 
     def _verified(self, lm, tree, rows, clock) -> Iterator:
         """Verify what the target has read and commit what is accepted; returns the pending draft tokens."""

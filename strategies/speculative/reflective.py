@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from playground.algorithms.speculative.drafting import check_chain
+from playground.algorithms.speculative.speculative_loop import proposal
 from playground.contract import Drafter, Preset, Verifier, knob, slot
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import first_largest
@@ -45,7 +46,7 @@ class Reflective(Preset):
     def decode(self, lm) -> Iterator:
         yield lm.prefill()
         while True:
-            draft = yield from self.drafter.propose(lm, lm.remaining - 1)
+            draft, learns = yield from proposal(lm, self.drafter)
             if len(draft):
                 yield draft.draft()
             rows = yield lm.extend(self.twice(lm, draft))
@@ -53,7 +54,8 @@ class Reflective(Preset):
             try:
                 yield lm.keep(verdict)
             finally:  # the generator is closed here when the text is complete
-                self.drafter.observe(draft, rows, verdict)
+                if learns:
+                    self.drafter.observe(draft, rows, verdict)
 
     def _verified(self, lm, draft, rows) -> Iterator:
         """The verdict on the draft, by mixed rows if it was read twice."""

@@ -41,6 +41,7 @@ class PacedDrafter:
 
     def __init__(self, drafter: Drafter, server: Server, knobs: "SmartSpec"):
         self.drafter, self.server, self.knobs = drafter, server, knobs
+        self.name, self.needs, self.translates = drafter.name, drafter.needs, drafter.translates
         self.tested = 1 / knobs.weight  # prior: one tested draft token per earlier round
         self.accepted = knobs.accept * self.tested
         self.idle = 0  # rounds since the last draft token

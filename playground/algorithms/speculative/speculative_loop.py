@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from playground.contract.token_tree import TokenTree
+
 if TYPE_CHECKING:
     from playground.contract import Drafter, Verifier
     from playground.decoding.lane import Lane
@@ -13,7 +15,7 @@ def rounds(lm: Lane, drafter: Drafter, verifier: Verifier) -> Iterator:
     """Propose a draft tree, run the target on it in one forward, verify it, and commit the result; repeat."""
     yield lm.prefill()
     while True:
-        tree = yield from drafter.propose(lm, lm.remaining - 1)
+        tree, learns = yield from proposal(lm, drafter)
         if len(tree):
             yield tree.draft()  # shown before its verdict
         rows = yield lm.extend(tree)
@@ -23,4 +25,14 @@ def rounds(lm: Lane, drafter: Drafter, verifier: Verifier) -> Iterator:
         try:
             yield lm.keep(verdict)
         finally:  # the generator is closed here when the text is complete; the drafter observes the last round too
-            drafter.observe(tree, rows, verdict)
+            if learns:
+                drafter.observe(tree, rows, verdict)
+
+
+def proposal(lm: Lane, drafter: Drafter) -> Iterator:
+    """Propose a draft tree, and say whether the drafter learns from its verdict.
+
+    Once the draft model can read no more, the drafter is not asked: the tree is empty, for a plain decode step.
+    """
+    budget = lm.draft_budget(drafter)
+    return (TokenTree(drafter.name), False) if budget is None else ((yield from drafter.propose(lm, budget)), True)
