@@ -86,6 +86,9 @@ class Letters:
     def is_special(self, token: int) -> bool:
         return token in self.ends
 
+    def check_constrainable(self, prompt: list[int]) -> None:
+        """Its letters are the same at the start of a text."""
+
     def utf8_decoder(self) -> IncrementalDecoder:
         return getincrementaldecoder("utf-8")("replace")
 

@@ -4,6 +4,7 @@ import copy
 import pytest
 
 import playground
+from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.tokens import Tokens
 from support.scripted_networks import chain, save, scripted
 from support.tokenizer_kinds import KINDS
@@ -66,6 +67,29 @@ def test_a_prompt_without_text_begins_a_text(models, tokenizer):
     result = playground.run("greedy", "<s>", models=models, max_new_tokens=3)
     whole = tokenizer.decode([*tokenizer("<s>")["input_ids"], *result.token_ids], skip_special_tokens=True)
     assert result.text == whole and not result.text.startswith(" ")
+
+
+def test_a_constraint_after_special_tokens_alone_is_refused_where_the_first_word_changes(models):
+    """Constraints would read " fox" where people read "fox"."""
+    with pytest.raises(playground.Refusal, match="special tokens only.*write some words in the prompt"):
+        playground.run("greedy", "<s>", models=models, max_new_tokens=3, extras=[("choice", {"options": " fox"})])
+    bytes_level = KINDS["gpt2"]()
+    Tokens(bytes_level, len(bytes_level)).check_constrainable(bytes_level("<|endoftext|>")["input_ids"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_constraints_read_the_bytes_that_texts_have(kind):
+    """llguidance has its own view of a vocabulary, which must be ours; it marks its own tokens by the byte 0xFF."""
+    tokenizer = KINDS[kind]()
+    tokens = Tokens(tokenizer, len(tokenizer))
+    if kind in ("t5", "bert", "words"):
+        with pytest.raises(playground.Refusal, match="do not work with this model's tokenizer"):
+            GrammarEngine(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+        return
+    engine = GrammarEngine(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+    for id in range(len(tokenizer)):
+        if not tokens.is_special(id) and tokens.bytes(id) != b"\xff":
+            assert engine.llguidance.decode_bytes([id]) == tokens.bytes(id)
 
 
 @pytest.mark.parametrize("kind", KINDS)

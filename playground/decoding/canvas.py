@@ -129,6 +129,7 @@ class Canvas:
                 f"{constraint.title} checks texts by a program and has no grammar that a canvas can follow: remove it.",
                 constraint.name,
             )
+        self.model.tokens.check_constrainable(self.prompt)
         constraint.begin(self.sequence.start, self.model.tokens.bytes)
         return self.model.grammars.compile(*constraint.grammar()).matcher()
 

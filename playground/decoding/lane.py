@@ -157,6 +157,7 @@ class Lane:
         constraint = self.assembly.constraint
         if constraint is None:
             return None
+        self.target_model.tokens.check_constrainable(self.prompts["target"])
         constraint.begin(self.prompt_length, self.bytes)
         if checker := constraint.checker():
             return CheckedText(checker, self.bytes, self.target_model.vocabulary, self.end_ids)

@@ -182,6 +182,21 @@ class Tokens:
         """Whether decoding keeps any of the ids, so that a token after them is not the first one of a text."""
         return any(not self.is_special(id) and self._backend.id_to_token(id) is not None for id in ids)
 
+    def check_constrainable(self, prompt: Sequence[int]) -> None:
+        """Raise Refusal for a prompt after which constraints would read another text than people do.
+
+        Constraints follow the bytes that tokens add to a text, which some tokenizers write differently at its start.
+        """
+        if self.has_text(prompt) or all(
+            self.first_token_bytes(id) == self.bytes(id) for id in range(self.vocabulary)
+        ):
+            return
+        raise Refusal(
+            "The prompt consists of special tokens only, and this model's tokenizer changes the first word of a text, "
+            "which constraints cannot follow: write some words in the prompt, or remove the constraint.",
+            "prompt",
+        )
+
     def names(self) -> dict[int, str]:
         """The tokenizer's own name of each token, by id."""
         return {id: name for name, id in self.tokenizer.get_vocab().items()}

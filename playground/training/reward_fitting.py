@@ -127,7 +127,7 @@ def _graded(model: Model, question: int, item: Item, prompt: list[int], tokens: 
     text = tokens[:-1] if tokens[-1] in model.end_ids else tokens
     if not text:
         return None
-    grade = float(score(item, model.tokens.tokenizer.decode(text, skip_special_tokens=True)))
+    grade = float(score(item, model.tokens.decode(text, after=prompt)))
     logits, states = read(model, prompt + tokens)
     first = len(prompt) - 1
     rows = logits[first:first + len(tokens)].float().log_softmax(-1)

@@ -116,7 +116,7 @@ class EngineTrial:
     def _follow(self, result: EngineComparison, ids: list[int], ours: Any, theirs: Any) -> None:
         """Compare the masks at every position of a text, as far as both engines accept it."""
         for place in range(len(ids) + 1):
-            text = self.tokens.decode(ids[:place])
+            text = b"".join(map(self.tokens.bytes, ids[:place])).decode(errors="replace")
             self._compare_masks(result, text, ours, theirs)
             if place == len(ids):
                 return

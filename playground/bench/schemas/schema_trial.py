@@ -117,7 +117,7 @@ class SchemaTrial:
         finally:
             result.compile_seconds = perf_counter() - start
         for by, ids in self._written(case, grammar):
-            text = self.tokens.decode(ids)
+            text = b"".join(map(self.tokens.bytes, ids)).decode(errors="replace")
             complete = self._match(grammar, ids, result.masks)
             validity = judge(text) if complete else Validity("cut off", f"cut off after {len(ids)} tokens")
             result.writings.append(WrittenInstance(by, text, validity))
