@@ -8,9 +8,12 @@ allow:
 - some formats are read too widely;
 - `x-guidance` may ask for leniency.
 
-The first and the third are mended: other keys become a pattern that holds for what is spelled, which leaves the meaning
-of the schema as it is, and formats become patterns (`string_formats`). The rest, and what such a pattern cannot say, is
-refused.
+The first and the third are mended: other keys become a pattern that holds for what is spelled, and formats become
+patterns (`string_formats`). The rest, and what such a pattern cannot say, is refused.
+
+The named keys of an object are written in the order of the schema, before all others. So a named key whose turn is over
+could be begun and not be closed, and a model would have to go on with a key that it does not mean: other keys therefore
+begin with no named one, and every key can be closed wherever it has been begun.
 """
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from playground.errors import Refusal
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
 ANY = r"[\s\S]"
+TOLD_APART = 64  # named keys that other keys are kept apart from, character by character
 FIXED_WHITESPACE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # of x-guidance
 LENIENT = ("lenient", "coerce_one_of")
 LENGTHS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
@@ -140,7 +144,8 @@ def _closed(schema: Any, referred: bool) -> Any:
     if not isinstance(schema, dict):
         return schema
     inner = tightened({key: _within_closed(key, part, referred) for key, part in schema.items()})
-    return _with_other_keys_spelled(inner, referred) if _leaves_keys_open(inner) else inner
+    open_ones = _leaves_keys_open(inner) or not referred and _names_keys(inner)
+    return _with_other_keys_spelled(inner, referred) if open_ones else inner
 
 
 def _within_closed(key: str, part: Any, referred: bool) -> Any:
@@ -161,28 +166,59 @@ def _leaves_keys_open(schema: dict) -> bool:
     return others is not False and (restricts or others not in (True, {}) and any(named))
 
 
+def _names_keys(schema: dict) -> bool:
+    """Whether keys beside the named ones may follow that can be kept apart from those."""
+    names = _named(schema)
+    return 0 < len(names) <= TOLD_APART and schema.get("additionalProperties", True) is not False and not (
+        schema.get("patternProperties") or any(map(_is_control, "".join(names)))
+    )
+
+
+def _named(schema: dict) -> list[str]:
+    """The keys that have a place of their own, which are written in this order."""
+    required = schema.get("required")
+    listed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+    properties = schema.get("properties")
+    return list(dict.fromkeys([*(properties if isinstance(properties, dict) else {}), *listed]))
+
+
+def _is_control(letter: str) -> bool:
+    return letter < " " or letter == "\x7f"
+
+
 def _with_other_keys_spelled(schema: dict, referred: bool) -> dict:
-    names, others = schema.get("properties") or {}, schema.get("additionalProperties", True)
+    names, others = _named(schema), schema.get("additionalProperties", True)
     if schema.get("patternProperties"):
         raise _refusal(
             "patternProperties need additionalProperties false: a key spelled with escapes would pass them by"
         )
     if referred:
         raise _refusal("a $ref leads into additionalProperties: put that schema under $defs")
-    if hidden := next((name for name in names if any(letter < " " or letter == "\x7f" for letter in name)), None):
+    if hidden := next((name for name in names if any(map(_is_control, name))), None):
         raise _refusal(
             f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false"
         )
-    pattern = f"^{ANY}*$" if others in (True, {}) else f"^{none_of(list(names))}$"
-    return schema | {"patternProperties": {pattern: others}, "additionalProperties": False}
+    told_apart = len(names) <= TOLD_APART or others not in (True, {})
+    pattern = f"^{unlike(names)}$" if told_apart else f"^{ANY}*$"
+    return schema | {
+        "properties": {name: (schema.get("properties") or {}).get(name, others) for name in names},
+        "patternProperties": {pattern: others},
+        "additionalProperties": False,
+    }
 
 
-def none_of(texts: list[str]) -> str:
-    """A regular expression for every text but these."""
-    heads = sorted({text[0] for text in texts if text})
+def unlike(texts: list[str]) -> str:
+    """A regular expression for every text that begins with none of these; the empty one excludes only itself."""
+    return f"({_unlike([text for text in texts if text])})" + ("" if "" in texts else "?")
+
+
+def _unlike(texts: list[str]) -> str:
+    heads = sorted({text[0] for text in texts})
     ways = [f"[^{''.join(map(_letter, heads))}]{ANY}*" if heads else f"{ANY}+"]
-    ways += [_letter(head) + none_of([text[1:] for text in texts if text[:1] == head]) for head in heads]
-    return f"({'|'.join(ways)})" + ("" if "" in texts else "?")
+    for head in heads:
+        rests = [text[1:] for text in texts if text[0] == head]
+        ways += [] if "" in rests else [f"{_letter(head)}({_unlike(rests)})?"]
+    return "|".join(ways)
 
 
 def _letter(letter: str) -> str:
