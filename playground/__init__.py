@@ -53,7 +53,8 @@ def load(
 ) -> Models:
     """Load a target and its draft model. Raises Refusal with a message that says what to do.
 
-    model: a name from the catalogue, a folder or a hub id; None is the bundled model. A Path is always a folder. The
+    model: a name from the catalogue, a folder or a hub id; None is the bundled model. A Path is always a folder. A LoRA
+        adapter means the adapter on its base model, and "MODEL + ADAPTER" on another one. The
         oracle is a table in float64 on the CPU, whatever device and dtype are given.
     draft: None is the draft that the catalogue lists for the model, if any, and "none" is no draft. "nf4", "fp4" or
         "int8" is the target itself, quantised. A published draft head (EAGLE, Medusa, DFlash, or one of `speculators`)
@@ -67,8 +68,10 @@ def load(
     from playground.decoding.session import Models
     from playground.engine import catalogue
     from playground.engine.load import Loading
+    from playground.engine.weight_changes import WeightChanges
     from playground.training.public_heads import names_head
-    name = given.read_name(model or catalogue.BUNDLED[0].name)
+    changes = WeightChanges.of_model(quantization)
+    name, quantization = changes.named(given.read_name(model or catalogue.BUNDLED[0].name)), changes.quantization
     draft = given.read_name(draft, "draft") if draft else draft
     if name in catalogue.TABLES:
         return _table(name, draft or NO_DRAFT)
@@ -106,16 +109,16 @@ def _with_head(target: Model, name: str) -> Models:
 def with_weights(
     models: Models, lanes: Iterable[LaneConfig], progress: Callable[[float, str], None] | None = None
 ) -> Models:
-    """The models with the target in each quantisation that a lane asks for, loaded where it is not there yet.
+    """The models with the target in all weights that lanes ask for, loaded where they are not there yet.
 
     Raises Refusal if it cannot be loaded, or if other weights have its name by now.
     """
     wanted = {lane.weights for lane in lanes} - {"", models.target.quantization, *models.quantized}
     target, loaded = models.target, dict(models.quantized)
-    for quantization in sorted(wanted):
+    for weights in sorted(wanted):
         dtype = str(target.dtype).removeprefix("torch.")
-        loaded[quantization] = load(target.name, NO_DRAFT, str(target.device), dtype, quantization, progress).target
-        if loaded[quantization].revision != target.revision:
+        loaded[weights] = load(target.name, NO_DRAFT, str(target.device), dtype, weights, progress).target
+        if not f"{loaded[weights].revision}+".startswith(f"{target.revision}+"):  # an adapter's comes after a plus
             raise Refusal(f"The files of {target.name} have changed since it was loaded: load it again.", "weights")
     return replace(models, quantized=loaded)
 

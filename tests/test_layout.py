@@ -180,7 +180,7 @@ def test_the_command_line_never_imports_gradio():
 
 def test_the_page_names_models_but_runs_them_only_through_a_session():
     naming = ("playground.engine.catalogue", "playground.engine.load", "playground.engine.hub_files")
-    naming += ("playground.engine.device_memory",)  # needs no model
+    naming += ("playground.engine.device_memory", "playground.engine.weight_changes")  # need no model
     for name, imports in under("playground.ui").items():
         engine = {imported for imported in imports if within(imported, "playground.engine")}
         assert all(within(imported, *naming) for imported in engine), name

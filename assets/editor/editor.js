@@ -65,7 +65,7 @@ function recipe(lane) {
   const main = byName.get(lane.strategy);
   const slots = (main?.slots || []).map((slot) => filling(lane, slot));
   const rest = lane.extras.filter(([name]) => !(main?.slots || []).some((slot) => slot.kind === byName.get(name)?.kind));
-  const own = [...(lane.weights ? [`${lane.weights} weights`] : []), ...(lane.seed === undefined ? [] : [`seed ${lane.seed}`])];
+  const own = [...(lane.weights ? [phraseOf(lane.weights)] : []), ...(lane.seed === undefined ? [] : [`seed ${lane.seed}`])];
   return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
 }
 
@@ -530,17 +530,29 @@ function seedRow(lane, i) {
     h("small", { class: "help" }, "If empty, the lane uses the run's seed and the same random numbers as the other lanes."));
 }
 
-const WEIGHTS = ["int8", "nf4", "fp4"];
+const WEIGHTS = ["int8", "nf4", "fp4"], ADAPTER = "adapter:", JOINT = " + ";
+const adapterIn = (weights = "") => (weights.includes(ADAPTER) ? weights.slice(weights.indexOf(ADAPTER) + ADAPTER.length) : null);
+const packedIn = (weights = "") => WEIGHTS.find((name) => weights === name || weights.startsWith(name + JOINT)) || "";
+const phraseOf = (weights) => [packedIn(weights) && `${packedIn(weights)} weights`,
+  adapterIn(weights) === null ? "" : `adapter ${adapterIn(weights).replace(/\/+$/, "").split("/").at(-1)}`].filter(Boolean).join(", ");
 
-/** A lane may run the target with quantised weights, beside lanes with those of the run. Only a page that runs lanes loads them. */
+/** A lane may run the target with quantised weights and an adapter, beside lanes with those of the run. Only a page that runs lanes loads them. */
 function weightsRow(lane, i) {
   if (!around()) return null;
   const id = `weights-${Math.random().toString(36).slice(2, 9)}`;
-  const choose = (name) => { if (name) lane.weights = name; else delete lane.weights; changed(i); };
-  const options = ["", ...WEIGHTS].map((name) => h("option", { value: name, selected: name === (lane.weights || "") }, name || "as in the run"));
+  const choose = (packed, adapter) => {
+    const name = [packed, adapter && ADAPTER + adapter].filter(Boolean).join(JOINT);
+    if (name) lane.weights = name; else delete lane.weights;
+    changed(i);
+  };
+  const packed = () => packedIn(lane.weights), adapter = () => adapterIn(lane.weights) || "";
+  const options = ["", ...WEIGHTS].map((name) => h("option", { value: name, selected: name === packed() }, name || "as in the run"));
+  const typing = { type: "text", placeholder: "folder or hub id", spellcheck: "false", autocomplete: "off" };
+  const box = withValue(h("input", { id: `${id}-adapter`, ...typing, onchange: (e) => choose(packed(), e.target.value.trim()) }), adapter());
   return h("div", { class: "knob own-weights", "data-about": "weights" }, h("span", { class: "row" }, h("label", { for: id }, "Weights"),
-    h("select", { id, onchange: (e) => choose(e.target.value) }, ...options)),
-  h("small", { class: "help" }, "Quantised weights of the target, in this lane only: what they change and what they cost."));
+    h("select", { id, onchange: (e) => choose(e.target.value, adapter()) }, ...options)),
+  h("span", { class: "row" }, h("label", { for: `${id}-adapter` }, "Adapter"), box),
+  h("small", { class: "help" }, "Quantised weights of the target, a LoRA adapter on it, or both, in this lane only: what they change and what they cost."));
 }
 
 function recipeNodes(lane) {
@@ -615,7 +627,7 @@ function draw() {
 
 const isCount = (value) => Number.isInteger(value) && value >= 0;
 const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
-  ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(WEIGHTS.includes(raw.weights) ? { weights: raw.weights } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
+  ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(typeof raw.weights === "string" && phraseOf(raw.weights) ? { weights: raw.weights } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
 
 /** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy. */
 function laneAdder() {

@@ -268,15 +268,20 @@ function toolNames(json) {
   } catch (reason) { return []; } // a trace file holds any text
 }
 
-/** A local folder is shown by its last path component. */
+/** A local folder is shown by its last path component, also that of an adapter. */
 function shortName(model) {
-  return /^([/~.]|[A-Za-z]:)/.test(model) ? model.split(/[/]/).filter(Boolean).pop() : model;
+  return model.split(" + ").map((part) => (/^([/~.]|[A-Za-z]:)/.test(part) ? part.split(/[/]/).filter(Boolean).pop() : part)).join(" + ");
 }
 
 function describePart(part) {
   const knobs = Object.entries(part.knobs || {}).map(([name, value]) => `${name} ${shorten(value)}`);
-  const name = String(part.name).replaceAll("_", " ");
+  const name = part.kind === "weights" ? namedWeights(String(part.name)) : String(part.name).replaceAll("_", " ");
   return knobs.length ? `${name} (${knobs.join(", ")})` : name;
+}
+
+/** Weights of a lane's own, adapters by the last component of their paths. */
+function namedWeights(name) {
+  return name.split(" + ").map((part) => (part.startsWith("adapter:") ? `adapter ${part.slice(8).split("/").filter(Boolean).pop()}` : part)).join(" + ");
 }
 
 function shorten(value) {

@@ -23,6 +23,7 @@ from playground.contract import (
     find,
     make,
 )
+from playground.engine.weight_changes import QUANTIZED
 from playground.errors import Refusal
 from playground.events import Part
 from playground.request_limits import QUOTED, quoted
@@ -49,7 +50,7 @@ FITTING = {
 SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one of each in a lane
 
 
-WEIGHTS = ("int8", "nf4", "fp4")  # quantisations of the target that one lane may have beside others
+WEIGHTS = QUANTIZED  # quantisations of the target that one lane may have beside others
 
 
 @dataclass
@@ -63,7 +64,8 @@ class LaneConfig:
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
     seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
     forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
-    weights: str = ""  # quantisation of the target in this lane alone, such as "int8"; empty: as in the run
+    # of the target in this lane alone, such as "int8" or "adapter:FOLDER", as in `WeightChanges`; empty: as in the run
+    weights: str = ""
 
     @classmethod
     def check_fields(cls, given: Iterable[Any]) -> None:

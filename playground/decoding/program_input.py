@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from playground.contract.lane_config import WEIGHTS, LaneConfig
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt
+from playground.engine.weight_changes import check_weights
 from playground.errors import Refusal
 from playground.request_limits import check_text, quoted
 
@@ -173,7 +174,7 @@ def _lane(lane: Any) -> LaneConfig:
     if seed is not None:
         Limits(seed).check()
     _check_fork(lane.forked_at, forced)
-    _check_weights(lane.weights)
+    check_weights(lane.weights)
     # whatever else a lane has stays as it is
     return replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)
 
@@ -184,12 +185,6 @@ def _check_fork(forked_at: Any, forced: list[int]) -> None:
             f"forked_at is the index in `forced` of the first token that was changed, or -1, not {quoted(forked_at)}.",
             "forked_at",
         )
-
-
-def _check_weights(weights: Any) -> None:
-    if weights not in ("", *WEIGHTS):
-        known = ", ".join(WEIGHTS)
-        raise Refusal(f"The weights of a lane are one of {known}, or empty, not {quoted(weights)}.", "weights")
 
 
 def _config(lane: Any) -> LaneConfig:

@@ -31,6 +31,7 @@ from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
 from playground.engine.load import differences
 from playground.engine.model import Model
+from playground.engine.weight_changes import adds_adapter
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
 from playground.request_limits import check_text, quoted
@@ -50,20 +51,29 @@ class Models:
     draft: Model | None = None
     # weights of draft heads that were given in place of a draft model, by strategy
     heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
-    # the target again with quantised weights, by quantisation, for lanes that ask for them
+    # the target again with other weights, by their names as in `WeightChanges`, for lanes that ask for them
     quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
 
-    def with_weights(self, quantization: str) -> Models:
-        """The same with the target in another quantisation; raises Refusal if it was not loaded."""
-        if quantization in ("", self.target.quantization):
+    def with_weights(self, weights: str) -> Models:
+        """The same with the target in other weights; raises Refusal if they were not loaded, or if an adapter has
+        brought other tokens, since lanes share a prompt.
+        """
+        if weights in ("", self.target.quantization):
             return self
-        if quantization not in self.quantized:
+        if weights not in self.quantized:
             raise Refusal(
-                f"This lane needs {quoted(quantization)} weights of {self.target.name}, which are not loaded: set the "
+                f"This lane needs {quoted(weights)} weights of {self.target.name}, which are not loaded: set the "
                 "quantisation of the whole run instead.",
                 "weights",
             )
-        return replace(self, target=self.quantized[quantization])
+        own = self.quantized[weights]
+        if adds_adapter(weights) and (said := differences(self.target.tokens, own.tokens)):
+            raise Refusal(
+                f"The adapter has another vocabulary than {self.target.name} ({said}): choose it as the model of the "
+                "run.",
+                "weights",
+            )
+        return replace(self, target=own)
 
     @cached_property
     def differences(self) -> str:
@@ -324,7 +334,8 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             header.stop = list(lane_limits.stop)
             _describe(header, assembly, own)
             if own is not models:
-                header.quantization, header.parts = config.weights, [*header.parts, Part(config.weights, "weights")]
+                header.quantization = own.target.quantization
+                header.parts = [*header.parts, Part(config.weights, "weights")]
             asked = _asked(prompt, assembly)
             if asked.tools != prompt.tools:
                 _describe_prompt(header, asked, own.target)

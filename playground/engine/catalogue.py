@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from playground.asset_files import ASSETS
+from playground.engine.weight_changes import JOINT
 from playground.errors import Refusal
 
 BUNDLED_MODELS = ASSETS / "models"
@@ -139,7 +140,8 @@ def listed_attention(name: str) -> str | None:
 
 
 def partner(name: str) -> str:
-    """Name of a model's draft model; empty if the catalogue has none."""
+    """Name of a model's draft model, also of one with adapters; empty if the catalogue has none."""
+    name = name.split(JOINT)[0]
     return next((entry.draft for entry in (*BUNDLED, *made(), *SUGGESTED) if entry.name == name), "")
 
 

@@ -37,7 +37,6 @@ from playground.engine.masked_models import is_noise_model, public_config
 from playground.engine.model_files import (
     ADAPTER,
     ADAPTER_WEIGHTS,
-    JOINT,
     WEIGHTS,
     ModelFiles,
     check_files,
@@ -47,6 +46,7 @@ from playground.engine.model_files import (
     variant_parts,
 )
 from playground.engine.stored_forms import model_place
+from playground.engine.weight_changes import JOINT
 from playground.errors import Refusal
 from playground.network_errors import connection_error
 

@@ -15,6 +15,7 @@ from playground.engine.adapter_config import CONFIG as ADAPTER
 from playground.engine.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes
 from playground.engine.stored_forms import check_pointers, no_config, no_weights, variant_of
+from playground.engine.weight_changes import JOINT
 from playground.errors import Refusal
 
 WEIGHTS = "model*.safetensors"
@@ -23,7 +24,6 @@ INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 SAMPLED = 1 << 20  # bytes of each file that a fingerprint includes
 IDENTIFYING = ("config.json", ADAPTER, ADAPTER_WEIGHTS)
-JOINT = " + "  # between the name of a model and that of an adapter
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,11 @@ def needed_by(request) -> Needed:
     """Bytes of the requested weights, including headroom; raises Refusal if the models cannot be found."""
     from playground.engine import catalogue
     from playground.engine.load import HEADROOM, Loading, estimate  # imports torch
+    from playground.engine.weight_changes import WeightChanges
     from playground.training.public_heads import names_head
-    how = Loading(request.device, request.dtype, request.quantization).resolve()
-    name = request.model or catalogue.BUNDLED[0].name
+    changes = WeightChanges.of_model(request.quantization)
+    how = Loading(request.device, request.dtype, changes.quantization).resolve()
+    name = changes.named(request.model or catalogue.BUNDLED[0].name)
     if name in catalogue.TABLES:
         return Needed(0, "cpu")
     draft = request.draft or catalogue.partner(name)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from playground.bench.questions import Question, known
 from playground.contract.lane_config import WEIGHTS, LaneConfig
 from playground.decoding.prompt_form import check_form, check_tools
+from playground.engine.weight_changes import check_weights
 from playground.errors import Refusal
 from playground.request_limits import (
     LOCAL,
@@ -290,7 +291,11 @@ def _natural(raw: Any) -> int | None:
 
 
 def _weights(raw: Any) -> str | None:
-    return raw if raw in WEIGHTS else None
+    try:
+        check_weights(raw)
+    except Refusal:
+        return None
+    return raw or None
 
 
 def _is_extra(pair: Any) -> bool:

@@ -15,6 +15,7 @@ from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.lane_checks import Surroundings
 from playground.decoding.visitor_memory import Memory
 from playground.engine.catalogue import BUNDLED, PACKED, entries, listed_attention, partner
+from playground.engine.weight_changes import adds_adapter
 from playground.errors import Refusal
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import is_public, quoted
@@ -100,8 +101,10 @@ class Site:
             return
         from playground.engine.hub_files import find_source, is_folder
         from playground.engine.load import Loading  # imports torch, which takes seconds
+        from playground.engine.weight_changes import WeightChanges
         for device in (self.model_request.device, self.model_request.draft_device or self.model_request.device):
-            Loading(device, self.model_request.dtype, self.model_request.quantization).resolve()
+            changes = WeightChanges.of_model(self.model_request.quantization)
+            Loading(device, self.model_request.dtype, changes.quantization).resolve()
         for name in (self.model_request.model, self.model_request.draft):
             if name and is_folder(name):
                 find_source(name)
@@ -117,9 +120,19 @@ class Site:
         return self.model_loader.request(self.model_request_for(settings))
 
     def weight_loads(self, settings: Settings) -> dict[str, ModelLoad]:
-        """The targets with quantised weights that single lanes ask for, by quantisation; raises Refusal."""
+        """The targets with weights of their own that single lanes ask for, by these weights; raises Refusal."""
+        self._check_weights(settings)
         request = replace(self.model_request_for(settings), draft=NO_DRAFT)
         return {name: self.model_loader.request(replace(request, quantization=name)) for name in settings.own_weights()}
+
+    def _check_weights(self, settings: Settings) -> None:
+        """Raise Refusal for adapters on a public page, which loads only what it lists."""
+        if self.rules.public and any(map(adds_adapter, settings.own_weights())):
+            raise Refusal(
+                "This public page adds no adapters to its models: run the playground yourself, or choose other weights"
+                " for the lane.",
+                "weights",
+            )
 
     def check_tools(self, settings: Settings) -> None:
         """Raise Refusal for tools that cannot be used. The model's chat template is asked only if it is loaded."""
@@ -204,6 +217,7 @@ class Site:
         """Models that include those of lanes with weights of their own; raises Refusal if these cannot be loaded."""
         if not settings.own_weights():
             return models
+        self._check_weights(settings)
         if on_zero():
             request = replace(self.model_request_for(settings), draft=NO_DRAFT)
             loaded = {name: self.model_loader.inherited(replace(request, quantization=name))
