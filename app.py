@@ -16,6 +16,7 @@ from playground.ui.request_guard import EVERY_INTERFACE
 from playground.ui.serving import Stop, launch_options, protect, serve_until
 from playground.ui.site import Site
 from playground.ui.theme import theme_options
+from playground.ui.uploads import own_folder
 from playground.ui.zero_gpu import on_zero
 
 VISITORS = 200  # at a time: each stream takes a thread, which sleeps most of the time
@@ -65,6 +66,7 @@ def main(arguments: list[str]) -> None:
         port = port_of(given.port)
         site.check()
         check_mcp(given.mcp)
+        own_folder()
         page = build(site)
         start(page, given, port, site)
     except Refusal as refusal:

@@ -119,6 +119,7 @@ def test_pages_uploads_and_programs_work_as_before(public):
     kind = {"Content_Type": "multipart/form-data; boundary=b"}
     assert ask(public, "/gradio_api/upload", form % b'{"prompt": "a"}', **kind)[0] == 200
     assert ask(public, "/gradio_api/upload", form % (b"a" * 5_100_000), **kind)[0] == 413
+    assert ask(public, "/gradio_api/upload", form.replace(b"files", b"other") % b"a", **kind)[0] == 400
 
 
 def test_a_new_host_or_parameter_gets_the_page_that_everybody_gets(public):
@@ -137,6 +138,53 @@ def test_the_description_of_the_api_names_the_host_that_asks(public):
 def test_the_stream_of_an_unknown_session_ends_with_a_message_and_no_traceback(public, caplog):
     status, answer = ask(public, "/gradio_api/queue/data?session_hash=nobody", method="GET")
     assert status == 200 and '"session_not_found":true' in answer and not caplog.records
+
+
+NO_FUNCTION = {"component_id": 10**9, "fn_name": "script", "session_hash": "s", "data": None}
+
+
+@pytest.mark.parametrize("changes, status", [
+    ({}, 404), ({"component_id": "1"}, 404), ({"component_id": None}, 404), ({"component_id": [1]}, 404),
+    ({"component_id": 1, "fn_name": "__init__"}, 404), ({"component_id": True}, 404), ({"fn_name": {"a": 1}}, 404),
+    ({"session_hash": ["s"]}, 404),
+], ids=str)
+def test_a_function_that_no_component_has_is_not_found(public, changes, status, caplog):
+    got, answer = ask(public, "/gradio_api/component_server", json.dumps(NO_FUNCTION | changes).encode())
+    assert got == status and json.loads(answer)["detail"].endswith(".") and not caplog.records
+
+
+def script_of(public: str) -> int:
+    """The number of a component with a function `script`."""
+    parts = json.loads(ask(public, "/config", method="GET")[1])["components"]
+    return next(part["id"] for part in parts if "script" in part["props"].get("server_fns", ()))
+
+
+@pytest.mark.parametrize("session, status", [("s", 200), ("s" * 129, 400), (["s"], 400), (None, 400)], ids=str)
+def test_a_function_of_a_component_needs_the_name_of_a_session(public, session, status, caplog):
+    asked = NO_FUNCTION | {"component_id": script_of(public), "session_hash": session}
+    got, _ = ask(public, "/gradio_api/component_server", json.dumps(asked).encode())
+    assert got == status and not caplog.records
+
+
+def test_a_form_for_a_component_is_refused(public, caplog):
+    form = b'--b\r\nContent-Disposition: form-data; name="component_id"\r\n\r\n1\r\n--b--'
+    kind = {"Content_Type": "multipart/form-data; boundary=b"}
+    assert ask(public, "/gradio_api/component_server", form, **kind)[0] == 400 and not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["gradio.FileData", "gradio.File\\u0044ata"])
+@pytest.mark.parametrize("where", ["%s", "[[%s]]", '{"a": %s}'])
+def test_the_page_fetches_no_file_of_another_address(public, kind, where):
+    """Gradio downloads such a file into memory and onto the disk, whatever input it is given for."""
+    file = where.replace("%s", f'{{"path": "https://example.com/large", "meta": {{"_type": "{kind}"}}}}')
+    for path in ("/gradio_api/call/strategies", "/gradio_api/queue/join", "/gradio_api/run/predict"):
+        status, answer = ask(public, path, f'{{"data": [{file}], "session_hash": "s", "fn_index": 0}}'.encode())
+        assert status == 400 and "fetches no file" in answer
+
+
+def test_a_session_with_a_long_name_is_refused(public):
+    body = json.dumps({"session_hash": "s" * 200, "fn_index": 0, "data": []}).encode()
+    assert join(public, body)[0] == 400
 
 
 # --- hosts and origins ---

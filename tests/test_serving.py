@@ -193,6 +193,7 @@ def holder(*sessions: str, closed: bool, age: float):
         session_data={name: SimpleNamespace(is_closed=closed) for name in sessions},
         time_last_used=dict.fromkeys(sessions, used),
         lock=threading.Lock(),
+        forget=lambda session: None,
     )
 
 

@@ -116,6 +116,15 @@ class AdmissionQueue:
             states = Counter(ticket.state for ticket in self._tickets)
         return {state: states[state] for state in ("seated", "waiting", "resting")}
 
+    def sessions(self) -> set[str]:
+        """The sessions with a run that is seated, waits or is held."""
+        with self._changed:
+            return {ticket.visitor.session for ticket in self._tickets}
+
+    def has(self, session: str) -> bool:
+        with self._changed:
+            return any(ticket.visitor.session == session for ticket in self._tickets)
+
     def _check(self, ticket: Ticket) -> None:
         if self._closed:
             raise Refusal(self._closed, "prompt")

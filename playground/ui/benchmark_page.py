@@ -37,6 +37,7 @@ from playground.ui.run_figures import for_page
 from playground.ui.site import Site
 from playground.ui.survey_run import SurveySettings
 from playground.ui.theme import PRIVATE, notice
+from playground.ui.uploads import delete
 from playground.ui.worker import Run
 from playground.ui.zero_gpu import RemoteRun
 
@@ -316,7 +317,7 @@ class SurveyHandlers:
         except Refusal as refusal:
             return self.page.show_refusal(refusal)
         finally:
-            file.unlink(missing_ok=True)
+            delete(file)
 
     @ends_unread
     def run(self, before: SurveyVisit | None, cost: str, *values: Any) -> Iterator[Changes]:

@@ -7,6 +7,7 @@ through unchanged. Mount it with `launch(app_kwargs=guarded(...))`.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import socket
@@ -24,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from playground.request_limits import RequestLimits
 from playground.ui.admission_queue import address_of
-from playground.ui.request_shares import Denied, HeldBody, RequestShares
+from playground.ui.request_shares import CLIENT, Denied, HeldBody, RequestShares
 from playground.ui.settings import Rules
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -146,6 +147,7 @@ class RequestGuard:
             await self.app(scope, receive, send)
             return
         held = HeldBody(self.shares, address_of(HTTPConnection(scope), self.proxies))
+        CLIENT.set(held.address)
         try:
             with self.shares.requests.one(held.address):
                 body = await self._checked(scope, receive, held)
@@ -237,6 +239,27 @@ def check_json(body: bytes, limits: RequestLimits) -> None:
         raise Denied(413, f"The request contains a number of more than {limits.number_digits} digits: shorten it.")
     if NOT_FINITE.search(bare):
         raise Denied(400, "The request contains a number that is not finite: send one below 1e100.")
+    if (b"FileData" in body or b"\\u" in body) and _fetches_files(body):
+        raise Denied(400, "The page fetches no file from another address: upload it.")
+
+
+def _fetches_files(body: bytes) -> bool:
+    """Whether the JSON describes a file at another address: Gradio would fetch it, of any size, before anything checks
+    whether an input takes files.
+    """
+    try:
+        waiting = [json.loads(body)]
+    except ValueError:
+        return False
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, dict):
+            if "meta" in value and "://" in str(value.get("path", "")):
+                return True
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    return False
 
 
 def _depth(bare: bytes) -> int:

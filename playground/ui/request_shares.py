@@ -4,10 +4,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
 
 from playground.ui.connections import ConnectionLimits
+
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The address of the client whose HTTP request is being answered; empty outside of requests."""
 
 
 class Denied(Exception):

@@ -8,14 +8,17 @@ import socket
 import sys
 import threading
 from dataclasses import asdict
+from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 import gradio as gr
 from fastapi.responses import JSONResponse
+from starlette.middleware import Middleware
 from starlette.routing import Route
 
 from playground.ui.classroom_routes import guard_of, routes_of
+from playground.ui.component_guard import ComponentGuard, served_components
 from playground.ui.connections import Connections
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
@@ -25,6 +28,8 @@ from playground.ui.script_files import script_route
 from playground.ui.scripted_component import Fetched
 from playground.ui.sessions import Retention, Sweeper
 from playground.ui.site import Site
+from playground.ui.uploads import UploadGuard, Uploads, remove
+from playground.ui.visitor_sessions import VisitorSessions
 
 GRACE = 5.0  # seconds from the first signal to the end of the process
 CLOSING = 1.0  # of these, for connections to close
@@ -66,6 +71,8 @@ def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]
+    components = served_components(page.blocks.values())
+    app["middleware"] += [Middleware(ComponentGuard, known=components), Middleware(UploadGuard, uploads=Uploads())]
     app["middleware"] += [cached(place.path for place in PLACES)]  # innermost: the guards decide first
     return {"app_kwargs": app, "state_session_capacity": retention(site).sessions}
 
@@ -75,10 +82,14 @@ def retention(site: Site) -> Retention:
 
 
 def protect(page, site: Site) -> None:
-    """Bound the connections of a launched page, and delete the sessions of visitors who have left."""
+    """Bound the connections and sessions of a launched page, and delete the sessions of visitors who have left."""
     near = frozenset(address.strip() for address in str(page.server.config.forwarded_allow_ips).split(","))
     Connections(trusted=None if site.proxies or "*" in near else near).serve(page.server)
-    Sweeper(page.app, retention(site)).start()
+    kept = retention(site)
+    sweeper = Sweeper(page.app, kept, Path(page.app.uploaded_file_dir))
+    page.app.state_holder = VisitorSessions(site.admission, kept.address, sweeper.drop, sweeper.streaming)
+    page.app.state_holder.set_blocks(page)
+    sweeper.start()
 
 
 # --- stopping ---
@@ -129,6 +140,7 @@ def serve_until(stop: Stop, page, site: Site) -> None:
     closing = threading.Thread(target=page.close, kwargs={"verbose": False}, daemon=True)
     closing.start()
     closing.join(max(0.0, deadline - monotonic() - 0.2))
+    remove(Path(page.app.uploaded_file_dir))
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)

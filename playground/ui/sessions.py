@@ -11,11 +11,13 @@ import threading
 from dataclasses import dataclass
 from datetime import datetime
 from math import inf
+from pathlib import Path
 from time import monotonic
 
 from fastapi import HTTPException
 
 from playground.ui.admission_queue import Visitor, address_of
+from playground.ui.uploads import sweep
 
 PERIOD = 10.0  # seconds between two sweeps
 UNREAD = 60.0  # seconds that messages of a finished stream wait to be fetched
@@ -25,22 +27,28 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Retention:
-    """Seconds a session is kept after its page was closed and after its last use; maximum number of sessions."""
+    """Seconds a session is kept after its page was closed and after its last use; maximum number of sessions, in all
+    and of one address, which may be a whole school.
+    """
 
     closed: float = 600.0
     idle: float = inf
     sessions: int = 2000
+    address: int = 2000
 
     @classmethod
     def for_visitors(cls) -> Retention:
-        return cls(closed=60.0, idle=3600.0, sessions=512)
+        return cls(closed=60.0, idle=3600.0, sessions=512, address=128)
 
 
 class Sweeper:
-    """Deletes the sessions of visitors who have left. Sessions with an active stream are never deleted."""
+    """Deletes the sessions of visitors who have left. Sessions with an active stream are never deleted.
 
-    def __init__(self, app, retention: Retention):
-        self.app, self.retention = app, retention
+    uploads: the folder of uploaded files, whose old ones are deleted as well.
+    """
+
+    def __init__(self, app, retention: Retention, uploads: Path | None = None):
+        self.app, self.retention, self.uploads = app, retention, uploads
         self.queue = app.get_blocks()._queue
         self._unread: dict[str, float] = {}  # sessions with messages and no stream, and since when
 
@@ -51,16 +59,20 @@ class Sweeper:
     def sweep(self) -> int:
         """Delete all sessions that are due; returns their number."""
         events = list(self.queue.event_ids_to_events.values())
-        live = {event.session_hash for event in events}
+        live = self.streaming()
         due = [
             session
             for session in list(self.app.state_holder.session_data)
             if session not in live and self._is_due(session)
         ]
         for session in (*due, *self._never_read(live)):
-            self._drop(session)
+            self.drop(session)
         self.app.iterators_to_reset.intersection_update({event._id for event in events})
         return len(due)
+
+    def streaming(self) -> set[str]:
+        """The sessions with an unfinished event."""
+        return {event.session_hash for event in list(self.queue.event_ids_to_events.values())}
 
     def _loop(self) -> None:
         stop = self.app.stop_event
@@ -69,6 +81,8 @@ class Sweeper:
             try:
                 if self.sweep():
                     release_unused()
+                if self.uploads:
+                    sweep(self.uploads)
             except Exception:
                 log.exception("deleting sessions failed")
 
@@ -91,11 +105,13 @@ class Sweeper:
         self._unread = {session: self._unread.get(session, now) for session in waiting}
         return [session for session, since in self._unread.items() if now - since > UNREAD]
 
-    def _drop(self, session: str) -> None:
+    def drop(self, session: str) -> None:
+        """Delete a session and the messages that wait for it."""
         holder = self.app.state_holder
         with holder.lock:
             holder.session_data.pop(session, None)
             holder.time_last_used.pop(session, None)
+        holder.forget(session)
         self.queue.pending_messages_per_session.pop(session, None)
         self.queue.pending_event_ids_session.pop(session, None)
 
@@ -129,6 +145,8 @@ def guard_queue(queue, limits: Events, proxies: int) -> None:
     async def guarded(body, request, username):
         visitor = Visitor(body.session_hash or "", address_of(request, proxies))
         _check(list(queue.event_ids_to_events.values()), visitor, limits, proxies)
+        if body.session_hash:
+            queue.blocks.state_holder[body.session_hash]  # begins the session, if the address may have another
         return await push(body=body, request=request, username=username)
 
     queue.push = guarded
