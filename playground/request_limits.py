@@ -15,6 +15,7 @@ from typing import Any
 from playground.errors import Refusal
 
 UNREADABLE = re.compile("[\x00\ud800-\udfff]")
+MARK = "\ufeff"  # byte order mark, which some editors and shells write before a text
 QUOTED = 60  # characters of a value that an error message repeats
 MAX_SEED = 2**53 - 1  # the largest integer that JSON carries exactly to and from a browser
 MAX_TOKEN_ID = 2**31 - 1
@@ -77,6 +78,11 @@ def quoted(value: Any) -> str:
         return "a number of more than 60 digits"
     shown = repr(value) if isinstance(value, (int, float, type(None))) else f"a {type(value).__name__}"
     return shown if len(shown) <= QUOTED else f"{shown[:QUOTED]}…"
+
+
+def without_mark(text: Any) -> Any:
+    """A text without a byte order mark before it; anything else as it is."""
+    return text.removeprefix(MARK) if isinstance(text, str) else text
 
 
 def check_text(text: Any, name: str, most: int | None = None, about: str = "") -> None:

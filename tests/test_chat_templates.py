@@ -11,9 +11,10 @@ from transformers import AutoTokenizer
 
 from playground.engine.catalogue import BUNDLED_MODELS
 from playground.engine.chat_prompt import written
-from playground.engine.chat_template import MARK, Chat, render
+from playground.engine.chat_template import Chat, render
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
+from playground.request_limits import MARK
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
 NO_SYSTEM = PLAIN.replace("<{{", "{% if m.role == 'system' %}{% continue %}{% endif %}<{{")

@@ -29,7 +29,9 @@ ATTACKS = {
     "justified": ("{{ 'x'.ljust(3000000000) }}", "too much memory"),
     "indented": ("{{ messages | tojson(indent=900000000) }}", "too much memory"),
     "range": ("{% for a in range(10**9) %}{% endfor %}", "Range too big"),
-    "nested ranges": ("{% for a in range(99999) %}{% for b in range(99999) %}x" + "{% endfor %}" * 2, "takes more than|too much memory|more than"),
+    "nested ranges": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "takes more than"
+    ),
     "deep loops": ("{% for i in range(9999) %}" * 15 + "{% endfor %}" * 15, "takes more than"),
     "recursion": ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
     "recursion in two": ("{% macro f() %}{{ f() }}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),

@@ -126,6 +126,38 @@ def test_tokens_that_do_not_spell_the_text_are_shown_as_one_piece():
     assert [(token.piece, token.logprob) for token in chunk.tokens] == [("€", None)]
 
 
+@pytest.mark.parametrize("parts", [
+    ["a\\ud83d", "\\ude00b"],
+    [b"a\xf0", b"\x9f", b"\x98\x80b"],
+    [b"a\xf0\x9f\x98", b"\x80b"],
+    ["a", "\\ud83d", "\\ude00", "b"],
+], ids=["surrogates", "bytes", "last byte", "parts"])
+def test_halves_of_a_character_are_joined(serving, parts, tmp_path):
+    sent = [b'data: {"choices": [{"text": "' + (part if isinstance(part, bytes) else part.encode()) + b'"}]}\n\n'
+            for part in parts]
+    result = run(serving(Answer([*sent, piece("", finish="stop"), DONE])))
+    assert result.text == "a😀b" and len(result.token_ids) == len(parts)
+    result.trace.save(tmp_path / "trace.jsonl")
+
+
+@pytest.mark.parametrize("part, shown", [
+    ("a\\ud83d!", "a\ufffd!"), (b"a\xff!", "a\ufffd!"), ("a\\ude00", "a\ufffd"), ("a\\ud83d", "a")
+])
+def test_half_a_character_that_is_never_completed_can_be_stored(serving, part, shown, tmp_path):
+    sent = b'data: {"choices": [{"text": "' + (part if isinstance(part, bytes) else part.encode()) + b'"}]}\n\n'
+    result = run(serving(Answer([sent, piece("", finish="stop"), DONE])))
+    assert result.text == shown
+    result.trace.save(tmp_path / "trace.jsonl")
+
+
+def test_halves_among_the_candidates_can_be_stored(serving, tmp_path):
+    found = '{"tokens": ["a"], "token_logprobs": [-0.1], "top_logprobs": [{"a": -0.1, "\\ud83d": -3.0}]}'
+    sent = f'data: {{"choices": [{{"text": "a", "logprobs": {found}}}]}}\n\n'.encode()
+    result = run(serving(Answer([sent, piece("", finish="stop"), DONE])))
+    assert events(result, TopLogprobs)[0].top == [("a", -0.1), ("\ufffd", -3.0)]
+    result.trace.save(tmp_path / "trace.jsonl")
+
+
 def test_a_server_that_ignores_the_limit_is_cut_off(serving):
     result = run(serving(Answer([piece(" a", -0.5)] * 50)), limits=Limits(max_new_tokens=4))
     assert result.reason == "length" and len(result.token_ids) == 5

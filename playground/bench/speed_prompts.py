@@ -27,7 +27,7 @@ class Task:
 def read_tasks(path: str | Path = DEFAULT) -> list[Task]:
     """Tasks from a JSON array of {"task", "prompt", "chat"}; raises Refusal."""
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as reason:
         raise Refusal(
             f"The prompts {path} cannot be read ({reason.strerror or reason}): check the path.", "prompts"

@@ -78,7 +78,7 @@ def document(
 def read_document(path: str) -> Document:
     """Read a `document` from a file; raises Refusal if it is none of this version."""
     try:
-        read = json.loads(Path(path).read_text(encoding="utf-8"))
+        read = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         raise Refusal(
             f"The measurements {path} cannot be read: name a file written by `bench speed --json`.", "beside"

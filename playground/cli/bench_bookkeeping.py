@@ -94,6 +94,7 @@ def _earlier(path: str | None) -> list[Bookkeeping]:
     if path is None:
         return []
     try:
-        return [Bookkeeping(**fields) for fields in json.loads(Path(path).read_text(encoding="utf-8"))["strategies"]]
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return [Bookkeeping(**fields) for fields in found["strategies"]]
     except (OSError, ValueError, KeyError, TypeError):
         raise Refusal(f"{path} contains no results of this benchmark: give a file written by --out.", "add") from None

@@ -59,7 +59,7 @@ def _earlier(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         return {"settings": found["settings"], "rows": found["rows"]}
     except (OSError, ValueError, KeyError, TypeError):
         raise Refusal(f"{path} contains no results of this benchmark: give a file written by --out.", "add") from None

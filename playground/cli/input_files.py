@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 
 from playground.errors import Refusal
+from playground.request_limits import without_mark
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of standard input for `-`; raises Refusal."""
+    """The text of a file, or of standard input for `-`, without a byte order mark; raises Refusal."""
     try:
-        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+        return without_mark(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
     except OSError as reason:
         raise Refusal(
             f"The file {path} cannot be read ({reason.strerror or reason}): check the path.", "file"

@@ -6,7 +6,7 @@ from dataclasses import Field, dataclass, field
 from typing import Any
 
 from playground.errors import Refusal
-from playground.request_limits import QUOTED, check_text, quoted
+from playground.request_limits import QUOTED, check_text, quoted, without_mark
 
 TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -92,8 +92,9 @@ class Knob:
             return json.dumps(value, allow_nan=False)
         if not isinstance(value, (str, int, float)):
             raise TypeError
-        check_text(str(value), f"knob {self.name}", about=self.name)
-        return str(value)
+        text = without_mark(str(value))
+        check_text(text, f"knob {self.name}", about=self.name)
+        return text
 
     def _within(self, value: float) -> bool:
         above = self.min is None or value >= self.min

@@ -34,7 +34,7 @@ from playground.engine.model import Model
 from playground.engine.weight_changes import adds_adapter
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
-from playground.request_limits import check_text, quoted
+from playground.request_limits import check_text, quoted, without_mark
 from playground.trace import Trace
 from playground.trace.result import Result
 
@@ -128,6 +128,12 @@ class Prompt:
     before: tuple[tuple[str, str], ...] = ()  # earlier turns of the chat: (user, assistant)
     form: str = ""  # how passage and prompt become one text, with {context} and {prompt}; empty for the default
     tools: str = ""  # what the chat template describes, a list in JSON
+
+    def __post_init__(self) -> None:
+        for name in ("text", "system", "context", "form", "tools"):  # pasted from a file, perhaps with its mark
+            object.__setattr__(self, name, without_mark(getattr(self, name)))
+        turns = tuple(tuple(map(without_mark, turn)) for turn in self.before)
+        object.__setattr__(self, "before", turns)
 
     def instructed(self, instruction: str) -> Prompt:
         """The prompt with an instruction before the text, since not every chat template supports a system message."""

@@ -20,6 +20,7 @@ from playground.engine.catalogue import BUNDLED_MODELS
 from playground.engine.confined_child import BrokenLimit, Busy, ConfinedChild
 from playground.engine.template_sandbox import BOUNDS, rendered
 from playground.errors import Refusal
+from playground.request_limits import without_mark
 
 WORK = "playground.engine.template_sandbox"
 WAIT_SECONDS = 10.0  # for one of the child's places
@@ -29,7 +30,6 @@ BROKEN = {
     "start": "has to be rendered in a process of its own, which does not start",
 }
 KEPT = 64  # orders whose results are kept: the lanes of a run encode the same prompt
-MARK = "\ufeff"  # byte order mark, as some editors write it
 Message = dict[str, Any]
 
 
@@ -127,4 +127,4 @@ def template_of(tokenizer: PreTrainedTokenizerBase, with_tools: bool = False) ->
         )
     if not isinstance(named, str):
         raise Refusal("The chat template of this model is no text: turn chat off, or mend its files.", "chat")
-    return named.removeprefix(MARK)
+    return without_mark(named)

@@ -40,6 +40,7 @@ from playground.engine.model_files import (
     WEIGHTS,
     ModelFiles,
     check_files,
+    check_marks,
     fingerprint,
     sizes,
     stored_headers,
@@ -208,6 +209,7 @@ def fetch(source: ModelFiles, progress: Progress) -> Path:
         progress(done / total, f"Fetching {file} ({size / 1e6:.0f} MB)")
         path = _fetch_file(source, file)
         done += size
+    check_marks(source.name, path.parent, wanted)
     return path.parent
 
 
@@ -238,6 +240,7 @@ def _local(name: str) -> ModelFiles | None:
     try:
         folder, chosen = model_place(name, folder)
         files = sizes(folder)
+        check_marks(name, folder, files)
         return ModelFiles(name, files, folder, fingerprint(folder, files), chosen)
     except OSError as reason:
         raise Refusal(
@@ -252,7 +255,9 @@ def _snapshot(name: str) -> ModelFiles | None:
             folder = Path(snapshot_download(name, local_files_only=True))
         except LocalEntryNotFoundError:
             return None
-    return ModelFiles(name, sizes(folder), folder, folder.name[:12])
+    files = sizes(folder)
+    check_marks(name, folder, files)
+    return ModelFiles(name, files, folder, folder.name[:12])
 
 
 def _cached(name: str) -> ModelFiles | None:

@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from hashlib import sha256
@@ -22,6 +24,7 @@ WEIGHTS = "model*.safetensors"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
+READ_BY_LIBRARY = ("*config*.json", "*token*.json", "*index*.json", "vocab.json", "tekken.json", "chat_template.json")
 SAMPLED = 1 << 20  # bytes of each file that a fingerprint includes
 IDENTIFYING = ("config.json", ADAPTER, ADAPTER_WEIGHTS)
 
@@ -104,6 +107,15 @@ def _missing_shards(source: ModelFiles) -> list[str]:
 
 def _damaged(source: ModelFiles) -> Refusal:
     return Refusal(f"The weight files of {source.name} are damaged: fetch or save them again.", "model")
+
+
+def check_marks(name: str, folder: Path, files: Iterable[str]) -> None:
+    """Refuse JSON that begins with a byte order mark: the library fails at it, or goes on without the file."""
+    for file in sorted(file for file in files if fnmatch(file, "*.json")):
+        with (folder / file).open("rb") as stream:
+            marked = stream.read(len(BOM_UTF8)) == BOM_UTF8
+        if marked and any(fnmatch(file, pattern) for pattern in READ_BY_LIBRARY):
+            raise Refusal(f"{file} of {name} begins with a byte order mark: save it as UTF-8 without one.", "model")
 
 
 def sizes(folder: Path) -> dict[str, int]:

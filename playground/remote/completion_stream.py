@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -90,7 +91,7 @@ class CompletionStream:
 
     def _read(self, payload: bytes) -> CompletionChunk:
         try:
-            chunk = read_chunk(json.loads(payload))
+            chunk = read_chunk(json.loads(payload.decode("utf-8-sig", "surrogateescape")))
         except (ValueError, RecursionError):
             raise self._refusal("sent something that is not part of a completion: check the address") from None
         if chunk.error:
@@ -115,10 +116,12 @@ async def _bounded(response: httpx.Response, server: RemoteServer) -> AsyncItera
 
 
 async def _lines(response: httpx.Response, server: RemoteServer) -> AsyncIterator[bytes]:
-    """Lines without their ends; the last one may lack its end."""
-    rest = b""
+    """Lines without their ends and without a byte order mark; the last one may lack its end."""
+    rest, marked = b"", True
     async for part in _bounded(response, server):
         *whole, rest = (rest + part).split(b"\n")
+        if whole and marked:
+            whole[0], marked = whole[0].removeprefix(BOM_UTF8), False
         for line in whole:
             yield line
         if len(rest) > LONGEST_LINE:

@@ -18,6 +18,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, Session
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Figure, Header, Note, Part, TopLogprobs
+from playground.remote.character_joiner import CharacterJoiner, whole
 from playground.remote.completion_chunk import CompletionChunk, DraftCounts
 from playground.remote.completion_request import CompletionRequest
 from playground.remote.completion_stream import SILENT, CompletionStream
@@ -105,6 +106,7 @@ class RemoteText:
         self.most, self.length = most, 0
         self._last, self._counted, self._has_logprobs = CompletionChunk(), None, False
         self._drafts: DraftCounts | None = None
+        self._joiner = CharacterJoiner()
 
     @property
     def full(self) -> bool:
@@ -120,11 +122,12 @@ class RemoteText:
         tokens, start = chunk.tokens, self.length
         if not tokens:
             return []
+        pieces = [self._joiner.push(token.piece) for token in tokens]
         self.length += len(tokens)
         self._has_logprobs |= any(token.logprob is not None for token in tokens)
-        tops = [TopLogprobs(start + i, list(token.top)) for i, token in enumerate(tokens) if token.top]
+        tops = [TopLogprobs(start + i, _storable(token.top)) for i, token in enumerate(tokens) if token.top]
         return [*tops, Commit(
-            start, [token.id for token in tokens], [token.piece for token in tokens], chunk.text,
+            start, [token.id for token in tokens], pieces, "".join(pieces),
             [token.logprob for token in tokens], ["sampled"] * len(tokens),
         )]
 
@@ -152,6 +155,10 @@ class RemoteText:
 
     def _reason(self) -> str:
         return "stop_string" if self._last.stop_string else REASONS.get(self._last.finish, "length")
+
+
+def _storable(top: tuple[tuple[str, float], ...]) -> list[tuple[str, float]]:
+    return [(whole(piece), logprob) for piece, logprob in top]
 
 
 class AnswerReader:

@@ -92,7 +92,7 @@ def read_head(folder: Path, model: Model) -> PublicHead:
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it cannot be read or is something else."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -137,7 +137,7 @@ def read_lesson(path: Path) -> Lesson:
 
 def _text_of(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise Refusal(f"{path.name} is not UTF-8 text: save it as UTF-8.", "lessons") from None
 

@@ -66,7 +66,7 @@ def grammar_sources(folders: list[str]) -> list[GrammarSource]:
     return [
         *(GrammarSource("regex", name, pattern) for name, pattern in REGEXES.items()),
         *(GrammarSource("gbnf", name, text) for name, text in GBNF.items()),
-        *(GrammarSource("lark", path.stem, path.read_text(encoding="utf-8")) for path in larks),
+        *(GrammarSource("lark", path.stem, path.read_text(encoding="utf-8-sig")) for path in larks),
         *(_of_schema(case) for case in schemas),
     ]
 

@@ -46,7 +46,7 @@ def read_cases(folder: str) -> list[Case]:
 
 def _cases(file: Path, name: str) -> list[Case]:
     try:
-        read = json.loads(file.read_text(encoding="utf-8"))
+        read = json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as reason:
         raise Refusal(f"{name} cannot be read as JSON ({reason}): correct it, or leave it out.", "folder") from None
     if isinstance(read, list):
