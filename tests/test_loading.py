@@ -115,7 +115,7 @@ def test_progress_is_monotonic_and_ends_at_one(saved):
 
 def test_a_model_that_does_not_fit_is_refused_before_its_weights_are_read(saved, monkeypatch):
     monkeypatch.setattr(loading, "free_bytes", lambda device: 200_000)
-    monkeypatch.setattr(loading, "_read_network", lambda *args: pytest.fail("weights were read"))
+    monkeypatch.setattr(loading, "read_network", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(
         Refusal, match="takes about .* in float32, and 0 MB are free on cpu: choose nf4 weights or a smaller model"
     ):

@@ -174,7 +174,7 @@ def test_a_model_that_two_gpus_do_not_divide_is_refused_before_it_is_read(tmp_pa
     folder = saved(tmp_path, original)
     machine = two_gpus(original)
     machine.memory[1] = (2 * machine.memory[0][0] // 3, machine.memory[1][1])
-    with machine, patch("playground.engine.load._read_network") as read, pytest.raises(Refusal, match="divided"):
+    with machine, patch("playground.engine.load.read_network") as read, pytest.raises(Refusal, match="divided"):
         load(folder, AUTO)
     assert not read.called
 

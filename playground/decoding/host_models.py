@@ -17,6 +17,7 @@ from playground.decoding.session import Models
 from playground.engine.load import Facts, Shelf
 from playground.engine.loaded_model import loaded_model
 from playground.engine.model import Model
+from playground.engine.stored_weights import is_quantised
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -24,9 +25,17 @@ GPU, DTYPE = "cuda", "bfloat16"  # of ZeroGPU, whose parent process cannot look 
 
 
 class HostModel:
-    """A network in the memory of a process without the device, with what a page shows of a model."""
+    """A network in the memory of a process without the device, with what a page shows of a model. Raises Refusal for
+    quantised weights: their kernels are chosen when they are read.
+    """
 
     def __init__(self, network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, facts: Facts):
+        if is_quantised(network):
+            raise Refusal(
+                f"The weights of {facts.name} are quantised ({facts.quantization}) and are read on a GPU, which this "
+                "page has only during a run: choose a model that is not quantised.",
+                "model",
+            )
         self.network, self.tokenizer, self.tokens = network, tokenizer, Tokens(tokenizer, vocabulary_of(network))
         self.name, self.revision, self.quantization = facts.name, facts.revision, facts.quantization
         self.device, self.dtype, self.parameters = torch.device(GPU), network.dtype, facts.parameters

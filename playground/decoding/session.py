@@ -463,6 +463,7 @@ def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     header.title, header.parts, header.guarantee = decoder.title, assembly.parts(), assembly.claims()
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
-        same_model = models.draft.name == header.model and models.draft.quantization != header.quantization
-        quantization = f" in {models.draft.quantization}" if same_model else ""
+        own = models.draft.quantization
+        differs = own != header.quantization and (own != "none" or models.draft.name == header.model)
+        quantization = f" in {own}" if differs else ""
         header.draft = models.draft.name + quantization + models.draft_place

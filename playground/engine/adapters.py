@@ -213,8 +213,8 @@ def _shape(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _is_packed(module: nn.Module) -> bool:
-    """Whether a layer's weights are quantised."""
-    plain = type(module) is nn.Linear and getattr(module, "weight", None) is not None
+    """Whether a layer's weights are quantised. A tensor of torchao is a subclass that calls itself float32."""
+    plain = type(module) is nn.Linear and type(getattr(module, "weight", None)) is nn.Parameter
     return isinstance(module, nn.Linear) and not (plain and module.weight.dtype in FLOATS)
 
 

@@ -21,6 +21,7 @@ from playground.engine.attention_parts import Projections
 from playground.engine.hooks import Call
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
 from playground.engine.segment_attention import attend_all, attend_some, received_attention, store_all
+from playground.engine.stored_weights import is_quantised
 from playground.errors import Refusal
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
@@ -403,7 +404,7 @@ def build_fused_llama(network: PreTrainedModel, context: int) -> FusedLlama | No
         and len({weight.device.type for weight in network.parameters()}) == 1
         and weight.dtype in DTYPES
     )
-    if config.model_type not in MODEL_TYPES or not supported or not _is_standard(network):
+    if config.model_type not in MODEL_TYPES or not supported or is_quantised(network) or not _is_standard(network):
         return None
     return FusedLlama(network, context)
 

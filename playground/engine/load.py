@@ -18,11 +18,7 @@ import psutil
 import torch
 from safetensors import SafetensorError
 from transformers import (
-    AutoModelForCausalLM,
     AutoTokenizer,
-    BitsAndBytesConfig,
-    DiffusionGemmaForBlockDiffusion,
-    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -39,7 +35,6 @@ from playground.engine.device_memory import (
     gpu_memory,
     loaded_bytes,
     size_text,
-    stored_bytes,
 )
 from playground.engine.heap_memory import give_back
 from playground.engine.hub_files import (
@@ -53,9 +48,12 @@ from playground.engine.hub_files import (
     tensors,
     unseen,
 )
-from playground.engine.masked_models import is_noise_model, masking_of, weight_names
+from playground.engine.masked_models import masking_of
 from playground.engine.model_files import TOKENIZER, ModelFiles
+from playground.engine.read_network import Reading, read_network
+from playground.engine.stored_weights import StoredForm, parameter_count, stored_form
 from playground.engine.tokens import Tokens
+from playground.engine.unused_weights import check_plain
 from playground.errors import Refusal
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
@@ -192,15 +190,17 @@ def load(
         raise _too_large(name, loading, cost)
     config = read_config(source)
     masking_of(config)  # refuses an unusable entry before anything large is read
-    check_against_weights(name, config, cost.parameters, _is_quantized(source, loading), cost.free_bytes)
+    form = _stored_form(source, loading)
+    check_against_weights(name, config, cost.parameters, form is not None, cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     adapters = read_adapters(source)
     tokenizer = read_tokenizer(name, next((place for _, place in reversed(adapters) if _has_tokenizer(place)), folder))
     places = {"": loading.device}
     if cost.spread:
-        places = spread_over_gpus(name, config, loading.dtype, loading.quantization)
-    network = _read_network(name, folder, config, loading, places, source.variant)
+        places = spread_over_gpus(name, config, loading.dtype, form.weights if form else loading.quantization)
+    reading = Reading(getattr(torch, loading.dtype), places, loading.quantization, form, source.variant)
+    network = read_network(name, folder, config, reading)
     for adapter, place in adapters:
         add_adapter(network, name, adapter, place)
     progress(1.0, f"{name} is ready")
@@ -209,8 +209,8 @@ def load(
         source.revision,
         " + ".join(sorted(set(places.values()))),
         loading.dtype,
-        loading.quantization,
-        cost.parameters,
+        form.name if form else loading.quantization,
+        parameter_count(network) if form else cost.parameters,
         network.get_memory_footprint(),
     )
     return network, tokenizer, facts
@@ -306,22 +306,30 @@ def _pick_dtype(device: str) -> str:
     return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
 
 
-def _is_quantized(source: ModelFiles, loading: Loading) -> bool:
-    """Whether the files themselves hold quantised weights; Refusal where they were to be quantised once more."""
-    stored = getattr(read_config(source), "quantization_config", None) is not None
-    if stored and loading.quantization != "none":
-        raise Refusal(f"The weights of {source.name} are quantised already: choose no quantization.", "quantization")
-    return stored
+def _stored_form(source: ModelFiles, loading: Loading) -> StoredForm | None:
+    """How the files themselves are quantised; Refusal where the loading cannot go with that."""
+    form = stored_form(source.name, read_config(source), loading.device)
+    if form and loading.quantization != "none":
+        raise Refusal(
+            f"The weights of {source.name} are stored as {form.method}, quantised already: choose no quantization.",
+            "quantization",
+        )
+    if form and not form.dense and loading.dtype == "float64":
+        raise Refusal(f"{form.name} weights cannot compute in float64: choose float32.", "dtype")
+    return form
 
 
 def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
-    quantized = _is_quantized(source, loading)
-    found = tensors(source)
-    needed = stored_bytes(found) if quantized else loaded_bytes(found, loading.dtype, loading.quantization)
+    form, found = _stored_form(source, loading), tensors(source)
+    if form:
+        needed, count = form.bytes(found, loading.dtype), form.parameters(found)
+    else:
+        check_plain(source.name, found)
+        needed = loaded_bytes(found, loading.dtype, loading.quantization)
+        count = sum(tensor.parameter_count for tensor in found.values())
     needed += source.adapter_bytes
     free = free_bytes(loading.device)
     spread = loading.may_spread and needed * HEADROOM > free
-    count = sum(tensor.parameter_count for tensor in found.values())
     return Estimate(needed, count, sum(free for _, free in gpu_memory()) if spread else free, spread)
 
 
@@ -374,57 +382,3 @@ def _has_own_tokenizer(folder: Path, fields: Any) -> bool:
         return False
     named = fields.get("tokenizer_class")
     return not isinstance(named, str) or tokenizer_class_from_name(named) is None
-
-
-def _read_network(
-    name: str, folder: Path, config: PretrainedConfig, loading: Loading, places: dict[str, str], variant: str = ""
-) -> PreTrainedModel:
-    """`places`: the device of each part of the network, "" for all of it."""
-    try:
-        network, report = _class_of(config).from_pretrained(
-            folder,
-            **_renaming(config),
-            **({"variant": variant} if variant else {}),
-            dtype=getattr(torch, loading.dtype),
-            device_map=places,
-            quantization_config=_quantization(loading),
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    except Exception as reason:  # a network may fail to be built in any way
-        raise Refusal(
-            f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model"
-        ) from None
-    if report["missing_keys"] or report["mismatched_keys"]:  # the library fills gaps with random numbers
-        raise Refusal(
-            f"The weights of {name} do not belong to its config.json: save the model again, or choose another.", "model"
-        )
-    return network.eval()
-
-
-def _class_of(config: PretrainedConfig) -> type:
-    return DiffusionGemmaForBlockDiffusion if is_noise_model(config) else AutoModelForCausalLM
-
-
-def _renaming(config: PretrainedConfig) -> dict[str, Any]:
-    """Arguments for a network that is stored with another config or under other names; none for all others."""
-    if masking_of(config) is None:
-        return {}
-    return {"config": config, "key_mapping": weight_names(config)}
-
-
-def _quantization(loading: Loading) -> BitsAndBytesConfig | None:
-    if loading.quantization == "none":
-        return None
-    if loading.quantization == "int8":
-        # bitsandbytes warns of a cast at every layer of every forward
-        logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
-        return BitsAndBytesConfig(load_in_8bit=True)
-    return BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type=loading.quantization,
-        bnb_4bit_compute_dtype=getattr(torch, loading.dtype),
-    )

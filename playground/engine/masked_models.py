@@ -110,7 +110,12 @@ def public_config(name: str, path: Path) -> PretrainedConfig | None:
         raise Refusal(
             f"{name} is a mixture of experts that fills masks, which is not supported: choose a dense SDAR.", "model"
         )
-    return FAMILIES[kind](name, fields) if kind in FAMILIES else None
+    if kind not in FAMILIES:
+        return None
+    config = FAMILIES[kind](name, fields)
+    if fields.get("quantization_config"):
+        config.quantization_config = fields["quantization_config"]
+    return config
 
 
 def is_noise_model(config: PretrainedConfig) -> bool:

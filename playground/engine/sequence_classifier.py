@@ -11,13 +11,15 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.chat_prompt import written
 from playground.engine.config_limits import check_raw_config
 from playground.engine.device_memory import HEADROOM, free_bytes, loaded_bytes, size_text
 from playground.engine.hub_files import fetch, find_source, first_sentence, tensors, unseen
 from playground.engine.load import read_tokenizer
+from playground.engine.stored_weights import StoredForm, cast_rest, stored_form
+from playground.engine.unused_weights import check_unused
 from playground.errors import Refusal
 
 
@@ -78,11 +80,13 @@ def load_classifier(name: str, device: str) -> SequenceClassifier:
 
 
 def _read_network(name: str, folder: Path, device: str) -> PreTrainedModel:
+    form = _stored_form(name, folder, device)
     try:
         network, report = AutoModelForSequenceClassification.from_pretrained(
             folder,
             dtype=torch.float32,
             device_map={"": device},
+            **(form.arguments if form else {}),
             use_safetensors=True,
             trust_remote_code=False,
             local_files_only=True,
@@ -100,4 +104,15 @@ def _read_network(name: str, folder: Path, device: str) -> PreTrainedModel:
             "sequence-classification model.",
             "classifier",
         )
+    check_unused(name, network, report["unexpected_keys"], folder)
+    if form and form.arguments:
+        cast_rest(network, torch.float32)
     return network
+
+
+def _stored_form(name: str, folder: Path, device: str) -> StoredForm | None:
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except Exception:  # the library says why when it reads the network
+        return None
+    return stored_form(name, config, device)

@@ -13,12 +13,21 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from playground.engine.model import Model
+from playground.engine.stored_weights import is_quantised
+from playground.errors import Refusal
 
 
 class FrozenNetwork:
     """A copy of a model's network in float32 on the CPU. Gradients flow through it, and not to its weights."""
 
     def __init__(self, model: Model):
+        """Raises Refusal if the weights are quantised."""
+        if is_quantised(model.network):
+            raise Refusal(
+                f"The weights of {model.name} are quantised ({model.quantization}), and a draft head is trained "
+                "through its layers: choose a model that is not quantised.",
+                "model",
+            )
         config = deepcopy(model.network.config)
         config._attn_implementation = "sdpa"
         weights = {name: tensor.clone().float().cpu() for name, tensor in model.network.state_dict().items()}

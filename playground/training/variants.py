@@ -22,6 +22,7 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.hub_files import Progress, first_sentence, unseen
 from playground.engine.load import Facts
 from playground.engine.model import Model
+from playground.engine.stored_weights import is_quantised
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts
@@ -82,7 +83,8 @@ def make_variant(
 
     `watch` receives the events of the training. Raises Refusal if the weights are not float32, or cannot be saved.
     """
-    if any(weights.dtype != torch.float32 for weights in base.network.parameters()):
+    # a quantised tensor may call itself float32
+    if is_quantised(base.network) or any(part.dtype != torch.float32 for part in base.network.parameters()):
         raise Refusal(
             f"The weights of {order.base} are not float32, so they cannot be trained: choose a model that is not "
             "quantised.",

@@ -611,11 +611,13 @@ def queue_status(place: int, waited: float) -> str:
 
 
 def described(models: Any) -> str:
-    """Names, dtype and device of the loaded models, and the draft's device if it differs."""
+    """Names, quantisation, dtype and device of the loaded models, and the draft's device if it differs."""
     target, draft = models.target, models.draft
+    packed = [] if target.quantization == "none" else [target.quantization]
     names = [_short(target.name), *([_short(draft.name) + models.draft_place] if draft else [])]
     spread = sorted(map(str, set(getattr(target, "devices", ()))))  # a canvas model is never spread
-    return " · ".join([*names, str(target.dtype).removeprefix("torch."), " + ".join(spread) or target.device.type])
+    dtype, place = str(target.dtype).removeprefix("torch."), " + ".join(spread) or target.device.type
+    return " · ".join([*names, *packed, dtype, place])
 
 
 def _short(name: str) -> str:
