@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from playground.engine.adapter_config import WEIGHTS, AdapterConfig
+from playground.engine.stored_weights import is_plain
 from playground.errors import Refusal
 
 PREFIX = "base_model.model."
@@ -30,7 +31,6 @@ PART = re.compile(
     r"(?P<module>.+)\.(?P<kind>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|trainable_tokens_delta"
     r")(?:\.default)?(?P<rest>\.weight|\.bias)?"
 )
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Parts = dict[str, Tensor]
 
 
@@ -213,9 +213,9 @@ def _shape(module: nn.Module) -> tuple[int, int] | None:
 
 
 def _is_packed(module: nn.Module) -> bool:
-    """Whether a layer's weights are quantised. A tensor of torchao is a subclass that calls itself float32."""
-    plain = type(module) is nn.Linear and type(getattr(module, "weight", None)) is nn.Parameter
-    return isinstance(module, nn.Linear) and not (plain and module.weight.dtype in FLOATS)
+    """Whether a layer's weights are quantised."""
+    plain = type(module) is nn.Linear and is_plain(getattr(module, "weight", None))
+    return isinstance(module, nn.Linear) and not plain
 
 
 def _run_beside(module: nn.Module, down: Tensor, up: Tensor, scale: float) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from playground.engine.stored_weights import is_plain
 from playground.errors import Refusal
 
 ROWS = 4096  # of a matrix that are looked at in one step, so that no copy of all of it is made
@@ -13,7 +14,7 @@ ROWS = 4096  # of a matrix that are looked at in one step, so that no copy of al
 def check_finite(name: str, network: PreTrainedModel) -> None:
     """Refuse a network with a weight that is NaN or infinite, naming the weight."""
     for weight_name, weight in network.named_parameters():
-        if weight.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64) or not weight.numel():
+        if not is_plain(weight) or not weight.numel():
             continue
         # a sum is not finite if a number is not, and takes no memory; a sum that overflows is looked at once more
         if not weight.sum(dtype=torch.float32).isfinite() and not _all_finite(weight):

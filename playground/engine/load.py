@@ -50,7 +50,7 @@ from playground.engine.hub_files import (
 )
 from playground.engine.masked_models import masking_of
 from playground.engine.model_files import TOKENIZER, ModelFiles
-from playground.engine.read_network import Reading, read_network
+from playground.engine.read_network import WeightReading, read_network
 from playground.engine.stored_weights import StoredForm, parameter_count, stored_form
 from playground.engine.tokens import Tokens
 from playground.engine.unused_weights import check_plain
@@ -193,13 +193,13 @@ def load(
     form = _stored_form(source, loading)
     check_against_weights(name, config, cost.parameters, form is not None, cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
-    progress(0.7, f"Reading {name}")
+    progress(0.7, f"WeightReading {name}")
     adapters = read_adapters(source)
     tokenizer = read_tokenizer(name, next((place for _, place in reversed(adapters) if _has_tokenizer(place)), folder))
     places = {"": loading.device}
     if cost.spread:
         places = spread_over_gpus(name, config, loading.dtype, form.weights if form else loading.quantization)
-    reading = Reading(getattr(torch, loading.dtype), places, loading.quantization, form, source.variant)
+    reading = WeightReading(getattr(torch, loading.dtype), places, loading.quantization, form, source.variant)
     network = read_network(name, folder, config, reading)
     for adapter, place in adapters:
         add_adapter(network, name, adapter, place)

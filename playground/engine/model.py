@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
@@ -40,7 +40,7 @@ from playground.engine.load_check import Reference, largest_error
 from playground.engine.mtp_layers import MtpLayers, count_of
 from playground.engine.recurrent_layers import Recurrence, find_recurrence
 from playground.engine.segment_attention import Segment
-from playground.engine.stored_weights import FULL, parameter_count, rounds_inputs
+from playground.engine.stored_weights import is_plain, parameter_count, rounds_inputs
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 
@@ -121,8 +121,7 @@ class Model:
         A copy where they are on another device than the inputs.
         """
         weight = getattr(self.network.get_output_embeddings(), "weight", None)
-        # a quantised tensor of torchao is a subclass that calls itself float32
-        plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype in FULL and weight.shape[1:] == (self.width,)
+        plain = is_plain(weight) and weight.shape[1:] == (self.width,)
         if plain and weight.device != self.device:
             return self._copied_head
         return weight.detach() if plain else None

@@ -23,7 +23,7 @@ from playground.errors import Refusal
 
 
 @dataclass(frozen=True)
-class Reading:
+class WeightReading:
     """How weights are read.
 
     places: the device of each part of the network, "" for all of it. quantization: with which they are quantised now.
@@ -42,7 +42,7 @@ class Reading:
         return {**quantized, **({"variant": self.variant} if self.variant else {})}
 
 
-def read_network(name: str, folder: Path, config: PretrainedConfig, reading: Reading) -> PreTrainedModel:
+def read_network(name: str, folder: Path, config: PretrainedConfig, reading: WeightReading) -> PreTrainedModel:
     """The network in evaluation mode; raises Refusal."""
     # bitsandbytes warns of a cast at every int8 layer of every forward
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)

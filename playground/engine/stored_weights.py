@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import TensorInfo
-from torch import nn
+from torch import Tensor, nn
 from transformers import FineGrainedFP8Config, Mxfp4Config, PretrainedConfig, PreTrainedModel
 from transformers.quantizers import AutoHfQuantizer, AutoQuantizationConfig, HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
@@ -92,6 +92,11 @@ def is_quantised(network: nn.Module) -> bool:
     return bool(getattr(network, "is_quantized", False))
 
 
+def is_plain(weight: Any) -> bool:
+    """Whether a weight is a plain tensor of floats. One of torchao is a subclass that calls itself float32."""
+    return type(weight) in (nn.Parameter, Tensor) and weight.dtype in FULL
+
+
 def parameter_count(network: PreTrainedModel) -> int:
     """Parameters of a network, each weight counted once, however many of them share a number of a quantised tensor."""
     if not is_quantised(network):
@@ -111,7 +116,7 @@ def cast_rest(network: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast the parameters that were not quantised, which the library leaves as stored beside dequantised ones."""
     kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}
     for name, weights in network.named_parameters():
-        if weights.dtype in FULL and weights.dtype != dtype and not any(part in name for part in kept):
+        if is_plain(weights) and weights.dtype != dtype and not any(part in name for part in kept):
             weights.data = weights.data.to(dtype)
 
 
