@@ -47,6 +47,7 @@ from playground.engine.model_files import (
     variant_parts,
 )
 from playground.engine.stored_forms import model_place
+from playground.engine.text_parts import sees_more, text_part
 from playground.engine.weight_changes import JOINT
 from playground.errors import Refusal
 from playground.network_errors import connection_error
@@ -190,7 +191,15 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
             f"The config.json of {source.name} cannot be used ({first_sentence(reason)}): choose another model.",
             "model",
         ) from None
+    if text := text_part(config):
+        return text
     if config.is_encoder_decoder or not _causal(config):
+        if sees_more(config):
+            raise Refusal(
+                f"{source.name} is a {config.model_type} model, which sees more than text, and the library has no class"
+                " for its text part that is known to compute the same: choose a causal language model.",
+                "model",
+            )
         raise Refusal(
             f"{source.name} is a {config.model_type} model that does not continue text: choose a causal language"
             " model.",

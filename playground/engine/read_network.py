@@ -18,6 +18,7 @@ from transformers import (
 from playground.engine.hub_files import first_sentence
 from playground.engine.masked_models import is_noise_model, masking_of, weight_names
 from playground.engine.stored_weights import StoredForm, cast_rest
+from playground.engine.text_parts import text_names
 from playground.engine.unused_weights import cause_of, check_unused
 from playground.errors import Refusal
 
@@ -81,6 +82,8 @@ def _class_of(config: PretrainedConfig) -> type:
 
 def _renaming(config: PretrainedConfig) -> dict[str, Any]:
     """Arguments for a network that is stored with another config or under other names; none for all others."""
+    if names := text_names(config):
+        return {"config": config, "key_mapping": names}
     if masking_of(config) is None:
         return {}
     return {"config": config, "key_mapping": weight_names(config)}
