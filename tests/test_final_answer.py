@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import pytest
 from hypothesis import given, settings
@@ -92,3 +92,31 @@ def test_hostile_texts_are_parsed_in_linear_time(piece):
 def test_answers_in_words_forget_case_punctuation_and_spacing():
     assert last_words("It was the Red  boat!", 2) == "red boat" and last_words("...", 2) is None
     assert whole_text(" a\n b ") == "a b" and whole_text(" ") is None
+
+
+HOSTILE = {
+    "a unit that is none": r"\boxed{1" + "a" * 60 + "!}",
+    "units and more units": r"\boxed{" + "1a " * 3000 + "!}",
+    "blanks": " " * 20_000,
+    "blanks in a box": r"\boxed{1" + " " * 20_000 + "!}",
+    "blank lines": "\n \n" * 7000,
+    "blanks in a bracket": "(" + " " * 20_000,
+    "blanks before a root": "sqrt" + " " * 9000,
+    "superscripts": "x" + "²" * 5000,
+    "digits": "1" * 10_000,
+    "digits in a bracket": "(1" * 5000,
+    "lists in lists": r"\boxed{" + "(" * 3000 + "1" + ",2)" * 3000 + "}",
+    "a long list": r"\boxed{(" + "1," * 3000 + "1)}",
+    "boxes that stay open": r"\boxed{" * 1500,
+    "powers of powers": r"\boxed{9^9^9^9^9^9}",
+    "powers in brackets": r"\boxed{(9^9999)^9999}",
+    "fractions": r"\frac{1}{2}" * 1500,
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_answer_is_read_in_time(text):
+    """It is read in the process of the page, between two forwards: one of 60 letters took hours."""
+    start = thread_time()
+    final_answer(text)
+    assert thread_time() - start < 2.0

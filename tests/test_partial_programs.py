@@ -7,6 +7,7 @@ import random
 from fractions import Fraction
 from itertools import combinations
 from math import comb, exp, inf, log
+from time import thread_time
 
 import pytest
 
@@ -280,3 +281,22 @@ def test_costs_are_the_lanes_own_log_probabilities():
     program = written(lane(f"  {CODE}\n"))
     costs = {own: cost for own, cost in zip(program.own, program.costs) if own in ("3", "sum")}
     assert costs == pytest.approx({"3": 6.0, "sum": 0.003}) and inf not in program.costs
+
+
+HOSTILE = {
+    "a long chain": ("x = " + "+".join(["'" + "a" * 15 + "'"] * 900), True),
+    "many lines": ("x=1\n" * 4900, True),
+    "a long line": ("x=[" + "1," * 9000 + "]", True),
+    "too many branches": ("if a: b\n" + "elif a: b\n" * 1500, False),
+    "too many indices": ("x" + "[0]" * 3000, False),
+    "too many signs": ("-" * 15_000 + "1", False),
+    "too many brackets": ("(" * 9000, False),
+    "too many characters": ("x=1\n" * 5001, False),
+}
+
+
+@pytest.mark.parametrize("text, is_program", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_program_is_parsed_in_time_or_is_none(text, is_program):
+    start = thread_time()
+    assert (parse(text) is not None) == is_program
+    assert thread_time() - start < 1.5

@@ -15,6 +15,7 @@ from itertools import accumulate
 from math import comb, log
 from typing import TYPE_CHECKING
 
+from playground.algorithms.programs.confined.policy import CHARACTERS
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.trace.transcript import sequences
@@ -61,16 +62,17 @@ class Program:
 
 
 def parse(text: str) -> Program | None:
-    """The parts of a Python program; None if the text is not one. A part without own text is merged with its parent."""
-    if set(text) & STRANGE:
-        return None
-    try:
-        module = ast.parse(text)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    """The parts of a Python program; None if the text is not one, or too long or nested too deeply. A part without own
+    text is merged with its parent.
+    """
+    if len(text) > CHARACTERS or set(text) & STRANGE:
         return None
     lines, program = text.split("\n"), Program(text)
     starts = list(accumulate((len(line) + 1 for line in lines), initial=0))
-    _add(program, _Part(0, len(text), _below(module, lines, starts)), -1)
+    try:
+        _add(program, _Part(0, len(text), _below(ast.parse(text), lines, starts)), -1)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
     return program
 
 
@@ -83,8 +85,12 @@ class _Part:
     children: list[_Part]
 
     def places(self, text: str) -> list[int]:
-        inside = {i for child in self.children for i in range(child.start, child.end)}
-        return [i for i in range(self.start, self.end) if i not in inside and not text[i].isspace()]
+        """Indices of its own characters, those outside its children."""
+        own, at = [], self.start
+        for child in sorted(self.children, key=lambda child: child.start):
+            own += range(at, child.start)
+            at = max(at, child.end)
+        return [i for i in (*own, *range(at, self.end)) if not text[i].isspace()]
 
 
 def _below(node: ast.AST, lines: list[str], starts: list[int]) -> list[_Part]:

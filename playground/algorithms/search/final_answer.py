@@ -2,11 +2,12 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from playground.algorithms.search.answer_value import NUMBER, NotANumber, plain, value, written
 
 # a number for lists, where a comma separates; parenthesised arithmetic; products, quotients and powers of these
-ITEM = r"\d*\.?\d+"
+ITEM = r"(?:\d++(?:\.\d++)?|\.\d++)"
 GROUP = r"\([-+*/^%\d\s.]+\)"
 POWER = rf"(?:sqrt\s*{GROUP}|{GROUP}|{NUMBER})(?:\s*\^\s*(?:{GROUP}|-?\d+))?"
 SIGN = r"(?:±\s*|(?<![\w)%.])[-+])?"
@@ -21,7 +22,10 @@ STATED = re.compile(r"(?:\banswer is|\banswer:|####)([^\n]*)", re.IGNORECASE)
 SENTENCE_END = re.compile(r"\.(?:\s|$)")
 NAMED = re.compile(r"\s*[A-Za-z]\w?(?:\([a-z]\))?\s*=(?!=)")
 FUNCTIONS = r"(?!(?:pi|sqrt|sin|cos|tan|log|ln|exp)\b)"
-UNIT = re.compile(rf"(.*?[\d)%])\s*{FUNCTIONS}(?:[A-Za-z]{{2,}}|[mgshlLJNWVK])(?:[ /^*-]*[A-Za-z\d²³()]+)*\.?")
+# possessive: a text that is no unit is given up at once, not in all the ways that it can be divided
+UNIT = re.compile(rf"(.*?[\d)%])\s*{FUNCTIONS}(?:[A-Za-z]{{2,}}+|[mgshlLJNWVK])(?:[ /^*-]*+[A-Za-z\d²³()]++)*+\.?")
+BLANKS = re.compile(r"[^\S\n]+|\n\s*")  # runs of them cost the patterns above their square
+DEEPEST = 8  # lists inside each other that are normalised
 BRACES = str.maketrans("⟦⟧", "{}")
 BRACKETS = {"(": ")]", "[": ")]", "⟦": "⟧"}
 
@@ -33,6 +37,7 @@ def final_answer(text: str) -> str | None:
     computed, units and currencies dropped. Tuples, intervals and sets are normalised entry by entry, other expressions
     only in their spelling. None if the text has no number and no box.
     """
+    text = BLANKS.sub(lambda run: "\n" if run[0][0] == "\n" else " ", text)
     boxes = list(_boxes(text))
     stated = [(at, normal(content)) for at, content in boxes if content.strip()]
     for found in STATED.finditer(text):
@@ -54,17 +59,17 @@ def whole_text(text: str) -> str | None:
     return " ".join(text.split()) or None
 
 
-def normal(answer: str) -> str:
-    """One answer in its normal form."""
+def normal(answer: str, depth: int = 0) -> str:
+    """One answer in its normal form; `depth` is the number of lists around it."""
     answer = NAMED.sub("", plain(answer).strip().rstrip("."), count=1).strip()
     try:
         return written(value(answer))
     except NotANumber:
         pass
-    if (entries := _entries(answer)) is not None:
+    if depth < DEEPEST and (entries := _entries(answer, depth)) is not None:
         return entries
     if unit := UNIT.fullmatch(answer):
-        return normal(unit[1])
+        return normal(unit[1], depth + 1)
     spelling = re.sub(r"[\s\\]+", "", answer).translate(BRACES).casefold()
     return re.sub(r"\^\((\w+)\)", r"^\1", spelling)
 
@@ -86,14 +91,14 @@ def _stated(rest: str) -> str | None:
     return normal(found[0]) if found else None
 
 
-def _entries(answer: str) -> str | None:
+def _entries(answer: str, depth: int) -> str | None:
     """A list of several entries in its normal form, a set sorted; None if it is no list."""
     first, last = answer[:1], answer[-1:]
     bracketed = first in BRACKETS and last in BRACKETS[first]
     parts = _split(answer[1:-1] if bracketed else answer)
     if len(parts) < 2 or not all(part.strip() for part in parts):
         return None
-    entries = [normal(part) for part in parts]
+    entries = [normal(part, depth + 1) for part in parts]
     if first == "⟦" and bracketed:
         return "{" + ",".join(sorted(entries)) + "}"
     return (first if bracketed else "") + ",".join(entries) + (last if bracketed else "")
@@ -101,11 +106,9 @@ def _entries(answer: str) -> str | None:
 
 def _split(text: str) -> list[str]:
     """The parts between commas that are in no bracket."""
-    parts, depth = [""], 0
-    for character in text:
+    ends, depth = [-1], 0
+    for at, character in enumerate(text):
         depth += (character in "([⟦") - (character in ")]⟧")
         if character == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
+            ends.append(at)
+    return [text[start + 1:end] for start, end in pairwise([*ends, len(text)])]
