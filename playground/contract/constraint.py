@@ -55,6 +55,10 @@ class Constraint(Strategy):
         """The value of `narrow` for one token that the grammar allows; implement both or none."""
         return True
 
+    def dead_end(self, history: list[int]) -> str:
+        """Why no token is left after `history`, in a sentence with a space before it; empty if nothing is known."""
+        return ""
+
     def explain(self, history: list[int], token: int) -> Iterator[Event]:
         """Yield what to show about a committed token; `history` are the tokens before it, prompt included."""
         yield from ()

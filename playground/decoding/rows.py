@@ -113,7 +113,8 @@ class Rows:
         self.mask_seconds = perf_counter() - start
         if self.chain.masking and self.first == ROOT and not bool(masks[0].any()):
             raise Refusal(
-                "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar.",
+                "The grammar allows no token of this model here, so the text cannot continue: loosen the grammar."
+                + (self.chain.constraint.dead_end(list(self.committed)) if self.chain.constraint else ""),
                 "constraint",
             )
         self._host_masks = masks  # what the host asks of them needs no wait for a GPU

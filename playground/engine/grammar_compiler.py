@@ -46,6 +46,10 @@ OVERLAPPING = (
     " Let them differ in their type or in a required property with a const of its own, or write anyOf if more than one"
     " may hold, or use checked_schema, which checks the text as well."
 )
+COUNTED = (
+    "The JSON Schema cannot be used: a mask enforces minProperties and maxProperties only where all listed properties"
+    " are required. Require them, or use checked_schema, which checks the text as well."
+)
 UNIMPLEMENTED, INVALID_TYPE = re.compile(r"Unimplemented keys: \[(.*?)\]"), re.compile(r"Invalid type: (\w+)")
 
 
@@ -227,6 +231,8 @@ def refusal(kind: str, message: str) -> Refusal:
         return Refusal(OVERLAPPING)
     if unimplemented := UNIMPLEMENTED.search(message):
         return _not_by_a_mask(re.findall(r'"([^"]*)"', unimplemented[1]))
+    if "min/maxProperties only supported" in message:
+        return Refusal(COUNTED)
     if (wrong := INVALID_TYPE.search(message)) and (meant := nearest_type(wrong[1])):
         return Refusal(f"The JSON Schema cannot be used: {wrong[0]}. Write {meant} if that is meant.")
     first, *rest = message.strip().splitlines() or ["its compiler gave no reason"]

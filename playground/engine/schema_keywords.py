@@ -57,7 +57,10 @@ TYPES_MEANT = {
     "decimal": "number", "bool": "boolean", "dict": "object", "map": "object", "record": "object", "struct": "object",
     "list": "array", "tuple": "array", "set": "array", "none": "null", "nil": "null",
 }
-CHECKABLE = frozenset("not if then else uniqueItems oneOf".split())  # what `checked_schema` decides beside a mask
+CHECKABLE = frozenset(  # what `checked_schema` decides beside a mask
+    "not if then else uniqueItems oneOf contains minContains maxContains dependentRequired dependentSchemas"
+    " propertyNames".split()
+)
 SINGLE = ("not", "if", "then", "else", "contains", "propertyNames", "additionalProperties", "additionalItems",
           "unevaluatedProperties", "unevaluatedItems", "contentSchema", "items")
 DATA = ("enum", "const", "default", "example", "examples", "required", "x-guidance")  # no schemas in there

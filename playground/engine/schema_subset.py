@@ -132,7 +132,8 @@ def _within(key: str, part: Any) -> list:
 def _check(schema: dict) -> None:
     asked, required = schema.get("minProperties"), schema.get("required", [])
     if isinstance(asked, (int, float)) and isinstance(required, list) and asked > max(1, len(required)):
-        raise _refusal(f"minProperties {asked} may be met by writing one key twice: list as many keys as required")
+        raise _refusal(f"minProperties {asked} may be met by writing one key twice: list as many keys as required,"
+                       " or use checked_schema, which counts them")
     options = schema.get("x-guidance")
     if isinstance(options, dict) and any(options.get(name) for name in LENIENT):
         raise _refusal("x-guidance asks for leniency, and then its texts may break it")

@@ -16,9 +16,10 @@ class JsonSchema(Constraint):
     """Only tokens that keep the text a prefix of JSON valid under a schema are allowed.
 
     Before each token a parser computes all tokens with which some valid document could continue; the others get
-    probability zero. A single allowed token is written without running the model. Schemas with keywords that cannot be
-    enforced are refused. A schema is also found inside of a response format or a tool, and a name that is no keyword is
-    remarked on. Named keys are written in the order of the schema, before all others, which begin with no named one. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date is one of the
+    probability zero. A single allowed token is written without running the model. Schemas with keywords that cannot
+    be enforced are refused. A schema is also found inside of a response format or a tool, and a name that is no
+    keyword is remarked on. Named keys are written in the order of the schema, before all others, which begin with
+    no named one. In a pattern, \\d and \\w are ASCII and \\s is Unicode, as in JavaScript. A date is one of the
     calendar, leap years included; leap seconds are 23:59:60 at offset 0; host names have no "xn--" labels. Engine:
     llguidance; see JSONSchemaBench, Geng et al. 2025, arXiv 2501.10868.
     """
