@@ -9,9 +9,9 @@ import pytest
 
 from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.bookkeeping_report import page, verdict
-from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping, BookkeepingTrial
 from playground.bench.bookkeeping.generated_model import ForwardClock, generated_pair
-from playground.bench.bookkeeping.strategy_lanes import MEASURED, lane_of, measured_names
+from playground.bench.bookkeeping.strategy_lanes import MEASURED, lane_of, measured_names, settings_of
 from playground.cli import bench_bookkeeping, main
 from playground.contract import find
 from playground.engine.forward_input import ForwardInput
@@ -35,6 +35,22 @@ def test_three_strategies_are_measured_and_added_to_a_page(tmp_path, capsys):
         assert result.rounds and result.rows >= result.rounds and result.tokens >= 2
         assert result.seconds > 0 and result.bytes > 100 * result.tokens and result.prompt_seconds > 0
     assert all(f"`{result.strategy}`" in written.read_text() for result in results)
+
+
+@pytest.fixture(scope="module")
+def trial() -> BookkeepingTrial:
+    return BookkeepingTrial(Sizes(vocabulary=2000, layers=4, context=600, watched=300, tokens=4, seconds=30))
+
+
+@pytest.mark.parametrize("name", ["flash", "m2r2", "s2d", "ftp"])
+def test_a_head_without_fitted_weights_and_a_policy_that_chooses_rows_are_measured(trial, name):
+    measured = trial.measure(name)
+    assert not measured.failure and measured.rounds
+
+
+def test_every_draft_head_is_measured_with_random_weights():
+    heads = [name for name in measured_names() if find(name).kind == "drafter" and "untrained" in dir(find(name))]
+    assert len(heads) > 15 and all(settings_of(name) == {"weights": "random"} for name in heads)
 
 
 def test_every_strategy_that_generates_text_has_a_lane():

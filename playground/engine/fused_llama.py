@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from playground.engine.attention_parts import Projections
 from playground.engine.hooks import Call
-from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices
+from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices, attending_rows
 from playground.engine.segment_attention import attend_all, attend_some, received_attention, store_all
 from playground.engine.stored_weights import is_quantised
 from playground.errors import Refusal
@@ -156,7 +156,7 @@ class FusedLayer:
     def choose(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call, compute: ComputePass) -> Tensor:
         """The layer under a compute policy: attention and feed-forward networks only where they run."""
         attention, spent = self.qkv.weight.numel() + self.out.weight.numel(), [0.0] * len(hidden)
-        attending = _rows(compute.choices.attends(self.index, hidden), len(hidden))
+        attending = attending_rows(compute.choices.attends(self.index, hidden), len(hidden))
         hidden = self._attend_rows(hidden, attending, (cos, sin), call, compute.choices)
         if not attending and compute.choices.stores(self.index, hidden):
             spent = [float(self._store(self.input_norm(hidden), cos, sin, call))] * len(hidden)
@@ -421,11 +421,6 @@ def _is_standard(network: PreTrainedModel) -> bool:
 def _silu() -> nn.Module:
     from transformers.activations import ACT2FN
     return ACT2FN["silu"]
-
-
-def _rows(attends: bool | list[int], count: int) -> list[int]:
-    """The rows of a forward for which attention runs."""
-    return attends if isinstance(attends, list) else list(range(count)) if attends else []
 
 
 def _norm(module: nn.Module) -> RMSNorm:

@@ -150,3 +150,8 @@ class ComputePass:
     def layers(self) -> int:
         """Layers of which some part ran for some row."""
         return sum(any(shares) for shares in self.ran)
+
+
+def attending_rows(attends: bool | list[int], count: int) -> list[int]:
+    """The rows of a forward for which attention runs, from what `LayerChoices.attends` returned."""
+    return attends if isinstance(attends, list) else list(range(count)) if attends else []

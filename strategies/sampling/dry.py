@@ -27,7 +27,7 @@ class DRY(Sampler):
     )
     base: float = knob(1.75, 1.0, 4.0, step=0.05, help="factor of the penalty per additional repeated token")
     allowed: int = knob(2, 1, 10, step=1, help="minimum number of repeated tokens to penalise the next one")
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are searched; 0: all")
+    window: int = knob(0, 0, 4096, step=1, help="last tokens that are searched; 0: all")
     breakers: str = knob(
         '\\n : " *', help="texts that end a repeated sequence, separated by spaces; \\n is a line break"
     )

@@ -22,7 +22,7 @@ class FrequencyPenalty(Sampler):
     penalty: float = knob(
         0.5, -2.0, 2.0, step=0.1, help="subtracted from a token's score per occurrence; 0 changes nothing"
     )
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are counted; 0: all")
+    window: int = knob(0, 0, 4096, step=1, help="last tokens that are counted; 0: all")
     prompt: bool = knob(False, help="also count the tokens of the prompt")
 
     def apply(self, scores, histories):

@@ -19,7 +19,7 @@ class RepetitionPenalty(Sampler):
     guarantee = ("collapses",)
 
     penalty: float = knob(1.15, 0.8, 2.0, step=0.05, help="above 1 makes tokens seen before less likely")
-    window: int = knob(0, 0, 1024, step=1, help="last tokens that are considered; 0: all")
+    window: int = knob(0, 0, 4096, step=1, help="last tokens that are considered; 0: all")
 
     def apply(self, scores, histories):
         if self.penalty == 1:

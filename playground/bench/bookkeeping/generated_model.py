@@ -26,7 +26,7 @@ from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.kv_buffer import UNKNOWN, Capacity
 from playground.engine.kv_cache import KVCache
-from playground.engine.layer_choices import ComputePass, FeedForwardPart
+from playground.engine.layer_choices import ComputePass, FeedForwardPart, attending_rows
 from playground.engine.segment_attention import Segment, attend_all
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
@@ -255,7 +255,12 @@ class GeneratedModel:
     def _choose(self, compute: ComputePass, hidden: Tensor) -> None:
         """Ask a compute policy about every layer, as a network does."""
         for layer in range(self.depth):
-            spent, own = [float(compute.choices.attends(layer, hidden))] * len(hidden), AddsNothing()
+            attending = attending_rows(compute.choices.attends(layer, hidden), len(hidden))
+            spent, own = [0.0] * len(hidden), AddsNothing()
+            for row in attending:
+                spent[row] = 1.0
+            if attending and compute.choices.reads_attention(layer):
+                compute.choices.attended(layer, _even_attention(attending, len(hidden)))
             for rows, part in compute.choices.feed_forwards(layer, hidden, own):
                 for row in range(len(hidden)) if rows is None else rows:
                     spent[row] += part.weights
@@ -293,6 +298,13 @@ class GeneratedModel:
         """Hidden states [n, width] before a layer, the more like the last ones the later the layer is."""
         share = layer / self.depth
         return share * self._states[rows] + (1 - share) * self._states[rows - 1]
+
+
+def _even_attention(attending: list[int], rows: int) -> Tensor:
+    """Attention weights [attending, rows] of rows that see each earlier row of the same forward equally."""
+    places = torch.arange(rows)
+    seen = (places <= torch.tensor(attending)[:, None]).float()
+    return seen / seen.sum(-1, keepdim=True)
 
 
 def _reads_all(segment: Segment) -> bool:

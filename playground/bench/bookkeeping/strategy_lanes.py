@@ -20,13 +20,17 @@ SETTINGS = {  # of strategies whose defaults end the text after a few tokens
     "json_schema": {"source": '{"type": "array", "items": {"type": "string", "minLength": 9}, "minItems": 99}'},
     "regex": {"pattern": LETTERS},
 }
-HEADS = (  # not fitted to the stand-in for a model
-    "medusa", "hydra", "hydra_plus_plus", "eagle", "eagle_2", "eagle_3", "fspad", "clover", "clover_2", "chimera",
-    "falcon", "kangaroo", "ppd", "hidden_transfer", "longspec", "dflash",
-)  # fmt: skip
-SETTINGS |= dict.fromkeys(HEADS, {"weights": "random"})
 PLAIN = ("temperature", {"t": 1.0})  # draws from the model's own distribution
 Parts = list[tuple[str, dict]]
+
+
+def settings_of(name: str) -> dict:
+    """The knobs of a strategy that is measured: random weights for a draft head, since none is fitted to the stand-in
+    for a model.
+    """
+    cls = find(name)
+    random = cls.kind == "drafter" and any(k.name == "weights" and "random" in k.choices for k in cls.knobs())
+    return {"weights": "random"} if random else SETTINGS.get(name, {})
 
 
 def measured_names() -> list[str]:
@@ -54,7 +58,7 @@ def _candidates(cls: type[Strategy]) -> Iterator[LaneConfig]:
     elif cls.kind in ("drafter", "verifier"):
         yield from _filled("speculative", find("speculative"), {cls.kind: cls.name})
     else:
-        added = [(cls.name, SETTINGS.get(cls.name, {}))] if cls.kind in MEASURED else []
+        added = [(cls.name, settings_of(cls.name))] if cls.kind in MEASURED else []
         yield from (LaneConfig("greedy", {}, [*added, *drawn]) for drawn in ([PLAIN], []) if added)
 
 
@@ -64,4 +68,4 @@ def _filled(decoder: str, cls: type[Strategy], given: dict[str, str]) -> Iterato
     constraint: Parts = [("regex", SETTINGS["regex"])] if "constraint" in cls.needs else []
     samplers: tuple[Parts, ...] = ([PLAIN], []) if choices else ([],)
     for drawn, chosen in product(samplers, product(*choices)):
-        yield LaneConfig(decoder, {}, [*((name, SETTINGS.get(name, {})) for name in chosen), *constraint, *drawn])
+        yield LaneConfig(decoder, {}, [*((name, settings_of(name)) for name in chosen), *constraint, *drawn])
