@@ -30,7 +30,8 @@ SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.er
                       "playground.engine.sampling", "playground.engine.host_copies", "playground.engine.confined_child",
                       "playground.engine.lalr", "playground.engine.byte_dfa",
                       "playground.engine.grammar_limits", "playground.engine.grammar_client",
-                      "playground.engine.byte_matcher", "playground.engine.schema_source", "playground.engine.schema_subset",
+                      "playground.engine.byte_matcher",
+                      "playground.engine.schema_source", "playground.engine.schema_subset",
                       "playground.engine.triggered_grammar",
                       "playground.engine.template_grammar", "playground.engine.tagged_grammar")
 SHARED_NAMES = {"__init__", "__main__"}
