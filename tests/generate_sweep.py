@@ -122,9 +122,24 @@ def write(case: Case, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     network.config.eos_token_id = in_config
     network.generation_config.eos_token_id = in_generation
     network.save_pretrained(folder, max_shard_size="60KB" if case.form == "sharded" else "5GB")
-    tokenizer.save_pretrained(folder)
+    _write_tokenizer(tokenizer, folder)
     if in_generation is None:
         (folder / "generation_config.json").unlink(missing_ok=True)
+
+
+def _write_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """The files that a stored tokenizer has, since saving it may change what it does; else those of `save_pretrained`.
+    """
+    files = getattr(tokenizer, "own_files", None)
+    if files is None:
+        tokenizer.save_pretrained(folder)
+        return
+    for file in files.iterdir():
+        shutil.copy(file, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings["chat_template"] = tokenizer.chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
 
 
 def other_end(tokenizer: PreTrainedTokenizerFast) -> int:
@@ -240,9 +255,9 @@ def sweep(asked: Iterable[Case], tokenizer_of: TokenizerOf) -> Iterator[tuple[Ca
 
 
 def stored(vocabularies: Path, name: str) -> PreTrainedTokenizerFast:
-    """A tokenizer of the folder, with its chat template as `own_template`."""
+    """A tokenizer of the folder, with its chat template as `own_template` and its files as `own_files`."""
     tokenizer = AutoTokenizer.from_pretrained(vocabularies / name, local_files_only=True)
-    tokenizer.own_template = tokenizer.chat_template
+    tokenizer.own_template, tokenizer.own_files = tokenizer.chat_template, vocabularies / name
     return tokenizer
 
 

@@ -99,3 +99,18 @@ def test_a_chat_has_the_tokens_of_the_library(kind):
     turns = [{"role": "user", "content": "The red fox"}]
     library = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
     assert Tokens(tokenizer, len(tokenizer)).encode_chat("The red fox") == library
+
+
+@pytest.mark.parametrize("target, draft", [("llama2", "gpt2"), ("gpt2", "llama2"), ("mistral", "llama3")])
+def test_a_draft_with_other_tokens_reads_the_same_continuation(tmp_path, target, draft):
+    """Its guesses are right only if it reads the text as its own tokenizer writes it after a prompt."""
+    folders = {}
+    for kind in (target, draft):
+        tokenizer = KINDS[kind]()
+        ids = [*tokenizer(PROMPT)["input_ids"], *Tokens(tokenizer, len(tokenizer)).encode_continuation(ANSWER)]
+        network = scripted(len(tokenizer), chain([*ids, tokenizer.eos_token_id]))
+        folders[kind] = save(tmp_path / kind, network, tokenizer)
+    models = playground.load(folders[target], folders[draft], device="cpu", dtype="float32")
+    result = playground.run("speculative", PROMPT, models=models, max_new_tokens=20, extras=["omnidraft"])
+    assert result.text == ANSWER
+    assert result.metrics["origins"]["draft"] >= 4
