@@ -10,6 +10,7 @@ from playground.engine.heap_memory import limit_arenas
 from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.ui.classroom import Classroom
+from playground.ui.framing import embedders
 from playground.ui.model_loader import ModelRequest
 from playground.ui.pages import build
 from playground.ui.request_guard import EVERY_INTERFACE
@@ -66,6 +67,7 @@ def main(arguments: list[str]) -> None:
         port = port_of(given.port)
         site.check()
         check_mcp(given.mcp)
+        embedders()
         own_folder()
         page = build(site)
         start(page, given, port, site)

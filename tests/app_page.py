@@ -3,6 +3,7 @@
 `from app_page import address, browser, page` gives a test file the app, which all files share, and its own browser.
 """
 
+import os
 import socket
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def started(folder: Path) -> Iterator[str]:
     app = subprocess.Popen(
         [sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)],
         cwd=ROOT,
+        env={**os.environ, "PLAYGROUND_EMBED": "*"},  # the page offers the code for a frame
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -24,6 +24,7 @@ from playground.ui import frame_log
 from playground.ui.classroom import Classroom, Follower
 from playground.ui.classroom_routes import FOLLOWER, guard_of, routes_of
 from playground.ui.frame_log import FrameLog
+from playground.ui.join_attempts import PERIOD, JoinAttempts, Pace
 from playground.ui.lessons import lessons
 from playground.ui.settings import Rules
 from playground.ui.site import Site
@@ -62,25 +63,104 @@ def read(part: bytes) -> list[tuple[str, dict]]:
 
 # --- who gets in ---
 
-def test_a_wrong_code_is_refused_and_after_five_the_right_one_too_for_a_minute(classroom, monkeypatch):
-    wrong = f"{(int(classroom.code) + 1) % 10**6:06}"
-    for _ in range(module.TRIES):
+QUICK = Pace(tries=3, wait=0.15, all_tries=20, turn=0.02, waiting=4, all_waiting=12)
+
+
+def try_code(classroom, code: str, address: str) -> float:
+    """Seconds until a code was tried; raises Refusal if it is wrong."""
+    async def tried() -> float:
+        begun = time.monotonic()
+        await classroom.attempts.turn(address)
+        waited = time.monotonic() - begun
+        classroom.join(code, "", address)
+        return waited
+    return asyncio.run(tried())
+
+
+def test_wrong_codes_make_the_next_ones_of_their_address_wait_and_the_right_one_enters(classroom):
+    classroom.attempts = JoinAttempts(QUICK)
+    for _ in range(QUICK.tries):
         with pytest.raises(Refusal, match="not the code"):
-            classroom.join(wrong, "", "10.0.0.9")
-    with pytest.raises(Refusal, match="too many wrong codes"):
-        joined(classroom, address="10.0.0.9")
-    assert joined(classroom, address="10.0.0.10")
+            try_code(classroom, "000", "10.0.0.9")
+    assert try_code(classroom, classroom.code, "10.0.0.9") >= QUICK.wait
+    assert try_code(classroom, classroom.code, "10.0.0.10") < QUICK.wait
+
+
+async def guess(classroom, code: str, address: str, ended: list[str]) -> None:
+    try:
+        await classroom.attempts.turn(address)
+        classroom.join(code, "", address)
+        ended.append("in")
+    except Refusal as refusal:
+        ended.append(str(refusal))
+
+
+def test_a_right_code_passes_those_who_guess_from_many_addresses(classroom):
+    """Sixty wrong codes from the addresses of one machine locked the class."""
+    classroom.attempts = JoinAttempts(QUICK)
+    for number in range(60):
+        classroom.attempts.add_wrong(f"10.0.1.{number}")
+
+    async def class_under_attack() -> list[str]:
+        guesses, mine = [], []
+        for number in range(60):
+            guesses.append(asyncio.create_task(guess(classroom, "000", f"10.0.1.{number}", [])))
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(guess(classroom, classroom.code, "10.0.0.2", mine), 1)
+        for task in guesses:
+            task.cancel()
+        return mine
+
+    assert asyncio.run(class_under_attack()) == ["in"]
+
+
+def test_guesses_from_many_addresses_take_turns(classroom):
+    classroom.attempts = JoinAttempts(QUICK)
+    for number in range(QUICK.all_tries):
+        classroom.attempts.add_wrong(f"10.0.1.{number}")
+
+    async def guesses() -> int:
+        ended: list[str] = []
+        tasks = [asyncio.create_task(guess(classroom, "000", f"10.0.2.{number}", ended)) for number in range(12)]
+        await asyncio.sleep(0.1)
+        for task in tasks:
+            task.cancel()
+        return len(ended)
+
+    assert asyncio.run(guesses()) <= 1 + 0.1 / QUICK.turn
+
+
+def test_one_address_has_few_codes_waiting(classroom):
+    classroom.attempts = JoinAttempts(replace(QUICK, wait=30))
+
+    async def guesses() -> list[str]:
+        ended: list[str] = []
+        tasks = [asyncio.create_task(guess(classroom, "000", "10.0.0.9", ended)) for _ in range(50)]
+        await asyncio.sleep(0.05)
+        for task in tasks:
+            task.cancel()
+        return ended
+
+    ended = asyncio.run(guesses())
+    assert sum("too many attempts" in one for one in ended) >= 50 - QUICK.waiting and "in" not in ended
+
+
+def test_after_a_minute_wrong_codes_are_forgotten(classroom, monkeypatch):
+    classroom.attempts = JoinAttempts(replace(QUICK, wait=30))
+    for _ in range(60):
+        classroom.attempts.add_wrong("10.0.0.9")
     now = time.monotonic()
-    monkeypatch.setattr(module, "monotonic", lambda: now + module.PERIOD + 1)
-    assert joined(classroom, address="10.0.0.9")
+    monkeypatch.setattr("playground.ui.join_attempts.monotonic", lambda: now + PERIOD + 1)
+    assert try_code(classroom, classroom.code, "10.0.0.9") < 5
 
 
-def test_many_addresses_together_have_a_limit_too(classroom):
-    for i in range(module.ALL_TRIES):
-        with pytest.raises(Refusal, match="not the code"):
-            classroom.join("", "", f"10.0.1.{i}")
-    with pytest.raises(Refusal, match="too many wrong codes"):
-        joined(classroom)
+@pytest.mark.parametrize("given, shown", [
+    ("\u202eevil\u202c name", "evil name"), ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
+    ("a\x00b\x1b[31mc", "a b [31mc"), ("x" * 10**6, "x" * 40), ("\u200b\u2060", "Follower 1"), ("\n", "Follower 1"),
+], ids=["turned", "markup", "control", "long", "hidden", "blank"])
+def test_a_name_is_short_and_shows_what_it_is(classroom, given, shown):
+    token = joined(classroom, given)
+    assert classroom.followers[token].name == shown  # the page writes it as textContent
 
 
 def test_a_full_class_takes_nobody_until_somebody_has_left(classroom):

@@ -5,6 +5,7 @@ import asyncio
 import http.client
 import logging
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -199,6 +200,27 @@ def test_rubbish_in_the_middle_of_an_answer_leaves_no_traceback(monkeypatch, cap
             assert seconds_until_closed(line) < 2
         assert ask(port)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+DROPPED = {
+    "in a head": b"GET / HT",
+    "in a body": b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nhalf",
+    "in a chunk": b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
+    "in a stream": b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n",
+    "in a large answer": b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("sent", DROPPED.values(), ids=DROPPED)
+def test_a_network_that_drops_leaves_no_traceback_and_no_connection(sent, monkeypatch, caplog):
+    with served(monkeypatch) as (port, known):
+        line = connect(port, text=sent)
+        time.sleep(0.1)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # close by a reset
+        line.close()
+        time.sleep(0.2)
+        assert known.open.count() == 0 and ask(port)
+    assert not caplog.records
 
 
 # --- how many ---

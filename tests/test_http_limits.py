@@ -9,7 +9,9 @@ import sys
 
 import pytest
 
+from playground.errors import Refusal
 from playground.request_limits import PUBLIC
+from playground.ui.framing import Framing, embedders
 from playground.ui.request_guard import Denied, Hosts, check_json
 from support.limited_pages import ROOT, public  # noqa: F401
 
@@ -225,6 +227,33 @@ def test_a_space_works_behind_its_proxy():
     assert passes(anywhere, host="any.example", origin="https://any.example") and not passes(
         anywhere, host="any.example", origin="https://b.example"
     )
+
+
+# --- frames of other sites ---
+
+@pytest.mark.parametrize("path", ["/", "/config", "/nowhere", "/gradio_api/docs", "/library"])
+def test_no_other_site_may_show_the_page_in_a_frame(public, path):
+    connection = http.client.HTTPConnection(public, timeout=30)
+    connection.request("GET", path)
+    assert connection.getresponse().headers["content-security-policy"] == "frame-ancestors 'self'"
+    connection.close()
+
+
+@pytest.mark.parametrize("environ, sites", [
+    ({}, ()), ({"PLAYGROUND_EMBED": "0"}, ()), ({"PLAYGROUND_EMBED": " https://a.example, http://b.example:8080,"},
+     ("https://a.example", "http://b.example:8080")), ({"PLAYGROUND_EMBED": "*"}, ("*",)),
+    ({"SPACE_ID": "me/play"}, ("https://huggingface.co", "https://*.hf.space")),
+], ids=str)
+def test_sites_that_may_show_the_page_in_a_frame_are_named(environ, sites):
+    assert embedders(environ) == sites
+    policy = Framing(None, sites).policy
+    assert policy == "frame-ancestors *" if "*" in sites else policy == " ".join(["frame-ancestors 'self'", *sites])
+
+
+@pytest.mark.parametrize("given", ["a.example", "https://a.example; script-src *", "javascript:alert(1)", "'none'"])
+def test_a_malformed_site_is_refused_at_the_start(given):
+    with pytest.raises(Refusal, match="PLAYGROUND_EMBED"):
+        embedders({"PLAYGROUND_EMBED": given})
 
 
 def test_escaped_characters_are_distinguished_from_lone_surrogates():

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
 from time import monotonic
@@ -17,14 +17,14 @@ from playground.request_limits import in_range, quoted
 from playground.trace import Trace
 from playground.ui.frame_log import COMMENT, FrameLog, Pulse, message, silent
 from playground.ui.frames import recording
+from playground.ui.join_attempts import JoinAttempts
 from playground.ui.lessons import LessonQuestion, lessons
 from playground.ui.worker import Run
 
 FOLLOWERS = 60
 AWAY = 120.0  # seconds after which a follower without a stream gives up the place
-NAME = 40  # characters
+NAME, CODE = 40, 40  # characters
 STREAMS = 4  # tabs of one follower
-TRIES, ALL_TRIES, PERIOD = 5, 60, 60.0  # wrong codes of one address and of all, per so many seconds
 BARS = 12  # different numbers whose votes are counted separately
 
 
@@ -41,21 +41,9 @@ class Follower:
         return not self.streams and monotonic() - self.seen > AWAY
 
 
-class Attempts:
-    """Counts wrong codes of the last PERIOD seconds."""
-
-    def __init__(self):
-        self._times: deque[tuple[float, str]] = deque()
-
-    def check(self, address: str) -> None:
-        """Raise Refusal if there were too many."""
-        while self._times and monotonic() - self._times[0][0] > PERIOD:
-            self._times.popleft()
-        if len(self._times) >= ALL_TRIES or sum(known == address for _, known in self._times) >= TRIES:
-            raise Refusal("There were too many wrong codes: wait a minute and try again.", "code")
-
-    def add(self, address: str) -> None:
-        self._times.append((monotonic(), address))
+def shown_name(given: str) -> str:
+    """A name as the presenter sees it: short, without line breaks and characters that turn or hide the text."""
+    return " ".join("".join(one if one.isprintable() else " " for one in given[:1000]).split())[:NAME].strip()
 
 
 class Classroom:
@@ -68,24 +56,22 @@ class Classroom:
         self.question: tuple[str, int, LessonQuestion] | None = None  # lesson, step and its question
         self.log = FrameLog()
         self._joined = self._version = 0
-        self._attempts, self._pulse, self._lock = Attempts(), Pulse(), threading.Lock()
+        self.attempts, self._pulse, self._lock = JoinAttempts(), Pulse(), threading.Lock()
 
     # Joining
 
     def join(self, code: str, name: str, address: str) -> str:
-        """The token of a new follower. Raises Refusal for a wrong code, after too many of them, and for a full class.
-        """
+        """The token of a new follower. Raises Refusal for a wrong code and for a full class."""
         with self._lock:
-            self._attempts.check(address)
-            if not secrets.compare_digest("".join(code.split()).encode(), self.code.encode()):
-                self._attempts.add(address)
+            if not secrets.compare_digest("".join(code[:CODE].split()).encode(), self.code.encode()):
+                self.attempts.add_wrong(address)
                 raise Refusal("This is not the code of the class, which has six digits: check it.", "code")
             self._dismiss_absent()
             if len(self.followers) >= FOLLOWERS:
                 raise Refusal(f"The class is full: at most {FOLLOWERS} can follow.", "code")
             self._joined += 1
             token = secrets.token_urlsafe(24)
-            shown = " ".join(name.split())[:NAME] or f"Follower {self._joined}"
+            shown = shown_name(name) or f"Follower {self._joined}"
             self.followers[token] = Follower(self._joined, shown)
             return token
 

@@ -32,7 +32,7 @@ OPEN = ("/health", "/gradio_api/startup-events")  # the second is requested by G
 COOKIE = {"httponly": True, "samesite": "strict", "path": "/"}
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' 'unsafe-eval'; style-src 'unsafe-inline'; img-src data:; "
-    "connect-src 'self'"
+    "connect-src 'self'; base-uri 'none'; form-action 'self'"
 )
 BLANK = re.compile(r"\{\{(\w+)\}\}")
 Answer = Callable[[Request], Awaitable[Response]]
@@ -105,6 +105,7 @@ class ClassroomAnswers:
         given = await _fields(request)
         address = request.client.host if request.client else ""
         try:
+            await self.classroom.attempts.turn(address)
             token = self.classroom.join(str(given.get("code", "")), str(given.get("name", "")), address)
         except Refusal as refusal:
             return _refused(str(refusal), 429 if "too many" in str(refusal) else 403)

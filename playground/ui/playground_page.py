@@ -13,6 +13,7 @@ from playground.decoding.visitor_memory import Memory
 from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
 from playground.ui.classroom_panel import ClassroomPanel
+from playground.ui.framing import embedders
 from playground.ui.gallery import Gallery, question_note
 from playground.ui.handlers import Changes, Handlers, Visit
 from playground.ui.knob_sweep_panel import KnobSweepPanel
@@ -370,7 +371,8 @@ class Page:
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
             self.embed = gr.Button(
-                "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0
+                "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0,
+                visible=bool(embedders()),  # where no site may show the page in a frame, the code would not work
             )
             self.frame = gr.Textbox(visible="hidden", elem_id="frame")
 

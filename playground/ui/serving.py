@@ -20,6 +20,7 @@ from starlette.routing import Route
 from playground.ui.classroom_routes import guard_of, routes_of
 from playground.ui.component_guard import ComponentGuard, served_components
 from playground.ui.connections import Connections
+from playground.ui.framing import Framing, embedders
 from playground.ui.pages import PLACES
 from playground.ui.request_guard import guarded
 from playground.ui.response_cache import cached
@@ -71,6 +72,7 @@ def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]
+    app["middleware"].insert(0, Middleware(Framing, sites=embedders()))
     components = served_components(page.blocks.values())
     app["middleware"] += [Middleware(ComponentGuard, known=components), Middleware(UploadGuard, uploads=Uploads())]
     app["middleware"] += [cached(place.path for place in PLACES)]  # innermost: the guards decide first
