@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gguf import GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType, quants
 from numpy import ndarray
 from safetensors.torch import load_file
 
@@ -29,15 +29,19 @@ PARTS = {
 WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
 
 
-def convert(folder: Path, out: Path) -> None:
-    """Write the model in `folder` to the file `out`."""
+def convert(folder: Path, out: Path, kind: str = "F32") -> None:
+    """Write the model in `folder` to the file `out`. kind: of matrices, such as Q8_0; all else is in float32."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     writer = GGUFWriter(out, "llama")
     _add_shape(writer, config)
     _add_tokenizer(writer, folder, config)
     for name, weight in load_file(folder / "model.safetensors").items():
         if name != "lm_head.weight" or not config["tie_word_embeddings"]:
-            writer.add_tensor(_named(name), _rotated(name, weight.float().numpy(), config))
+            values, packed = _rotated(name, weight.float().numpy(), config), GGMLQuantizationType[kind]
+            if values.ndim < 2 or kind == "F32":
+                writer.add_tensor(_named(name), values)
+            else:
+                writer.add_tensor(_named(name), quants.quantize(values, packed), raw_dtype=packed)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

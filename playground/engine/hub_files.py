@@ -33,6 +33,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from playground.engine.adapter_config import AdapterConfig, read_adapter_config
 from playground.engine.catalogue import TABLES, is_local, local_folder, suggestion
 from playground.engine.config_limits import check_raw_config
+from playground.engine.gguf_files import gguf_config, gguf_tensors
 from playground.engine.masked_models import is_noise_model, public_config
 from playground.engine.model_files import (
     ADAPTER,
@@ -166,12 +167,16 @@ def is_folder(name: str) -> bool:
 
 def tensors(source: ModelFiles) -> dict[str, TensorInfo]:
     """Shape, type and place of every stored tensor, by name, from the headers of the weight files alone."""
+    if source.gguf:
+        return gguf_tensors(source.name, source.gguf)
     found = stored_headers(source) if source.folder else _hub_headers(source)
     return {name: info for file in found for name, info in file.tensors.items()}
 
 
 def read_config(source: ModelFiles) -> PretrainedConfig:
     """The model's configuration; raises Refusal unless it is a causal language model of transformers."""
+    if source.gguf:
+        return gguf_config(source.name, source.gguf)
     folder = source.folder or _fetch_file(source, "config.json").parent
     try:
         check_raw_config(source.name, folder / "config.json")
@@ -250,7 +255,7 @@ def _local(name: str) -> ModelFiles | None:
         folder, chosen = model_place(name, folder)
         files = sizes(folder)
         check_marks(name, folder, files)
-        return ModelFiles(name, files, folder, fingerprint(folder, files), chosen)
+        return ModelFiles(name, files, folder, fingerprint(folder, files, chosen), chosen)
     except OSError as reason:
         raise Refusal(
             f"The folder {name} cannot be read ({reason.strerror}): check who may open it.", "model"

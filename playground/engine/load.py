@@ -36,6 +36,7 @@ from playground.engine.device_memory import (
     loaded_bytes,
     size_text,
 )
+from playground.engine.gguf_files import gguf_arguments, gguf_kind, gguf_tokenizer
 from playground.engine.heap_memory import give_back
 from playground.engine.hub_files import (
     Progress,
@@ -193,9 +194,10 @@ def load(
     form = _stored_form(source, loading)
     check_against_weights(name, config, cost.parameters, form is not None, cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
-    progress(0.7, f"WeightReading {name}")
+    progress(0.7, f"Reading {name}")
     adapters = read_adapters(source)
-    tokenizer = read_tokenizer(name, next((place for _, place in reversed(adapters) if _has_tokenizer(place)), folder))
+    own = next((place for _, place in reversed(adapters) if _has_tokenizer(place)), None)
+    tokenizer = read_tokenizer(name, own or folder, None if own else source.gguf)
     places = {"": loading.device}
     if cost.spread:
         places = spread_over_gpus(name, config, loading.dtype, form.weights if form else loading.quantization)
@@ -308,7 +310,10 @@ def _pick_dtype(device: str) -> str:
 
 def _stored_form(source: ModelFiles, loading: Loading) -> StoredForm | None:
     """How the files themselves are quantised; Refusal where the loading cannot go with that."""
-    form = stored_form(source.name, read_config(source), loading.device)
+    if source.gguf:
+        form = StoredForm(gguf_kind(source.name, source.gguf), 8, dense=True, arguments=gguf_arguments(source.gguf))
+    else:
+        form = stored_form(source.name, read_config(source), loading.device)
     if form and loading.quantization != "none":
         raise Refusal(
             f"The weights of {source.name} are stored as {form.method}, quantised already: choose no quantization.",
@@ -347,11 +352,18 @@ def _has_tokenizer(folder: Path) -> bool:
     return any((folder / file).exists() for file in TOKENIZER)
 
 
-def read_tokenizer(name: str, folder: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder; raises Refusal if it cannot be read or is not a fast one."""
+def read_tokenizer(name: str, folder: Path, gguf: Path | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer in a model's folder, or in its GGUF file; raises Refusal if it cannot be read or is not a fast
+    one.
+    """
     try:
+        if gguf:
+            return gguf_tokenizer(gguf)
         tokenizer = _tokenizer_class(folder).from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except FAILURES as reason:
+        if gguf:
+            raise Refusal(f"The tokenizer in the GGUF file {name} cannot be read ({first_sentence(reason)}): choose "
+                          "the model with config.json and model.safetensors.", "model") from None
         if "custom code" in str(reason):
             raise Refusal(f"The tokenizer of {name} is code of its own, which is never run here: save a tokenizer.json "
                           "beside the weights.", "model") from None

@@ -16,6 +16,7 @@ from huggingface_hub.utils import SafetensorsFileMetadata
 from playground.engine.adapter_config import CONFIG as ADAPTER
 from playground.engine.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
 from playground.engine.config_limits import MAX_SHARDS, check_file_sizes
+from playground.engine.gguf_files import check_gguf
 from playground.engine.stored_forms import check_pointers, no_config, no_weights, variant_of
 from playground.engine.weight_changes import JOINT
 from playground.errors import Refusal
@@ -45,6 +46,12 @@ class ModelFiles:
     adapters: tuple[ModelFiles, ...] = ()
 
     @property
+    def gguf(self) -> Path | None:
+        """The GGUF file with the whole model, if it is stored so."""
+        is_other = not self.chosen or self.chosen.endswith(".safetensors") or self.folder is None
+        return None if is_other else self.folder / self.chosen
+
+    @property
     def is_adapter(self) -> bool:
         """Whether these are the files of an adapter, whose base model is elsewhere."""
         return ADAPTER in self.files and SINGLE not in self.files and INDEX not in self.files
@@ -59,6 +66,8 @@ class ModelFiles:
         """The variant under which the weights are stored, such as fp16; empty for the usual names. Raises Refusal if
         there are several and none was chosen.
         """
+        if self.gguf:
+            return ""
         usual = not self.chosen and (SINGLE in self.files or INDEX in self.files)
         return "" if usual else variant_of(self.name, self.files, self.chosen)
 
@@ -75,8 +84,10 @@ class ModelFiles:
 
 def check_files(source: ModelFiles) -> None:
     """Refuse a model that lacks a file, naming the file."""
+    if source.gguf:
+        return check_gguf(source.name, source.gguf)
     if "config.json" not in source.files:
-        raise no_config(source.name, source.files, source.folder, source.chosen)
+        raise no_config(source.name, source.files, source.folder)
     check_file_sizes(source.name, source.files)
     if ADAPTER in source.files:  # which the library would add by itself where peft is installed
         raise Refusal(f"{source.name} holds a whole model and an adapter as well: move {ADAPTER} and the adapter's "
@@ -123,12 +134,12 @@ def sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()}
 
 
-def fingerprint(folder: Path, files: dict[str, int]) -> str:
+def fingerprint(folder: Path, files: dict[str, int], chosen: str = "") -> str:
     """Twelve letters that identify a state of a folder: sizes, and the start of the configuration and of every
     weight file.
     """
     digest = sha256()
-    for file in (file for file in files if file in IDENTIFYING or fnmatch(file, WEIGHTS)):
+    for file in (file for file in files if file in (*IDENTIFYING, chosen) or fnmatch(file, WEIGHTS)):
         with (folder / file).open("rb") as stream:
             digest.update(f"{file} {files[file]}".encode() + stream.read(SAMPLED))
     return digest.hexdigest()[:12]

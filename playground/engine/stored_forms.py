@@ -89,10 +89,8 @@ def variant_of(name: str, files: Iterable[str], chosen: str = "") -> str:
     return found[0] if found else ""
 
 
-def no_config(name: str, files: Iterable[str], folder: Path | None, chosen: str = "") -> Refusal:
+def no_config(name: str, files: Iterable[str], folder: Path | None) -> Refusal:
     """Why a place without config.json cannot be loaded."""
-    if chosen:
-        return Refusal(f"{name} is a GGUF file, which is not read here: {TRANSFORMERS}.", "model")
     if refusal := _foreign(name, files):
         return refusal
     inside = _models_inside(folder) if folder else []
