@@ -22,9 +22,11 @@ FORMS = {
     "fp4 (stored)": lambda folder: forms.bitsandbytes(folder, load_in_4bit=True, bnb_4bit_use_double_quant=True),
     "fp8 (stored)": lambda folder: forms.fp8(folder, rest=torch.float32),
     "mxfp4 (stored)": forms.mxfp4,
+    "bitnet (stored)": forms.bitnet,
     "compressed-tensors int-quantized 8-bit (stored)": forms.compressed_tensors,
+    "torchao (stored)": forms.torchao,
 }
-PACKAGES = {"compressed-tensors int-quantized 8-bit (stored)": "compressed_tensors"}
+PACKAGES = {"compressed-tensors int-quantized 8-bit (stored)": "compressed_tensors", "torchao (stored)": "torchao"}
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +78,7 @@ def test_the_network_has_the_logits_of_from_pretrained(folders, name):
 @pytest.mark.parametrize("name", FORMS)
 def test_an_estimate_of_a_stored_form_is_what_it_takes(folders, name):
     models, guess = loaded(folders(name)), estimate(folders(name), Loading("cpu", "float32"))
-    taken = models.target.network.get_memory_footprint()  # after forwards, which decompress some forms
+    taken = stored_weights.weight_bytes(models.target.network)  # after forwards, which decompress some forms
     assert guess.bytes == pytest.approx(taken, rel=0.1)
     plain = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folders(name)))
     assert models.target.parameters == plain.num_parameters()
@@ -142,7 +144,8 @@ def test_packed_weights_do_not_compute_in_float64_and_dequantised_ones_do(folder
 
 
 @pytest.mark.parametrize("name, rounds", [
-    ("int8 (stored)", True), ("fp8 (stored)", False), ("compressed-tensors int-quantized 8-bit (stored)", True),
+    ("int8 (stored)", True), ("fp8 (stored)", False), ("bitnet (stored)", True), ("torchao (stored)", False),
+    ("compressed-tensors int-quantized 8-bit (stored)", True),
 ])
 def test_layers_that_round_their_inputs_are_found(folders, name, rounds):
     """They decide how far the logits of one text may be from themselves when rows are batched otherwise."""
@@ -150,6 +153,16 @@ def test_layers_that_round_their_inputs_are_found(folders, name, rounds):
     network(torch.arange(5)[None])
     assert stored_weights.rounds_inputs(network) == rounds
     assert loaded(folders(name)).target._tolerance == (0.15 if rounds else 1e-3)
+
+
+def test_a_tensor_that_only_calls_itself_float32_is_not_plain():
+    class Packed(torch.Tensor):
+        pass
+
+    assert stored_weights.is_plain(torch.nn.Parameter(torch.ones(2)))
+    assert not stored_weights.is_plain(torch.ones(2).as_subclass(Packed))
+    assert not any(stored_weights.is_plain(torch.ones(2, dtype=dtype)) for dtype in (torch.int8, torch.float8_e4m3fn))
+    assert not stored_weights.is_plain(None)
 
 
 def test_quantised_layers_are_neither_fused_nor_copied_nor_trained(folders):

@@ -52,7 +52,7 @@ from playground.engine.hub_files import (
 from playground.engine.masked_models import masking_of
 from playground.engine.model_files import TOKENIZER, ModelFiles
 from playground.engine.read_network import WeightReading, read_network
-from playground.engine.stored_weights import StoredForm, parameter_count, stored_form
+from playground.engine.stored_weights import StoredForm, parameter_count, stored_form, weight_bytes
 from playground.engine.tokens import Tokens
 from playground.engine.unused_weights import check_plain
 from playground.errors import Refusal
@@ -213,7 +213,7 @@ def load(
         loading.dtype,
         form.name if form else loading.quantization,
         parameter_count(network) if form else cost.parameters,
-        network.get_memory_footprint(),
+        weight_bytes(network),
     )
     return network, tokenizer, facts
 

@@ -112,6 +112,17 @@ def parameter_count(network: PreTrainedModel) -> int:
     return sum(counts.values())
 
 
+def weight_bytes(network: PreTrainedModel) -> int:
+    """What parameters and buffers take, those of torchao by the tensors behind them."""
+    return sum(map(_held_bytes, chain(network.parameters(), network.buffers())))
+
+
+def _held_bytes(weight: Tensor) -> int:
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight.numel() * weight.element_size()
+    return sum(_held_bytes(getattr(weight, name)) for name in weight.__tensor_flatten__()[0])
+
+
 def cast_rest(network: PreTrainedModel, dtype: torch.dtype) -> None:
     """Cast the parameters that were not quantised, which the library leaves as stored beside dequantised ones."""
     kept = {*(network._keep_in_fp32_modules or ()), *(network._keep_in_fp32_modules_strict or ())}

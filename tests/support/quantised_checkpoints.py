@@ -82,6 +82,34 @@ def gptq(folder: Path) -> Path:
                                                "desc_act": False})
 
 
+def bitnet(folder: Path) -> Path:
+    """Weights of -1, 0 and 1, four in a byte, with one scale for each matrix."""
+    save(folder)
+    _split(folder, lambda matrix: {
+        "weight": torch.randint(3, (4, len(matrix) // 4, matrix.shape[1]), dtype=torch.uint8,
+                                generator=torch.Generator().manual_seed(len(matrix)))
+        .mul(torch.tensor([1, 4, 16, 64], dtype=torch.uint8)[:, None, None]).sum(0, dtype=torch.uint8),
+        "weight_scale": torch.tensor([20.0]),
+    })
+    return edited(folder, quantization_config={
+        "quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline",
+        "modules_to_not_convert": ["lm_head"],
+    })
+
+
+def torchao(folder: Path) -> Path:
+    """int8 weights as `save_pretrained` leaves them; their tensors are a subclass of torch's."""
+    from torchao.quantization import Int8WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    save(folder)
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    AutoModelForCausalLM.from_pretrained(
+        folder, quantization_config=config, dtype=torch.float32, device_map={"": "cpu"}
+    ).save_pretrained(folder)
+    return folder
+
+
 def mxfp4(folder: Path) -> Path:
     """The experts of gpt_oss in blocks of 32 numbers of 4 bits, with an exponent each."""
     torch.manual_seed(0)
