@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.generation_settings import PROCESSORS, GenerationSettings, end_ids
+from playground.engine import generation_settings
+from playground.engine.generation_settings import PROCESSORS, GenerationSettings, end_ids, stated_context
 from playground.engine.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Note
@@ -182,3 +184,24 @@ def test_a_text_ends_at_the_end_of_any_of_them():
     list(session)
     result = Result(session.trace.lane(0))
     assert (result.reason, result.token_ids) == ("end", [B, NAMED])
+
+
+# --- the context ---
+
+
+@pytest.mark.parametrize(
+    ("entries", "context"),
+    [({"max_position_embeddings": 64}, 64), ({"max_target_positions": 48}, 48), ({"max_seq_len": 32}, 32), ({}, None)],
+)
+def test_the_context_is_what_the_config_calls_it(entries, context):
+    assert stated_context(SimpleNamespace(**entries)) == context
+
+
+def test_a_context_that_no_config_names_is_called_a_limit_of_the_playground(monkeypatch):
+    model = writes([A, B])
+    monkeypatch.setattr(generation_settings, "CONTEXTS", ())
+    assert "a limit of the playground, since the config names none" in model.bounds
+    model.context = 6
+    session = prepare(Models(model), [LaneConfig()], Prompt("A"), Limits(0, 20))
+    list(session)
+    assert "since its config names no context" in Result(session.trace.lane(0)).message

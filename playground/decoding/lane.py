@@ -124,7 +124,8 @@ class Lane:
         """Tokens that each model which the lane cannot do without can read, and the model and the number in words."""
         target, draft = self.target_model, self._models.get("draft")
         beside = f", and the longest prompt of this lane has {longest:,}" if longest > self.prompt_length else ""
-        yield target.context, f"{target.name} reads at most {target.context:,}{beside}"
+        stated = "" if getattr(target, "context_stated", True) else " here, since its config names no context"
+        yield target.context, f"{target.name} reads at most {target.context:,}{stated}{beside}"
         needing = [part for part in self.assembly.strategies() if "draft" in part.needs and not part.drafts_at_will]
         if draft and needing:
             needs = f"the draft model {draft.name}, which {needing[0].title} needs for every token"

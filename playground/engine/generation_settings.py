@@ -33,6 +33,8 @@ from playground.errors import Refusal
 from playground.request_limits import quoted
 
 SHOWN = 4  # end tokens that are named
+CONTEXTS = ("max_position_embeddings", "max_target_positions", "max_seq_len")  # entries of a config
+UNSTATED_CONTEXT = 2048  # tokens that a model may read whose config has none of them
 
 
 class TextFrame(NamedTuple):
@@ -192,13 +194,21 @@ class GenerationSettings:
         return "; ".join(parts)
 
 
-def bounds_line(ends: frozenset[int], tokens: Tokens, context: int, settings: GenerationSettings) -> str:
-    """What ends and limits a text of a model, on one line."""
+def stated_context(config: Any) -> int | None:
+    """How many tokens a model can read, from its config; None if that does not say, as with recurrent layers."""
+    return next((most for name in CONTEXTS if (most := getattr(config, name, None))), None)
+
+
+def bounds_line(
+    ends: frozenset[int], tokens: Tokens, context: int, settings: GenerationSettings, stated: bool = True
+) -> str:
+    """What ends and limits a text of a model, on one line; `stated` if its config names the context."""
     names = [tokens.piece(id) for id in sorted(ends)]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     ending = f"a text ends at {', '.join(names[:SHOWN])}{more}" if names else "a text has no end token"
     author = f"; of generation_config.json, {line}" if (line := settings.line()) else ""
-    return f"{ending}; context {context:,} tokens{author}"
+    named = "" if stated else ", a limit of the playground, since the config names none"
+    return f"{ending}; context {context:,} tokens{named}{author}"
 
 
 def kept_scores(scores: Tensor, left: Tensor) -> Tensor:

@@ -19,7 +19,13 @@ from playground.engine.finite_weights import logits_refusal
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.fused_llama import FusedLlama, build_fused_llama
-from playground.engine.generation_settings import GenerationSettings, bounds_line, end_ids
+from playground.engine.generation_settings import (
+    UNSTATED_CONTEXT,
+    GenerationSettings,
+    bounds_line,
+    end_ids,
+    stated_context,
+)
 from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import (
     Call,
@@ -73,7 +79,7 @@ class Model:
         self.vocabulary: int = config.vocab_size
         self.width: int = config.hidden_size
         self.tied: bool = bool(getattr(config, "tie_word_embeddings", False))  # lm_head and embeddings
-        self.context: int = getattr(config, "max_position_embeddings", None) or 2048
+        self.context: int = stated_context(config) or UNSTATED_CONTEXT
         self.device: torch.device = network.get_input_embeddings().weight.device
         self.dtype: torch.dtype = network.dtype
         self.parameters = parameter_count(network)
@@ -101,9 +107,14 @@ class Model:
         return end_ids(self.network, self.tokens, self.tokenizer.eos_token_id)
 
     @property
+    def context_stated(self) -> bool:
+        """Whether the config says how many tokens the model can read; the playground sets a limit where it does not."""
+        return stated_context(self.network.config.get_text_config()) is not None
+
+    @property
     def bounds(self) -> str:
         """What ends and limits a text, and what the author of the checkpoint set, on one line."""
-        return bounds_line(self.end_ids, self.tokens, self.context, self.settings)
+        return bounds_line(self.end_ids, self.tokens, self.context, self.settings, self.context_stated)
 
     @cached_property
     def thread(self) -> Executor:
