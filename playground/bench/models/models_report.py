@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from playground.bench.models import stored_rows
+from playground.bench.models import form_rows, stored_rows
 from playground.bench.report_text import Rows, markdown, markdown_page, section
 
 if TYPE_CHECKING:
@@ -51,9 +51,11 @@ def page(library: str, findings: list[Finding]) -> str:
         f"{len(findings)} types of transformers {library}:",
         markdown(counts(findings)),
         section("Types that work", [list(WORKING), *map(_support, working)], WORKS_NOTE),
+        form_rows.MINIMAX,
         section("Other types", [["type", "outcome", "reason"], *map(_reason, others)]),
         section("Stored forms", stored_rows.ROWS, stored_rows.NOTE),
         stored_rows.UNUSED,
+        section("What people have on disk", form_rows.ROWS, form_rows.NOTE),
     )
 
 

@@ -1,0 +1,39 @@
+"""The tables of docs/models.md on what people have on disk, and on a type whose library differs from itself.
+
+Unlike the types, these rows are not measured when the page is written: each names the test that compares it.
+"""
+from __future__ import annotations
+
+NOTE = (
+    "What a path or a hub id holds is recognised by its content, for the page, the command line and programs alike. A "
+    "public page opens no folders and files and adds no adapters."
+)
+ROWS = [
+    ["on disk", "what happens", "compared with"],
+    ["`models--ORG--NAME`, a folder of the hub's cache", "the snapshot of refs/main, or the only one",
+     "the same weights, `tests/test_stored_forms.py`"],
+    ["`model.fp16.safetensors` and other variants, in one file or several",
+     "loads by its variant; a named file chooses among several", "the same weights, `tests/test_stored_forms.py`"],
+    ["a path to a `.safetensors` file", "the model in its folder", "the same weights, `tests/test_stored_forms.py`"],
+    ["a LoRA adapter of peft (adapter_config.json)", "its base model with the adapter merged, `MODEL + ADAPTER` on "
+     "another base, or `adapter:FOLDER` as the weights of one lane; beside quantised weights. Rank and alpha patterns, "
+     "rsLoRA, DoRA, modules_to_save, biases, trained tokens", "the logits of peft to 1e-5, `tests/test_adapters.py`"],
+    ["other adapters (IA3, prefixes, aLoRA, PiSSA unconverted)", "refused, with what to do", ""],
+    ["a GGUF file", "the library's reader, where it knows architecture and quantisation and the package gguf is there; "
+     "dequantised", "the text of `generate` for F32, Q8_0 and Q4_0, `tests/test_gguf_files.py`"],
+    ["a multimodal checkpoint (27 types, LLaVA, Qwen-VL, Gemma 3 and 4, Mistral 3, Llama 4 among them)",
+     "its text part, by the library's class for text", "the logits of the library's multimodal class for text alone, "
+     "to 1e-5, `tests/test_text_parts.py`"],
+    ["a tokenizer with code of its own", "its tokenizer.json is read; the code is never run",
+     "the same tokens, `tests/test_stored_forms.py`"],
+    ["pickled weights, ONNX, TensorFlow, Flax, MLX in NumPy's format, Git LFS pointers, unfinished downloads",
+     "refused for what they are", ""],
+    ["weights that are NaN or infinite; logits that overflow in float16", "refused, with the weight's name or another "
+     "dtype", ""],
+]
+MINIMAX = (
+    "`minimax`: in float32 the library agrees with itself with and without its cache, and the playground with both, to "
+    "3e-5 of the largest logit. In bfloat16 it does not: on tiny random networks of 64 tokens its logits with its "
+    "cache, token by token as in `generate`, differ from those without one by 0.6 to 1.3 times the largest logit. The "
+    "playground's logits are then those with the cache: choose float32."
+)
