@@ -8,8 +8,9 @@ FOLDER holds one folder for each tokenizer, with its tokenizer.json and tokenize
 template as one more case; without it the tokenizers are those of `support/tokenizer_kinds.py`. `--every 7` takes every
 7th case.
 
-Only two kinds of cases are no plain equality, and both are counted: tokens of half-precision networks that differ where
-the library's two best logits are nearly equal, and texts with stray bytes, of which the library drops whole characters.
+Only two kinds of cases are no plain equality, and both are counted: tokens of networks in half precision or quantised
+that differ where the library's two best logits are nearly equal, and texts with stray bytes, of which the library drops
+whole characters.
 """
 from __future__ import annotations
 
@@ -30,6 +31,7 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     GPT2Config,
     GPT2LMHeadModel,
     PreTrainedModel,
@@ -50,6 +52,7 @@ ANSWERS = (" the green bird sings, and", " naïve café 日本語 😀", '\n\n  
 LENGTH = 24
 NEAR = 0.05  # difference of two logits that bfloat16 does not tell apart
 HALF = ("bfloat16", "float16")
+QUANTISED = {"int8": {"load_in_8bit": True}, "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}}
 TURNS = "{% for m in messages %}"
 TEMPLATES = {
     "none": "",
@@ -83,7 +86,8 @@ ENDS: dict[str, Callable[[int, int], tuple[object, object]]] = {  # of config.js
     "no end": lambda own, other: (None, None),
 }
 FORMS = ("float32", "bfloat16", "float16", "sharded", "tied", "padded")
-NETWORKS = ("gpt2", "qwen2")  # further forms, for whose networks AutoTokenizer changes tokenizers of other families
+# further forms, for whose networks AutoTokenizer changes the tokenizers of other families
+NETWORKS = ("gpt2", "qwen2", *QUANTISED)
 
 
 def cases(tokenizers: Iterable[str], templates: Iterable[str], forms: Sequence[str], every: int = 1) -> list[Case]:
@@ -102,8 +106,8 @@ def network_of(case: Case, tokenizer: PreTrainedTokenizerFast, prompt: list[int]
     if case.form == "gpt2":
         shape = dict(n_embd=64, n_layer=2, n_head=4, n_positions=512, initializer_range=0.4)
         return GPT2LMHeadModel(GPT2Config(**shape, **sizes))
-    if case.form == "qwen2":
-        shape = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+    if case.form == "qwen2" or case.form in QUANTISED:
+        shape = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
                      num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.4)
         return Qwen2ForCausalLM(Qwen2Config(**shape, **sizes))
     answer = tokenizer(ANSWERS[sum(map(ord, case.tokenizer + case.ends)) % 3], add_special_tokens=False)["input_ids"]
@@ -122,6 +126,10 @@ def write(case: Case, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     network.config.eos_token_id = in_config
     network.generation_config.eos_token_id = in_generation
     network.save_pretrained(folder, max_shard_size="60KB" if case.form == "sharded" else "5GB")
+    if case.form in QUANTISED:
+        config = BitsAndBytesConfig(bnb_4bit_compute_dtype=torch.float32, **QUANTISED[case.form])
+        network = AutoModelForCausalLM.from_pretrained(folder, quantization_config=config, device_map={"": "cpu"})
+        network.save_pretrained(folder)
     _write_tokenizer(tokenizer, folder)
     if in_generation is None:
         (folder / "generation_config.json").unlink(missing_ok=True)
@@ -204,11 +212,11 @@ def _compare_ids(
     if ours == theirs:
         return
     place = next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), min(len(ours), len(theirs)))
-    if case.form in HALF and place < min(len(ours), len(theirs)):
+    if (case.form in HALF or case.form in QUANTISED) and place < min(len(ours), len(theirs)):
         with torch.no_grad():
             logits = network(torch.tensor([prompt + theirs[:place]])).logits[0, -1].float()
         if abs(float(logits[ours[place]] - logits[theirs[place]])) < NEAR * float(logits.abs().max()):
-            found.excused.append("near tie in half precision")
+            found.excused.append("near tie")
             return
     found.differences.append(f"token {place}: {ours[place:place + 4]} instead of {theirs[place:place + 4]}")
 
