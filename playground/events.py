@@ -361,6 +361,7 @@ class Header:
     prompt: str = ""
     prompt_ids: list[int] = field(default_factory=list)
     prompt_pieces: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # what is to know about the prompt, in sentences
     vocabulary: int = 0
     forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
     forked_at: int = -1  # in a fork of a run: index of the first token that was changed; -1 for none, or not recorded

@@ -59,7 +59,8 @@ def committed(frames) -> list[int]:
 def counting_site(prepare, seats: int | None = None) -> Site:
     """A site whose sessions are made by `prepare`; with so many at a time, where that is said."""
     device = SimpleNamespace(type="cpu")
-    models = SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device=device), draft=None)
+    target = SimpleNamespace(name="counter", dtype="int", device=device, quantization="none")
+    models = SimpleNamespace(target=target, draft=None)
     site = Site(load=lambda *names, **how: models, prepare=prepare)
     if seats:
         site.admission = AdmissionQueue(QueueLimits(whole=Share(seats, 48, 128)))

@@ -72,7 +72,7 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     if recipes:
         models = with_weights(load(options, draft="draft" in needs), recipes, show_progress)
         session = prepare(models, recipes, asked, limits, judge=judge)
-        for remark in remarks(recipes):
+        for remark in [*remarks(recipes), *session.headers[0].remarks]:
             print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
         if (bounds := getattr(models.target, "bounds", "")) and not options.json:  # a canvas has none
             print(f"{models.target.name}: {bounds}.", file=sys.stderr)

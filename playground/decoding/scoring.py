@@ -55,7 +55,8 @@ def score(models: Models, prompt: Prompt, recorder: type[Recorder] = Recorder) -
 def _header(lane: int, model: Model, prompt: Prompt, ids: list[int]) -> Header:
     blank = header_of(Models(model), prompt, ids[:1], Limits(max_new_tokens=len(ids) - 1))
     return replace(
-        blank, lane=lane, strategy=SCORE, title=f"As {model.name.rpartition('/')[2]} reads it", forced=ids[1:]
+        blank, lane=lane, remarks=prompt.remarks(model, ids), strategy=SCORE,
+        title=f"As {model.name.rpartition('/')[2]} reads it", forced=ids[1:]
     )
 
 

@@ -15,6 +15,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
 from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
+from playground.decoding.prompt_remarks import remarks_on
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
@@ -192,6 +194,11 @@ class Prompt:
             )
         return ids
 
+    def remarks(self, model: Model, ids: list[int]) -> list[str]:
+        """What is to know about the prompt, which the model reads as these ids."""
+        written = (self.whole(), self.system, *chain.from_iterable(self.before))
+        return remarks_on(model, written, ids, self.chat)
+
 
 @cache
 def leave_a_core() -> None:
@@ -325,12 +332,14 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
         raise Refusal("There is no lane to run: add one.", "lanes")
     limits.check()
     ids = prompt.encode(models.target)
+    remarks = prompt.remarks(models.target, ids)
     headers, runners = [], []
     for index, config in enumerate(configs):
         lane_limits = _limits_of(limits, config)
         header = header_of(models, prompt, ids, lane_limits)
         header.lane, header.strategy, header.title = index, config.strategy, config.strategy
         header.forced, header.forked_at = list(config.forced), config.forked_at
+        header.remarks = remarks
         headers.append(header)
         try:
             lane_limits.check()

@@ -467,7 +467,7 @@ class Handlers:
     def _news(self, visit: Visit, loading: ModelLoad, stream: RunStream) -> Iterator[Changes]:
         """The status line of a run, and the frames that the page does not get by the stream."""
         # The buttons are sent again and again: a browser was seen to lose the message that shows Stop.
-        status_before, offered, yielded = "", -inf, -inf
+        status_before, offered, yielded, remarked = "", -inf, -inf, False
         for news in visit.run.frames():
             self._limit_hold(visit)
             live = self._live(visit, stream, news) if news else {}
@@ -475,6 +475,9 @@ class Handlers:
                 continue
             shown = self._shown(visit, loading)
             shared = {self.page.status: shown} if shown != status_before else {}
+            if visit.run.headers and not remarked:
+                shared |= self.page.show_remarks(found) if (found := _remarks(visit.run)) else {}
+                remarked = True
             again = self.page.stoppable() if monotonic() - offered > STOP_SHOWN_AGAIN else {}
             offered = monotonic() if again else offered
             yield {**again, **shared, **live} or gr.skip()
@@ -528,6 +531,7 @@ class Handlers:
         return {
             self.page.lanes: gr.update(problems=failed),
             self.page.prompt_notice: escape(run.error),
+            **self.page.show_remarks(_remarks(run)),  # again: a busy browser may have lost the first message
             **self.page.figures_of(studied),
         }
 
@@ -545,7 +549,7 @@ class Handlers:
     def _clear_notices(self) -> Changes:
         page = self.page
         beside = (page.prompt_notice, page.tools_notice, page.form_notice, page.model_notice, page.lanes_notice)
-        return dict.fromkeys(beside, "")
+        return {**dict.fromkeys(beside, ""), **page.show_remarks([])}
 
 
 def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
@@ -557,6 +561,11 @@ def _settings_of(shown: Visit, header: dict[str, Any]) -> Settings:
 def _notice(refusal: Refusal) -> str:
     """A message as HTML, with the control that it is about."""
     return f"<span data-about='{escape(refusal.about)}'>{escape(str(refusal))}</span>"
+
+
+def _remarks(run: Run | RemoteRun) -> list[str]:
+    """What is to know about the prompt of a run, each once."""
+    return list(dict.fromkeys(remark for header in run.headers for remark in header.get("remarks", ())))
 
 
 def _with_settings(news: dict[str, Any], visit: Visit) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from functools import partial
+from html import escape
 from typing import Any
 
 import gradio as gr
@@ -78,6 +79,10 @@ class Page:
         """Show what to look at if the prompt is a question with a known answer."""
         html = question_note(settings)
         return {self.known: gr.update(value=html, visible=bool(html))}
+
+    def show_remarks(self, remarks: Iterable[str]) -> Changes:
+        """Show what is to know about the prompt of a run."""
+        return {self.prompt_remarks: "".join(f"<p class='look'>{escape(remark)}</p>" for remark in remarks)}
 
     def busy(self) -> Changes:
         """Begin a run. Figures are closed here and at its end: a busy browser merges messages and may lose one."""
@@ -222,6 +227,7 @@ class Page:
         return [
             self.status,
             self.prompt_notice,
+            self.prompt_remarks,
             self.tools_notice,
             self.form_notice,
             self.model_notice,
@@ -247,6 +253,13 @@ class Page:
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
         self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
         self.prompt_notice = notice("prompt-notice")
+        self.prompt_remarks = gr.HTML(
+            "",
+            html_template="<div role='status'>${value}</div>",
+            elem_classes="known remarks",
+            elem_id="prompt-remarks",
+            apply_default_css=False,
+        )
         self.summary = SettingsButton(self.start, self.site.default_name(), elem_id="settings")
 
     def _drawer(self) -> None:
