@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from toys import byte_tokenizer
 
 import playground
 from playground.contract.lane_config import LaneConfig
+from playground.engine.catalogue import BUNDLED_MODELS
 from playground.engine.weight_changes import WeightChanges
 from playground.errors import Refusal
 from playground.ui.fits import needed_by
@@ -133,3 +135,15 @@ def test_a_page_loads_a_lanes_adapter_and_a_public_one_refuses_it(adapter):
 def test_a_missing_adapter_is_one_sentence(models):
     with pytest.raises(Refusal, match="There is no folder /gone"):
         compared(models, LaneConfig(weights="adapter:/gone"))
+
+
+@pytest.mark.parametrize("form", ["{0}", "pocket + {0}", "{1}", "{1}/model.safetensors", "{2}"])
+def test_what_is_typed_into_the_model_field_loads_and_a_public_page_refuses_it(adapter, tmp_path, form):
+    cache = tmp_path / "models--org--name"
+    shutil.copytree(BUNDLED_MODELS / "pocket", cache / "snapshots" / "abc")
+    name = form.format(adapter, BUNDLED_MODELS / "pocket", cache)
+    site = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules())
+    assert site.model_load(Settings(prompt=PROMPT, model=name, draft="none")).result().target.name == name
+    public = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules.for_visitors(False))
+    with pytest.raises(Refusal, match="offers only the models in its list"):
+        public.model_load(Settings(prompt=PROMPT, model=name))
