@@ -1,7 +1,17 @@
 """Start the page: `python app.py`. Without options it runs the bundled models. A Hugging Face Space runs it too."""
+import os
+import signal
+
+if __name__ == "__main__":  # now, because the other imports take seconds; `Stop` takes over once the page has started
+    def stop_before_start(number: int, frame: object) -> None:
+        print("Stopped before the page had started.", flush=True)
+        os._exit(0)  # torch may be half loaded
+
+    for stopping in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stopping, stop_before_start)
+
 import argparse
 import gc
-import os
 import socket
 import sys
 from importlib.util import find_spec

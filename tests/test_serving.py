@@ -387,3 +387,18 @@ def test_a_second_signal_ends_the_process_even_if_both_arrive_together(tmp_path)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
             app.send_signal(number)
         assert app.wait(PATIENCE) in (128 + signal.SIGINT, 128 + signal.SIGTERM)  # not 0, which ends an orderly stop
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads which libraries a process has loaded")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_page_starts_ends_it_with_a_sentence_and_zero(number):
+    app = subprocess.Popen([sys.executable, "app.py", "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + PATIENCE
+    with open(f"/proc/{app.pid}/maps") as libraries:
+        while "libtorch" not in libraries.read() and time.monotonic() < deadline:
+            libraries.seek(0)
+            time.sleep(0.02)
+    app.send_signal(number)
+    said, _ = app.communicate(timeout=PATIENCE)
+    assert (app.returncode, said) == (0, "Stopped before the page had started.\n")
