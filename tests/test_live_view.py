@@ -105,10 +105,10 @@ def test_lanes_of_one_strategy_are_distinguished_by_what_they_differ_in(page, fe
     send(page, feed, frame(new_name(), 0, [], "done", [*headers, plain]))
     expect(page.locator(".lane")).to_have_count(4)
     assert page.locator(".lane .title").all_inner_texts() == [
-        "Fill, steps 0, order sure",
-        "Fill, order left",
-        "Fill, steps 2",
-        "Fill, top k",
+        "Steps 0, order sure · Fill",
+        "Order left · Fill",
+        "Steps 2 · Fill",
+        "Top k · Fill",
     ]
 
 

@@ -19,6 +19,7 @@ from app_page import (  # noqa: F401
     visit,
 )
 from playwright.sync_api import Page, expect
+from registry import registered
 
 from playground.asset_files import ASSETS
 from playground.contract import Strategy, discover, find
@@ -287,3 +288,44 @@ def test_models_are_listed_by_where_they_come_from(monkeypatch, tmp_path):
     ]
     assert offers.note("pocket-sharp") == card["note"] and offers.note("somebody/else") == ""
     assert "oracle" in {name for _, name in others} and "oracle" not in {name for _, name in offers.drafts()}
+
+
+# --- the search of the lane adder ---
+
+@pytest.mark.journey
+@pytest.mark.parametrize("typed, first, decoder, part", [
+    ("json", "Greedy + JSON Schema", "greedy", "json_schema"),
+    ("top-p", "Sampling + Top-p (nucleus)", "temperature", "top_p"),
+    ("eagle", "Speculative + EAGLE", "speculative", "eagle"),
+    ("h2o", "Greedy + Heavy hitters (H2O)", "greedy", "h2o"),
+])
+def test_adding_a_lane_finds_a_part_by_its_name_and_by_what_it_does(page, address, typed, first, decoder, part):
+    visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": "greedy"}]))
+    page.get_by_label("Add a lane").click()
+    assert page.locator(".editor .menu .option[data-name^='with-']").count() == 0, "nothing is typed yet"
+    page.keyboard.type(typed)
+    expect(page.locator(".editor .menu .option .name").first).to_have_text(first)
+    page.keyboard.press("Enter")
+    expect(page.locator(".lane-card")).to_have_count(2)
+    for name in (decoder, part):
+        expect(page.locator(".lane-card[data-lane='1'] .recipe")).to_contain_text(name)
+
+
+def test_every_strategy_is_found_by_its_name(page, address):
+    visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": "greedy"}]))
+    page.get_by_label("Add a lane").click()
+    page.keyboard.type(" ")
+    search = page.locator(".editor .menu input")
+    for cls in registered("decoder", "preset", "canvas_decoder", "sampler", "drafter", "verifier", "constraint",
+                          "cache_policy", "compute_policy"):
+        search.fill(cls.name)
+        names = page.locator(f".editor .menu .option:is([data-name='{cls.name}'], [data-name='with-{cls.name}'])")
+        assert names.count() == 1, cls.name
+
+
+def test_a_speculative_lane_is_named_by_its_drafter(page, address):
+    lanes = [{"strategy": "speculative", "extras": [[name, {}]]} for name in ("draft_model", "eagle", "medusa")]
+    visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))
+    titles = ["Speculative decoding", "EAGLE", "Medusa"]
+    expect(page.locator(".lane-card .opener.strategy")).to_have_text(titles)
+    assert [assemble(recipe).title() for recipe in Settings(lanes=lanes).recipes()] == titles

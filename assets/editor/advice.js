@@ -74,7 +74,7 @@ function distinct(offers) {
     its description only. */
 function matchRank(part, text) {
   const typed = text.trim().toLowerCase();
-  const [names, family] = [[part.name, part.name.replaceAll("_", " "), part.title].map((name) => name.toLowerCase()), part.family.replaceAll("_", " ").toLowerCase()];
+  const [names, family] = [[part.name, part.name.replaceAll("_", " "), part.title, ...(part.names || [])].map((name) => name.toLowerCase()), part.family.replaceAll("_", " ").toLowerCase()];
   if (names.includes(typed)) return 0;
   if (names.some((name) => name.startsWith(typed))) return 1;
   if (family.startsWith(typed)) return 2;

@@ -362,11 +362,11 @@ function menu({ face, label, title, choose, ...offer }) {
 }
 
 /** `candidates`: the parts; `group`: the heading of a part; `against`: its objection, as of `objection`. */
-function openMenu(host, opener, { label, candidates, group, against = () => ({ reason: "", barred: false }), current, choose }) {
+function openMenu(host, opener, { label, candidates, group, against = () => ({ reason: "", barred: false }), current, hint, choose }) {
   if (host.querySelector(".menu")) return;
   const id = `menu-${Math.random().toString(36).slice(2, 9)}`;
   const list = h("div", { id, class: "options", role: "listbox", "aria-label": label });
-  const search = h("input", { type: "search", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: `Search ${candidates.length}`,
+  const search = h("input", { type: "search", role: "combobox", spellcheck: "false", autocomplete: "off", placeholder: hint || `Search ${candidates.length}`,
     "aria-label": label, "aria-expanded": "true", "aria-controls": id, "aria-autocomplete": "list" });
   const popup = h("div", { class: "menu", role: "dialog", "aria-label": label }, search, list);
   const outside = (event) => { if (!host.contains(event.target)) close(); };
@@ -393,7 +393,7 @@ function found(part, text) {
 /** The heading of a part: while nothing is typed, the recommended strategies come first, and those for another model last. */
 function headingOf(part, group, text) {
   if (text.trim() || !(part.lane || MAIN.includes(part.kind))) return group(part);
-  if (part.lane) return "Beside these lanes";
+  if (part.lane && !part.whenTyped) return "Beside these lanes";
   if (misfit(part)) return "For another model";
   return FIRST_STRATEGIES.includes(part.name) ? "Recommended" : group(part);
 }
@@ -403,15 +403,18 @@ function misfit(part) {
   return unfit(part) || (part.needs.includes("draft") && props.drafted === false ? "Needs a draft model." : "");
 }
 
+/** Of two parts that match equally well the plainer one comes first, "EAGLE" before "EAGLE-2". */
+const titleLength = (part) => (part.title || part.name).length;
+
 function optionGroups(candidates, group, text, optionOf) {
   const groups = new Map();
-  const matches = candidates.filter((one) => found(one, text));
-  if (text.trim()) matches.sort((a, b) => matchRank(a, text) - matchRank(b, text));
+  const matches = candidates.filter((one) => found(one, text) && (text.trim() || !one.whenTyped));
+  if (text.trim()) matches.sort((a, b) => matchRank(a, text) - matchRank(b, text) || titleLength(a) - titleLength(b));
   for (const part of matches) {
     const heading = headingOf(part, group, text);
     groups.set(heading, [...(groups.get(heading) || []), part]);
   }
-  if (!groups.size) return [h("p", { class: "none" }, `No part matches “${text}”.`)];
+  if (!groups.size) return [h("p", { class: "none" }, `No strategy matches “${text}”. Search by what it does: “json”, “cache”, “draft”, “watermark”.`)];
   return [...groups].map(([name, parts]) => h("div", { role: "group", "aria-label": name },
     h("p", { class: "heading", "aria-hidden": "true" }, name), ...parts.map(optionOf)));
 }
@@ -574,11 +577,19 @@ function mainStrategies() {
   return byAdvice(strategies.filter((s) => MAIN.includes(s.kind)), misfit);
 }
 
+/** What a lane is known for: its decoder, or the part in the slot `known_by` where that is not the default. */
+function titleOf(lane) {
+  const main = byName.get(lane.strategy);
+  if (!main) return `${lane.strategy} (unknown)`;
+  const telling = main.slots.find((slot) => slot.field === main.known_by);
+  const part = telling && filling(lane, telling)[0];
+  return part && part !== telling.default ? byName.get(part)?.title || words(part) : main.title || words(main.name);
+}
+
 function picker(lane, i) {
   const mains = mainStrategies();
   const choose = (name) => { lane.strategy = name; lane.knobs = {}; settle(lane); redraw(i); commit(); focusOn(i, ".strategy"); };
-  const main = byName.get(lane.strategy);
-  const title = main ? main.title || words(main.name) : `${lane.strategy} (unknown)`;
+  const title = titleOf(lane);
   return menu({ face: "strategy", label: `Strategy of lane ${i + 1}: ${title}`, candidates: mains, group: (s) => capital(words(s.family)),
     against: (s) => ({ reason: unfit(s), barred: true }), title, current: lane.strategy, choose });
 }
@@ -629,16 +640,37 @@ const isCount = (value) => Number.isInteger(value) && value >= 0;
 const fresh = (raw) => ({ strategy: raw.strategy, knobs: { ...(raw.knobs || {}) }, extras: (raw.extras || []).map(([name, knobs]) => [name, { ...knobs }]), forced: [...(raw.forced || [])],
   ...(isCount(raw.seed) ? { seed: raw.seed } : {}), ...(typeof raw.weights === "string" && phraseOf(raw.weights) ? { weights: raw.weights } : {}), ...(isCount(raw.forked_at) ? { forked_at: raw.forked_at } : {}) });
 
-/** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy. */
+/** A lane for each part that is no decoder: the plainest decoder with it, "Greedy + JSON Schema". Shown once something is typed. */
+function lanesWithOnePart() {
+  return strategies.filter((part) => !MAIN.includes(part.kind)).flatMap((part) => {
+    const main = mainsFor(part).map((name) => byName.get(name)).find((one) => one && accepts(one, part));
+    if (!main) return [];
+    // Samplers that are knobs of `sample` join the processors of a greedy lane, where a temperature draws.
+    const draws = part.kind === "sampler" && main.name === "greedy" && part.name !== "temperature" ? [["temperature", {}]] : [];
+    const decoder = { greedy: part.kind === "sampler" ? "Sampling" : "Greedy", sample: "Sampling", speculative: "Speculative" }[main.name] || main.title;
+    return [{ ...part, name: `with-${part.name}`, title: `${decoder} + ${part.title}`, names: [part.name, part.title], main, whenTyped: true,
+      lane: { strategy: main.name, knobs: {}, extras: [...draws, [part.name, {}]] } }];
+  });
+}
+
+function mainsFor(part) {
+  const plainest = { sampler: "sample", drafter: "speculative", verifier: "speculative" }[part.kind];
+  return [plainest, "greedy", ...strategies.filter(({ kind }) => MAIN.includes(kind)).map(({ name }) => name)];
+}
+
+const accepts = (main, part) => main.slots.some((slot) => slot.takes.includes(part.name)) || fits(main, part, { extras: [] });
+
+/** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy, and by typing every part. */
 function laneAdder() {
   const offers = adviceBeside(lanes, { partOf: (name) => byName.get(name), fills: Boolean(props.attention), drafted: props.drafted !== false });
   const advised = offers.filter(({ lane }) => byName.has(lane.strategy)).map(({ title, why, lane }, i) => {
     const main = byName.get(lane.strategy);
     return { ...main, name: `advised-${i}`, title: title || main.title || words(main.name), summary: why, lane };
   });
-  const choose = (name) => addLane(advised.find((one) => one.name === name)?.lane || { strategy: name });
-  const adding = menu({ face: "add-lane", label: "Add a lane", title: lanes.length ? "+ Add lane" : "+ Add a lane", candidates: [...advised, ...mainStrategies()],
-    group: (s) => capital(words(s.family)), against: (s) => ({ reason: unfit(s), barred: Boolean(unfit(s)) }), choose });
+  const combined = lanesWithOnePart();
+  const choose = (name) => addLane([...advised, ...combined].find((one) => one.name === name)?.lane || { strategy: name });
+  const adding = menu({ face: "add-lane", label: "Add a lane", title: lanes.length ? "+ Add lane" : "+ Add a lane", candidates: [...advised, ...mainStrategies(), ...combined], hint: `Search all ${strategies.length}, such as json, cache or eagle`,
+    group: (s) => capital(words(s.family)), against: (s) => ({ reason: unfit(s.main || s), barred: Boolean(unfit(s.main || s)) }), choose });
   adding.classList.add("lane-adder");
   return adding;
 }

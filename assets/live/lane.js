@@ -220,14 +220,19 @@ function badge(label, help) {
   return node;
 }
 
-/** Titles for all lanes; lanes with the same title add the parts or knobs in which they differ. */
+/** Titles for all lanes; of lanes with the same title the parts or knobs in which they differ come first. */
 function distinctTitles(headers) {
   const plain = headers.map((header) => header.title || header.strategy);
   const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header), `seed ${header.seed}`]);
   return headers.map((header, i) => {
     const namesakes = traits.filter((_, j) => j !== i && plain[j] === plain[i]);
-    return [plain[i], ...differences(traits[i], namesakes), ...forkOf(header)].join(", ");
+    const telling = differences(traits[i], namesakes).join(", ");
+    return [telling ? `${capital(telling)} · ${plain[i]}` : plain[i], ...forkOf(header)].join(", ");
   });
+}
+
+function capital(text) {
+  return text.charAt(0).toUpperCase() + text.slice(1);
 }
 
 /** Where a lane was forked; if that was not recorded, how many tokens it was given. */

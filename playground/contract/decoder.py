@@ -23,6 +23,7 @@ class Decoder(Strategy):
     # ranks texts by their probability, so forced tokens and the end token take a forward each, and count
     counts_forced: ClassVar[bool] = False
     replaces_prompt: ClassVar[bool] = False  # the target reads something else in its place; see `lm.replace_prompt`
+    known_by: ClassVar[str] = ""  # the slot whose part names a lane where it is not the default
     views: ClassVar[tuple[str, ...]] = ()  # streams of the target over the prompt with another passage; see `passages`
 
     def decode(self, lm: LaneInterface) -> Iterator:

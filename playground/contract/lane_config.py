@@ -159,6 +159,13 @@ class Assembly:
         untrue |= {"greedy_identical", "distribution_identical"} if changed else set()
         return [guarantee for guarantee in self.guarantee() if guarantee not in untrue]
 
+    def title(self) -> str:
+        """What the lane is known for: the decoder, or the part in its slot `known_by` where that is not the default."""
+        slot = self.decoder.known_by
+        if not slot or getattr(self.decoder, slot).name == type(self.decoder).__dataclass_fields__[slot].default:
+            return self.decoder.title
+        return getattr(self.decoder, slot).title
+
     def parts(self) -> list[Part]:
         return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
 

@@ -468,8 +468,7 @@ def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) ->
 
 def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     """Add the facts about the strategies to a header."""
-    decoder = assembly.decoder
-    header.title, header.parts, header.guarantee = decoder.title, assembly.parts(), assembly.claims()
+    header.title, header.parts, header.guarantee = assembly.title(), assembly.parts(), assembly.claims()
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
     if "draft" in assembly.needs() and models.draft:
         own = models.draft.quantization

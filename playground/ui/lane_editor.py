@@ -129,6 +129,7 @@ def _declaration(cls: type[Strategy]) -> dict[str, Any]:
         "attention": getattr(cls, "attention", ()),
         "exact_for": getattr(cls, "exact_for", ()),
         "greedy_only": getattr(cls, "greedy_only", False),
+        "known_by": getattr(cls, "known_by", ""),
         "takes": _takes(cls),
     }
     return {

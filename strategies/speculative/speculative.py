@@ -16,6 +16,7 @@ class Speculative(Decoder):
 
     name, title, paper, sheet = "speculative", "Speculative decoding", "2211.17192", "speculative/speculative-sampling"
     guarantee = ("greedy_identical", "distribution_identical")
+    known_by = "drafter"
 
     drafter: Drafter = slot("draft_model")
     verifier: Verifier = slot("rejection")
