@@ -9,6 +9,7 @@ from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 PATIENCE = 60  # seconds after which something is broken rather than slow: the machine may have other work
 expect.set_options(timeout=1000 * PATIENCE)
+VIEW_SETTINGS = "decoding-playground.view"  # where the page keeps how runs are shown
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]  # no background requests, no display
 
 
@@ -21,8 +22,9 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def new_context(browser: Browser, **how) -> BrowserContext:
-    """A browser context of its own, with the common timeout."""
+def new_context(browser: Browser, pace: str = "live", **how) -> BrowserContext:
+    """A browser context of its own, with the common timeout. It shows runs at real speed, or as `pace` says."""
     context = browser.new_context(**how)
+    context.add_init_script(f"try {{ localStorage['{VIEW_SETTINGS}'] ??= '{{\"pace\": \"{pace}\"}}' }} catch {{}}")
     context.set_default_timeout(1000 * PATIENCE)
     return context

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from chromium import chromium
+from chromium import chromium, new_context
 from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
@@ -147,7 +147,7 @@ def wait_for(address: str, started: subprocess.Popen) -> None:
 @contextmanager
 def visitor(browser: Browser, window: dict[str, int] = WINDOW, noting: bool = True) -> Iterator[Page]:
     """A new tab without stored state. Recording takes memory, so it is switched off for the memory measurement."""
-    context = browser.new_context(viewport=window)
+    context = new_context(browser, viewport=window)
     context.set_default_timeout(TIMEOUT * 1000)
     if noting:
         context.add_init_script(NOTES)

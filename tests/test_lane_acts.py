@@ -68,7 +68,7 @@ def test_a_lane_with_its_own_seed_samples_differently_and_shows_it(page, address
         expect(running(page, lane).locator(".setting")).to_contain_text(f"seed {seed}")
     texts = [running(page, lane).locator(".tokens").text_content() for lane in range(3)]
     assert texts[0] == texts[1] != texts[2]
-    expect(running(page, 2).locator(".title")).to_contain_text("seed 8")
+    expect(running(page, 2).locator(".title")).to_contain_text("Seed 8")
 
 
 def test_an_emptied_seed_is_shared_again(page, address):

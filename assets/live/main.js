@@ -1,7 +1,6 @@
 // The view as a whole: frames come in, at most one paint per animation frame, user actions go out.
 
 const VIEW_SETTINGS = "decoding-playground.view"; // the only data stored in the browser: view settings, never content
-const GREETING_SPEED = "0.05";
 const RIVALS = ["3", "5", "all"]; // candidates the card of a token shows
 const UNDERLINES = new Map([...Object.entries(COLOURS).map(([name, { label }]) => [name, label]), ["none", "none"]]);
 const FILE_ALONE = "This trace is from a file and has no model: press Run first";
@@ -80,7 +79,7 @@ class App {
   }
 
   fill() {
-    for (const speed of SPEEDS) this.speed.append(option(speed, speed === "live" ? "as it runs" : speed + "×"));
+    for (const speed of SPEEDS) this.speed.append(option(speed, { reading: "reading speed", live: "real speed" }[speed] || speed + "×"));
     for (const [name, { label }] of Object.entries(COLOURS)) this.metric.append(option(name, label));
     for (const [name, label] of UNDERLINES) this.underline.append(option(name, label));
     this.underline.value = this.settings.underline;
@@ -194,7 +193,7 @@ class App {
     this.card.hide();
     this.inside.show(null);
     this.attribution.show(null);
-    this.pace();
+    this.player.speed = this.speed.value = this.settings.speed; // after a run that was followed at real speed
     this.player.restart();
     this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the previous run
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
@@ -216,13 +215,7 @@ class App {
     this.live.dataset.recorded = this.trace.recorded;
     this.stage.update();
     this.say("");
-    if (this.trace.recorded && matchMedia("(prefers-reduced-motion: reduce)").matches) this.showEnd();
-  }
-
-  /** The recording shown to a new visitor plays slowly; everything after it plays at the chosen speed. */
-  pace() {
-    const greets = this.trace.recorded && !this.trace.fromFile && this.live.dataset.state === "empty" && this.settings.speed === "live";
-    this.player.speed = this.speed.value = greets ? GREETING_SPEED : this.settings.speed;
+    if (this.trace.recorded && prefersStillness()) this.showEnd();
   }
 
   showNumbers(open) {
@@ -337,6 +330,7 @@ class App {
 
   followLive() {
     this.resume();
+    this.speed.value = "live";
     this.player.follow();
   }
 
@@ -430,7 +424,7 @@ class App {
     if (!inside) return;
     this.inside.show(inside);
     this.schedule();
-    this.inside.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    this.inside.node.scrollIntoView({ block: "nearest", behavior: prefersStillness() ? "auto" : "smooth" });
   }
 
   /** Request the effect of each word of the prompt on a token. */
@@ -445,7 +439,7 @@ class App {
     if (!attributed) return;
     this.attribution.show(attributed);
     this.schedule();
-    this.attribution.node.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+    this.attribution.node.scrollIntoView({ block: "nearest", behavior: prefersStillness() ? "auto" : "smooth" });
   }
 
   choose(order) {
@@ -645,7 +639,7 @@ class App {
   keep() {
     try {
       const [metric, underline, rivals] = [this.metric, this.underline, this.rivals].map((select) => select.value);
-      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, speed: this.settings.speed }));
+      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, pace: this.settings.speed }));
     } catch (reason) { /* without storage the settings last for this visit only */ }
     this.schedule();
   }
@@ -663,6 +657,10 @@ function option(value, text) {
   return node;
 }
 
+function prefersStillness() {
+  return matchMedia("(prefers-reduced-motion: reduce)").matches;
+}
+
 function readSettings() {
   let stored = {};
   try {
@@ -672,7 +670,7 @@ function readSettings() {
     metric: stored.metric in COLOURS ? stored.metric : "entropy",
     underline: UNDERLINES.has(stored.underline) ? stored.underline : "origin",
     rivals: RIVALS.includes(stored.rivals) ? stored.rivals : "all",
-    speed: SPEEDS.includes(stored.speed) ? stored.speed : "live",
+    speed: SPEEDS.includes(stored.pace) ? stored.pace : prefersStillness() ? "live" : "reading",
   };
 }
 

@@ -3,7 +3,8 @@
 // All events have one order: by the lanes' clocks, or by token count. The player's place is a number of events in that order.
 // While it follows a live run, all events are shown and no order is needed.
 
-const SPEEDS = ["live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
+const SPEEDS = ["reading", "live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
+const READING = 15; // tokens per second of the slowest lane, which an eye can follow
 const STOPS = new Set(["draft", "verdict", "commit", "rollback", "fill", "branches", "done", "failed"]);
 const BESIDE = new Set(["step", "mask", "commit"]);
 const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with the event before them
@@ -12,7 +13,7 @@ class Player {
   constructor(trace) {
     this.trace = trace;
     this.mode = "time";
-    this.speed = "live";
+    this.speed = "reading";
     this.restart();
   }
 
@@ -24,8 +25,26 @@ class Player {
     this.orderedAt = -1;
     this.cursors = this.trace.lanes.map(() => 0);
     this.playing = true;
-    this.following = !this.trace.over && this.speed === "live";
+    this.following = this.follows();
     this.lastTick = null;
+  }
+
+  /** Seconds of the run per second of playback. At reading speed the slowest lane writes READING tokens per second, unless it is slower
+      by itself; all lanes keep their proportions. */
+  pace() {
+    if (this.speed === "reading") return Math.min(1, READING / this.slowest());
+    return this.speed === "live" ? 1 : Number(this.speed);
+  }
+
+  /** Tokens per second of the slowest lane that has written any; 0 before the first. */
+  slowest() {
+    const rates = this.trace.lanes.filter(({ tokens, end }) => tokens > 0 && end > 0).map(({ tokens, end }) => tokens / end);
+    return rates.length ? Math.min(...rates) : 0;
+  }
+
+  /** Whether playing shows whatever has arrived: a live run, no faster than the chosen speed. */
+  follows() {
+    return !this.trace.over && ["live", "reading"].includes(this.speed) && this.pace() === 1;
   }
 
   /** Advance by the time since the last tick. Returns whether there is more to play. */
@@ -33,26 +52,27 @@ class Player {
     const passed = this.lastTick === null ? 0 : Math.min(0.25, (now - this.lastTick) / 1000);
     this.lastTick = now;
     if (!this.playing) return false;
+    if (this.following && !this.trace.over) this.following = this.follows();
     if (this.following) {
       this.toHead();
       if (this.trace.over) this.playing = this.following = false;
       return this.playing;
     }
     this.sort();
-    this.clock += passed * (this.speed === "live" ? 1 : Number(this.speed));
+    this.clock += passed * this.pace();
     const head = this.head();
     let place = this.place;
     while (place < head && this.order[place].due <= this.clock) place += 1;
     this.move(place);
     if (place >= head && head > 0) this.clock = Math.min(this.clock, this.order[head - 1].due);
-    if (place >= head && this.speed === "live" && !this.trace.over) this.following = true; // caught up
+    if (place >= head) this.following = this.follows(); // caught up
     if (place >= this.order.length && this.trace.over) this.playing = false;
     return this.playing;
   }
 
   play() {
     if (this.atEnd && this.trace.over) this.toStart();
-    this.following = this.speed === "live" && !this.trace.over;
+    this.following = this.follows();
     this.playing = true;
     this.lastTick = null;
   }
@@ -61,7 +81,9 @@ class Player {
     this.playing = this.following = false;
   }
 
+  /** Show what arrives as it arrives. */
   follow() {
+    this.speed = "live";
     this.following = this.playing = !this.trace.over;
     this.toHead();
   }
@@ -74,8 +96,7 @@ class Player {
 
   setSpeed(speed) {
     this.speed = speed;
-    if (speed !== "live") this.following = false;
-    else if (this.playing && !this.trace.over) this.following = true;
+    this.following = this.playing && this.follows();
     this.sort();
     this.clock = this.due(this.place);
   }

@@ -1,0 +1,55 @@
+"""The player's clock, tick by tick: what is on screen after so many seconds of playback. The scripts run in a browser
+without a page.
+"""
+from __future__ import annotations
+
+import pytest
+from chromium import chromium
+
+from playground.ui.live_view_assets import ASSETS
+
+pytestmark = pytest.mark.journey
+SCRIPT = "\n".join((ASSETS / "live" / f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "player"))
+TRACE = """
+const LENGTHENS = new Set(["commit", "fill"]);
+const laneOf = (rate, tokens) => ({ tokens, end: tokens / rate, over: true,
+  events: Array.from({ length: tokens }, (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i, sequence: 0 })) });
+"""
+PLAY = """([seconds, rates, speed, over]) => {
+  const lanes = rates.map((rate) => laneOf(rate, 60));
+  const trace = { lanes, over, version: 60 * lanes.length };
+  const player = new Player(trace);
+  player.setSpeed(speed);
+  player.restart();
+  for (let now = 0; now <= 1000 * seconds; now += 20) player.tick(now);
+  return player.cursors;
+}"""
+
+
+@pytest.fixture(scope="module")
+def play():
+    """Tokens of each lane on screen after some seconds; `rates`: their tokens per second."""
+    with chromium() as browser:
+        page = browser.new_page()
+        made = f"(given) => {{ {SCRIPT}\n{TRACE}\nreturn ({PLAY})(given); }}"
+        yield lambda seconds, rates, speed, over=True: page.evaluate(made, [seconds, rates, speed, over])
+
+
+@pytest.mark.parametrize("over", [True, False], ids=["recorded", "live"])
+def test_at_reading_speed_the_slowest_lane_writes_fifteen_tokens_a_second_and_lanes_keep_their_proportions(play, over):
+    slow, fast = play(2.0, [150, 300], "reading", over)
+    assert abs(slow - 30) <= 1 and abs(fast - 60) <= 1
+
+
+def test_at_reading_speed_a_model_that_is_slower_by_itself_is_shown_as_it_writes(play):
+    assert abs(play(2.0, [10, 10], "reading")[0] - 20) <= 1
+    assert play(0.1, [10, 10], "reading", False) == [60, 60], "all that has arrived of a live run"
+
+
+def test_at_real_speed_a_recorded_run_takes_its_own_time_and_a_live_one_is_followed(play):
+    assert abs(play(0.2, [150], "live")[0] - 30) <= 3
+    assert play(0.1, [150], "live", False) == [60]
+
+
+def test_a_slower_speed_is_a_share_of_the_real_one(play):
+    assert abs(play(2.0, [150], "0.1")[0] - 30) <= 1
