@@ -136,6 +136,13 @@ def test_a_stored_form_is_not_quantised_again(folders, name):
         loaded(folders(name), quantization="int8")
 
 
+@pytest.mark.parametrize("name, takes", [("nf4 (stored)", "in nf4"), ("fp8 (stored)", "in float32")])
+def test_a_stored_form_that_does_not_fit_is_not_to_be_quantised(folders, name, takes, monkeypatch):
+    monkeypatch.setattr("playground.engine.load.free_bytes", lambda device: 10_000)
+    with pytest.raises(Refusal, match=f"takes about .* {takes}, and .* free on cpu: choose a smaller model"):
+        load(folders(name), Loading("cpu", "float32"))
+
+
 def test_packed_weights_do_not_compute_in_float64_and_dequantised_ones_do(folders):
     with pytest.raises(Refusal, match="nf4 .stored. weights cannot compute in float64"):
         loaded(folders("nf4 (stored)"), dtype="float64")

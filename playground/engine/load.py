@@ -121,6 +121,7 @@ class Estimate:
     parameters: int
     free_bytes: int
     spread: bool = False  # over all GPUs, whose free memory `free_bytes` is then
+    form: StoredForm | None = None  # how the files are quantised
 
     @property
     def fits(self) -> bool:
@@ -191,7 +192,7 @@ def load(
         raise _too_large(name, loading, cost)
     config = read_config(source)
     masking_of(config)  # refuses an unusable entry before anything large is read
-    form = _stored_form(source, loading)
+    form = cost.form
     check_against_weights(name, config, cost.parameters, form is not None, cost.free_bytes)
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
@@ -335,12 +336,14 @@ def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
     needed += source.adapter_bytes
     free = free_bytes(loading.device)
     spread = loading.may_spread and needed * HEADROOM > free
-    return Estimate(needed, count, sum(free for _, free in gpu_memory()) if spread else free, spread)
+    return Estimate(needed, count, sum(free for _, free in gpu_memory()) if spread else free, spread, form)
 
 
 def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
-    advice = "choose nf4 weights or a smaller model" if loading.quantization == "none" else "choose a smaller model"
-    weights = loading.dtype if loading.quantization == "none" else loading.quantization
+    form = cost.form
+    whole = loading.quantization == "none" and form is None
+    advice = "choose nf4 weights or a smaller model" if whole else "choose a smaller model"
+    weights = form.method if form and not form.dense else loading.dtype if whole or form else loading.quantization
     return Refusal(
         f"{name} takes about {size_text(cost.bytes * HEADROOM)} in {weights}, and {size_text(cost.free_bytes)} are free"
         f" on {'all GPUs together' if cost.spread else loading.device}: {advice}, or free memory first.",
