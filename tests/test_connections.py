@@ -239,6 +239,19 @@ def test_connections_without_a_request_make_room_when_all_are_taken(monkeypatch)
         assert ask(port, source="127.0.0.2") == b"0" and known.open.count() <= 16
 
 
+def test_an_idle_connection_of_a_visitor_stays_while_others_fill_all(monkeypatch):
+    """Its browser would send the next request on it."""
+    with served(monkeypatch, whole=16) as (port, _), ExitStack() as held:
+        quiet = http.client.HTTPConnection("127.0.0.1", port, timeout=5, source_address=("127.0.0.2", 0))
+        quiet.request("GET", "/")
+        assert quiet.getresponse().read() == b"0"
+        for number in range(60):
+            held.enter_context(connect(port, f"127.0.0.{60 + number % 4}", b"GET / HT"))
+        quiet.request("GET", "/")
+        assert quiet.getresponse().read() == b"0"
+        quiet.close()
+
+
 def stream(port: int, source: str) -> socket.socket:
     return connect(port, source, b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n")
 

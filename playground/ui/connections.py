@@ -3,7 +3,7 @@
 uvicorn waits without end for the head of a request and for a client that does not read its answer, and it parses a body
 in Python, chunk by chunk. Here a connection that sends no whole head is closed, so is one whose client takes nothing of
 its answer, and a body in many small chunks is refused. An address, and all of them together, have a number of
-connections; when it is reached, the one that has waited longest for a request makes room.
+connections; when it is reached, one of the address with the most that waits for a request makes room.
 """
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Connections:
         address, most = self._address(connection), self.limits
         if address and self.open.count(address) >= most.address and not self._end(self.waiting.first(address)):
             return False
-        if self.open.count() >= most.whole and not self._end(self.waiting.first() or self._of_greediest(address)):
+        if self.open.count() >= most.whole and not self._end(self._longest_waiting() or self._of_greediest(address)):
             return False
         self.open.add(address, connection)
         self.wait(connection)
@@ -105,6 +105,10 @@ class Connections:
     def _address(self, connection: BoundedProtocol) -> str:
         """The address that a connection counts towards; empty for those of proxies."""
         return "" if self.trusted is None or connection.address in self.trusted else connection.address
+
+    def _longest_waiting(self) -> BoundedProtocol | None:
+        """Of the connections that wait for a head, the first of the address with the most of them."""
+        return self.waiting.first(self.waiting.greediest()) or self.waiting.first()
 
     def _of_greediest(self, address: str) -> BoundedProtocol | None:
         """The last connection of the address with the most, if a new one of `address` leaves that one more."""
@@ -217,8 +221,12 @@ class BoundedProtocol(H11Protocol):
             self.transport.close()
 
     def _see(self, event: Any) -> None:
-        """Raises h11.RemoteProtocolError for a body in too many small parts."""
+        """Raises h11.RemoteProtocolError for a body in too many small parts, and for one whose length is given twice: a
+        proxy may see another end of it than h11.
+        """
         if isinstance(event, h11.Request):
+            if {b"content-length", b"transfer-encoding"} <= {name.lower() for name, _ in event.headers}:
+                raise h11.RemoteProtocolError("the body has a length and chunks")
             self.all.go_on(self)
             self._chunks = self._bytes = 0
         elif isinstance(event, h11.Data):

@@ -35,6 +35,8 @@ UPLOAD = "/gradio_api/upload"
 MULTIPART_BYTES = 65_536  # allowance for the headers and boundaries of an uploaded file
 DISCARDED = 4  # multiple of the limit beyond which a body is not read to its end
 DEFAULT_PORTS = {None, 80, 443}
+CALLS = re.compile(r"/gradio_api/(?:queue/join|(?:call|run|api)/)")
+DESCRIBED = "GET /gradio_api/info describes them"
 BEGUN = "Caught handled exception, but response already started."  # of Starlette
 SHUT = re.compile(
     "|".join(
@@ -160,14 +162,25 @@ class RequestGuard:
 
     async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gradio ends the stream of a session that it does not know with an HTTP error after the answer has begun. Its
-        last message says so; what is left is to end the answer.
+        last message says so; what is left is to end the answer. On a call that names an unknown function or argument it
+        fails before it answers, and before any of the page's own code runs.
         """
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
         try:
-            await self.app(scope, receive, send)
-        except RuntimeError as reason:
-            if str(reason) != BEGUN:
+            await self.app(scope, receive, noted)
+        except Exception as reason:
+            if begun and str(reason) == BEGUN:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif not begun and scope["method"] == "POST" and CALLS.match(_path(scope)):
+                raise Denied(404, f"There is no such endpoint, or it takes other arguments: {DESCRIBED}.") from reason
+            else:
                 raise
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _checked(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
         """The body of a request that may be passed on, None for a method without one; raises Denied."""
