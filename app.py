@@ -1,19 +1,28 @@
 """Start the page: `python app.py`. Without options it runs the bundled models. A Hugging Face Space runs it too."""
 import os
 import signal
+import sys
 
 if __name__ == "__main__":  # now, because the other imports take seconds; `Stop` takes over once the page has started
     def stop_before_start(number: int, frame: object) -> None:
         print("Stopped before the page had started.", flush=True)
         os._exit(0)  # torch may be half loaded
 
+    def say_why(kind: type[BaseException], reason: BaseException, trace: object) -> None:
+        if not isinstance(reason, (ImportError, MemoryError, OSError)):
+            return sys.__excepthook__(kind, reason, trace)
+        cause = " ".join(str(reason).split()) or "no memory is left"
+        print(f"error: The page cannot start ({cause}): free memory, disk space or open files, or install the packages"
+              " of requirements.txt again.", file=sys.stderr, flush=True)
+        os._exit(2)
+
+    sys.excepthook = say_why
     for stopping in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stopping, stop_before_start)
 
 import argparse
 import gc
 import socket
-import sys
 from importlib.util import find_spec
 
 from playground.engine.heap_memory import limit_arenas

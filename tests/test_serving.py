@@ -5,6 +5,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -318,8 +320,8 @@ def test_docker_asks_for_the_workers_health():
 # --- signals ---
 
 @contextmanager
-def app_running(tmp_path):
-    """The app with its bundled models: the process and its address."""
+def app_running(tmp_path, places: dict[str, str] | None = None, **process):
+    """The app with its bundled models, some of its environment replaced: the process and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -329,7 +331,8 @@ def app_running(tmp_path):
             cwd=ROOT,
             stdout=log,
             stderr=log,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(places or {})},
+            **process,
         )
     try:
         wait_until_loaded(f"http://127.0.0.1:{port}", app)
@@ -351,9 +354,9 @@ def wait_until_loaded(address: str, app: subprocess.Popen) -> None:
     raise AssertionError("the app did not load its models")
 
 
-def run_until_the_end(address: str, begun: threading.Event, heard: list[str]) -> None:
+def run_until_the_end(address: str, begun: threading.Event, heard: list[str], length: int = 2000) -> None:
     """A run of the API, read as it comes."""
-    body = json.dumps({"prompt": PROMPT, "lanes": [{"strategy": "sample"}] * 4, "length": 2000}).encode()
+    body = json.dumps({"prompt": PROMPT, "lanes": [{"strategy": "sample"}] * 4, "length": length}).encode()
     call = urllib.request.Request(f"{address}/gradio_api/call/v2/run", body, {"Content-Type": "application/json"})
     event = json.load(urllib.request.urlopen(call, timeout=PATIENCE))["event_id"]
     with urllib.request.urlopen(f"{address}/gradio_api/call/v2/run/{event}", timeout=PATIENCE) as frames:
@@ -402,3 +405,26 @@ def test_a_signal_while_the_page_starts_ends_it_with_a_sentence_and_zero(number)
     app.send_signal(number)
     said, _ = app.communicate(timeout=PATIENCE)
     assert (app.returncode, said) == (0, "Stopped before the page had started.\n")
+
+
+# --- a machine that lacks something ---
+
+@pytest.mark.slow
+@pytest.mark.parametrize("places, descriptors", [({"HOME": "/dev/null/none"}, 1024), ({}, 64)], ids=["no home", "64"])
+def test_a_page_without_a_home_or_with_few_descriptors_serves_and_ends_a_run(tmp_path, places, descriptors):
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors))
+    with app_running(tmp_path, places, preexec_fn=few) as (app, address):
+        heard: list[str] = []
+        run_until_the_end(address, threading.Event(), heard, length=4)
+        assert "event: complete" in "".join(heard)
+        app.send_signal(signal.SIGTERM)
+        assert app.wait(10) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not enforce the limit")
+def test_a_page_that_has_no_memory_to_start_says_so_and_ends_with_two():
+    little = partial(resource.setrlimit, resource.RLIMIT_AS, (300 << 20, 300 << 20))
+    done = subprocess.run([sys.executable, "app.py"], cwd=ROOT, preexec_fn=little, capture_output=True, text=True,
+                          timeout=PATIENCE)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: The page cannot start") and done.stderr.count("\n") == 1
