@@ -80,6 +80,14 @@ def test_unfinished_bodies_of_many_addresses_are_counted_in_all():
     assert answered == [[]] * 4 + [[503]] * 2
 
 
+def test_addresses_that_hold_all_do_not_shut_out_a_small_request():
+    guarded = guard(answers_at_once, bodies=Most(3, 4, 1), body_bytes=Most(2500, 4000, 100))
+    small = Client("2.2.2.2")
+    small.send(b'{"data": []}', more=False)
+    clients = [*(unfinished(f"1.1.1.{number % 2}") for number in range(4)), small, unfinished("3.3.3.3")]
+    assert asyncio.run(all_at_once(guarded, clients)) == [[], [], [], [], [200], [503]]
+
+
 def test_bytes_of_bodies_are_counted_while_they_arrive():
     guarded = guard(answers_at_once, body_bytes=Most(2500, 4500))
     clients = [unfinished("1.1.1.1") for _ in range(4)] + [unfinished(f"2.2.2.{number}") for number in range(4)]

@@ -44,7 +44,7 @@ class ConnectionLimits:
     whole: int = field(default_factory=most_connections)
     head_seconds: float = 10.0  # until the head of a request has arrived, from the connection or the last answer on
     unread_seconds: float = 30.0  # in which a client takes nothing of its answer
-    chunks: int = 512  # parts of a body, however small
+    chunks: int = 128  # parts of a body, however small
     chunk_bytes: int = 256  # of the parts beyond, on average
 
     @property

@@ -24,17 +24,21 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Most:
-    """The most that one address and all together may hold. One address may be a whole school."""
+    """The most that one address and all together may hold. One address may be a whole school.
+
+    small: what an address may hold even where all together hold too much, so that several do not shut out the others.
+    """
 
     address: float
     whole: float
+    small: float = 0
 
 
 @dataclass(frozen=True)
 class RequestShareLimits:
     requests: Most = field(default_factory=lambda: Most(ConnectionLimits().address, inf))  # of all: its connections
-    bodies: Most = Most(64, 192)  # that have not arrived completely
-    body_bytes: Most = Most(32_000_000, 128_000_000)  # until the request is answered
+    bodies: Most = Most(64, 192, 4)  # that have not arrived completely
+    body_bytes: Most = Most(32_000_000, 128_000_000, 100_000)  # until the request is answered
 
 
 class SharedAmount:
@@ -48,7 +52,7 @@ class SharedAmount:
         """Raise Denied if the address, or all, would hold too much."""
         if self.held[address] + amount > self.most.address:
             raise Denied(429, f"Your address has too many {self.what} on this page: wait for some to end.")
-        if self.held.total() + amount > self.most.whole:
+        if self.held.total() + amount > self.most.whole and self.held[address] + amount > self.most.small:
             raise Denied(503, f"The page has too many {self.what}: try again in a moment.")
         self.held[address] += amount
 
