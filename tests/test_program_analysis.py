@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -215,6 +216,14 @@ def test_an_expensive_analysis_ends_in_time_and_alone(name):
     names(EXPENSIVE[name])
     assert perf_counter() - start < BOUNDS.wall_seconds + 2
     assert analyst().pid == before and "balance" in names(ACCOUNT + "account.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_an_analyst_that_was_killed_or_stopped_is_replaced(how):
+    before = analyst().pid
+    os.kill(before, how)
+    assert "balance" in names(ACCOUNT + "account.") and analyst().pid != before
 
 
 def test_a_lone_surrogate_is_no_program():
