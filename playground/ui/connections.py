@@ -203,7 +203,12 @@ class BoundedProtocol(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a malformed request; in the middle of another answer only the connection can be closed."""
+        """Answer a malformed request; in the middle of another answer only the connection can be closed. The app, which
+        may be reading the body, answers nothing more.
+        """
+        if self.cycle is not None:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
