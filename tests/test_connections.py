@@ -24,10 +24,11 @@ SLOW_ANSWER = 300_000_000
 
 
 async def app(scope, receive, send):
-    """Answers with the size of the body; /large with more than buffers hold, /stream with an answer that does not end.
+    """Answers with the size of the body, /early without reading it; /large with more than buffers hold, /stream with an
+    answer that does not end.
     """
     size, more = 0, True
-    while more and scope["method"] == "POST":
+    while more and scope["method"] == "POST" and scope["path"] != "/early":
         message = await receive()
         if message["type"] != "http.request":
             break
@@ -48,7 +49,7 @@ async def app(scope, receive, send):
 def served(monkeypatch, trusted: frozenset[str] | None = frozenset(), **limits):
     """The port and the connections of a server."""
     monkeypatch.setattr(connections_module, "SWEEP", 0.05)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, log_level="warning", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -173,6 +174,13 @@ def test_a_body_in_many_small_chunks_is_refused(chunk, monkeypatch, caplog):
     with served(monkeypatch) as (port, _):
         answer = answer_to(port, CHUNKED, chunk * 2000, b"0\r\n\r\n")
         assert answer.partition(b"\r\n")[0] in (b"HTTP/1.1 400 Bad Request", b"")  # empty: closed before it was sent
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_an_app_that_answers_without_reading_leaves_no_traceback_after_a_refusal(monkeypatch, caplog):
+    with served(monkeypatch) as (port, _):
+        answer_to(port, CHUNKED.replace(b"POST /", b"POST /early") + b"1\r\nx\r\n" * 2000)
+        assert ask(port)
     assert not [record for record in caplog.records if record.exc_info]
 
 
