@@ -45,7 +45,7 @@ Law = dict[Text, float]
 class Letters:
     """The tokenizer of a table: token i is the i-th letter, or a longer piece; end tokens have no text."""
 
-    padding = None
+    begin = padding = None
 
     def __init__(self, letters: Sequence[str], ends: frozenset[int]):
         self.letters, self.ends = letters, ends

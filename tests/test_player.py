@@ -13,7 +13,8 @@ SCRIPT = "\n".join((ASSETS / "live" / f"{name}.js").read_text(encoding="utf-8") 
 TRACE = """
 const LENGTHENS = new Set(["commit", "fill"]);
 const laneOf = (rate, tokens) => ({ tokens, end: tokens / rate, over: true,
-  events: Array.from({ length: tokens }, (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i, sequence: 0 })) });
+  events: Array.from({ length: tokens },
+    (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i, sequence: 0 })) });
 """
 PLAY = """([seconds, rates, speed, over]) => {
   const lanes = rates.map((rate) => laneOf(rate, 60));

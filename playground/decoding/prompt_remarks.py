@@ -40,7 +40,7 @@ def _special_tokens(tokens: Tokens, texts: Iterable[str]) -> Iterator[str]:
 
 
 def _begin_token(tokens: Tokens, ids: list[int], chat: bool) -> Iterator[str]:
-    begin = tokens.tokenizer.bos_token_id
+    begin = tokens.begin
     if begin is None or ids[:2] != [begin, begin]:
         return
     cause = "the chat template writes one as well" if chat else "the tokenizer adds one: leave it out of the text"

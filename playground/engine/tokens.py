@@ -202,6 +202,11 @@ class Tokens:
         return {id: name for name, id in self.tokenizer.get_vocab().items()}
 
     @property
+    def begin(self) -> int | None:
+        """The token that begins a text; None if the tokenizer has none."""
+        return self.tokenizer.bos_token_id
+
+    @property
     def padding(self) -> int | None:
         """The padding token; None if the tokenizer has none."""
         return self.tokenizer.pad_token_id
