@@ -1,6 +1,8 @@
 """The contract of compute policies: what they leave out is not computed, and what they say ran is what ran."""
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -9,11 +11,12 @@ from registry import corners, lanes, registered, title
 from runs import figures, run
 from tables import write
 
-from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward
+import playground
+from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward, find
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed, Forward
@@ -112,6 +115,71 @@ def test_lossless_decoding_under_a_policy_writes_what_greedy_writes_under_it(rec
         )
     )
     assert lossless_ == plain != without
+
+
+def acting(name: str) -> dict:
+    """Knobs of a policy with which greedy decoding writes another text; the policy's default where none does."""
+    plain = written_by(LaneConfig("greedy"))
+    texts = ((knobs, written_by(policy_lane(name, **knobs))) for knobs in corners(find(name)))
+    return next((knobs for knobs, text in texts if text != plain), {})
+
+
+def written_by(recipe: LaneConfig | Assembly) -> list[int]:
+    assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
+    models = {"target": pair().target, "draft": pair().draft}
+    return write(assembly, models, PROMPT, Limits(0, 14), Draws(0)).tokens
+
+
+def of_several_rows() -> list[LaneConfig]:
+    """Decoders whose forwards have several rows after the prompt, each with settings at which its text is greedy's."""
+    drafted = [recipe for recipe in lossless() if "greedy_match" in dict(recipe.extras) or recipe.strategy == "pearl"]
+    texts = [LaneConfig(name, {"n": 3, "temperature": 0.0}) for name in ("best_of_n", "self_consistency", "mbr")]
+    return [*drafted, *texts, LaneConfig("beam_search", {"beams": 1})]
+
+
+def differing(plain: Assembly, added) -> list[str]:
+    """Decoders of several rows that write another text than plain decoding under a policy, refused ones left out."""
+    text = written_by(plain)
+    return [title(recipe) for recipe in of_several_rows() if (lane := added(recipe)) and written_by(lane) != text]
+
+
+def assembled(recipe: LaneConfig) -> Assembly | None:
+    try:
+        return assemble(recipe)
+    except Refusal:
+        return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", POLICIES)
+def test_decoders_of_several_rows_write_what_greedy_writes_under_the_same_policy(name):
+    knobs = acting(name)
+    plain = assemble(policy_lane(name, **knobs))
+    assert differing(
+        plain, lambda recipe: assembled(replace(recipe, extras=[*recipe.extras, (name, knobs)]))
+    ) == []
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_speculation_with_the_bundled_models_writes_what_greedy_writes_under_a_fitted_policy(name):
+    models = bundled()
+    plain, *drafted = (
+        playground.run("speculative" if drafter else "greedy", "What is 12 + 7?", chat=True, models=models,
+                       extras=[*drafter, name], max_new_tokens=16).text
+        for drafter in ((), ("draft_model", "greedy_match"), ("prompt_lookup", "greedy_match"))
+    )
+    assert plain and set(drafted) == {plain}
+
+
+@cache
+def bundled() -> Models:
+    return playground.load(dtype="float64")
+
+
+@pytest.mark.slow
+def test_a_policy_that_acts_on_forwards_of_one_row_alone_differs_under_decoders_of_several_rows():
+    plain = with_policy(LaneConfig("greedy"), SkipsBySize())
+    assert len(differing(plain, lambda recipe: with_policy(recipe, SkipsBySize()))) > 10
 
 
 def test_a_policy_that_is_not_row_wise_drops_the_guarantee_of_lossless_lanes():

@@ -9,11 +9,22 @@ from registry import Collapse
 from runs import figures, run
 from torch.nn.functional import silu
 
+import playground
+from playground.bench.questions import ask
+from playground.bench.survey import prompt_of
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
-from playground.events import Figure
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.limits import Limits
+from playground.decoding.session import prepare
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
+from playground.engine.layer_choices import ComputePass
+from playground.errors import Refusal
+from playground.events import Figure, Verdict
+from playground.pocket.world import TASKS
 from playground.training.calibration import CalibrationTexts
 from strategies.adaptive_compute.stop_exit import classes_of, untrained
+from support.commits import ids
 from support.compute_runs import PROMPT, deep, deep_network, policy_lane
 
 StopExit = find("stop_exit")
@@ -137,17 +148,54 @@ class StopsAtOnce(Given):
 
     def choices(self, positions, prompt):
         made = super().choices(positions, prompt)
-        if positions[-1] >= prompt + 3 and len(positions) == 1:
-            made._decide = lambda layers, hidden: vars(made).update(stopped=True, exited=layers)
+        if positions[-1] >= prompt + 3:
+            made.asks = [position >= prompt + 3 for position in positions]
+            made._decide = lambda layers, hidden: stop_asked(made, layers)
         return made
+
+
+def stop_asked(made, layers: int) -> None:
+    rows = [row for row, asks in enumerate(made.asks) if asks and row not in made.exits]
+    made.exits |= dict.fromkeys(rows, layers)
+    made.stopped.update(rows)
 
 
 def test_a_stop_ends_the_text_with_what_was_written_before():
     whole, _ = run(LaneConfig("greedy"), {"target": deep()}, PROMPT, 10)
-    policy = StopsAtOnce(theta_exit=1.01, theta_stop=1.01)
+    policy = StopsAtOnce(theta_exit=1.01, theta_stop=0.5)
     lane, events = run(Assembly(make("greedy"), compute_policy=policy), {"target": deep()}, PROMPT, 10)
     assert lane.reason == "end" and lane.main.written[:-1] == whole.main.written[:4]
     assert lane.ends(lane.main.written[-1]) and lane.main.origins[-1] == "forced"
+
+
+def test_a_stop_inside_an_accepted_draft_ends_the_text_there():
+    """All draft tokens are right, since the draft is the target; so a stop inside a draft must not be skipped."""
+    decoder = make("speculative", drafter=make("draft_model", depth=6), verifier=make("greedy_match"))
+    models = {"target": deep(), "draft": deep()}
+    lanes = [Assembly(each, compute_policy=StopsAtOnce(theta_exit=1.01, theta_stop=0.5))
+             for each in (make("greedy"), decoder)]
+    (plain, _), (drafted, events) = (run(lane, models, PROMPT, 10) for lane in lanes)
+    assert drafted.main.written == plain.main.written and drafted.reason == plain.reason == "end"
+    assert max(len(event.kept) for event in events if isinstance(event, Verdict)) > 1, "several drafts were accepted"
+
+
+def test_stopping_is_refused_where_several_texts_grow():
+    with pytest.raises(Refusal, match="may end a text by itself"):
+        assemble(LaneConfig("beam_search", {}, [("stop_exit", {"theta_stop": 0.5})]))
+    assemble(LaneConfig("beam_search", {}, [("stop_exit", {})]))
+
+
+def test_rows_of_one_forward_exit_at_layers_of_their_own():
+    """Logits and exits of all generated rows in one forward are those of the loop token by token."""
+    policy, model, tokens = Given(theta_exit=0.4), deep(), [*PROMPT, 3, 11, 8, 40, 2, 19, 33, 7]
+    policy.begin(model.parts, {})
+    compute = ComputePass(lambda positions: policy.choices(positions, len(PROMPT)))
+    work = ForwardInput(model.new_store(), tokens, list(range(-1, len(tokens) - 1)))
+    with torch.inference_mode():
+        (logits,), _ = model.forward([work], LayerPlan(compute=compute))
+        expected, exits = by_hand(tokens, len(PROMPT), policy)
+    assert (logits - expected).abs().max() < 1e-6
+    assert [compute.choices.exits.get(row, DEPTH) for row in range(len(tokens))] == exits and len(set(exits)) > 2
 
 
 def test_the_picture_shows_the_classes_and_the_share_that_ran():
@@ -176,3 +224,19 @@ def test_training_lowers_the_loss_of_the_heads_and_returns_what_the_policy_reads
         name: tensor.shape for name, tensor in untrained(DEPTH, WIDTH, 0).items()
     }
     assert all(tensor.dtype == torch.float16 for tensor in found.values())
+
+
+@pytest.mark.slow
+def test_at_its_default_the_bundled_controller_changes_at_most_one_answer_in_twenty_and_some_tokens_exit():
+    models, changed, exits = playground.load(draft=playground.NO_DRAFT), 0, []
+    questions = [question for task in sorted(TASKS) for question in ask(task, 2, 7)]
+    for question in questions:
+        prompt = prompt_of(question, models)
+        plain, policed = (
+            list(prepare(models, [lane], prompt, Limits(0, 32)))
+            for lane in (LaneConfig("greedy"), policy_lane("stop_exit"))
+        )
+        changed += ids(each.event for each in plain) != ids(each.event for each in policed)
+        exits += [data["series"]["layers before the exit"] for data in figures([e.event for e in policed], "exit")]
+    assert len(questions) == 20 and changed <= 1
+    assert sum(layers < models.target.depth for layers in exits) > len(exits) / 20

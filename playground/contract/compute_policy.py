@@ -28,6 +28,11 @@ class ComputePolicy(Strategy):
     skips_attention: ClassVar[bool] = False
     questions_per_task: ClassVar[int] = 8  # of the small world that `calibrate` reads if it is given no texts
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether `stops` may end a text; refused for decoders that grow several, which rank them by their ends."""
+        return False
+
     def begin(self, parts: NetworkParts, weights: Mapping[str, Tensor]) -> None:
         """Before the run: the target's parts, and the weights that `fit` stored for this strategy, if any.
 

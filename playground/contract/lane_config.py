@@ -375,6 +375,12 @@ def _check_compute(assembly: Assembly) -> None:
             f"remove {policy.title}.",
             policy.name,
         )
+    if policy.may_stop and assembly.decoder.several:
+        raise Refusal(
+            f"{policy.title} may end a text by itself, and {assembly.decoder.title} compares several texts that end as "
+            f"the model ends them: switch stopping off, or remove {policy.title}.",
+            policy.name,
+        )
     reader = next((part for part in assembly.strategies() if part.reads_keys), None)
     if reader and policy.skips_attention:
         raise Refusal(

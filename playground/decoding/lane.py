@@ -452,7 +452,7 @@ class Lane:
             if isinstance(what, TokenChoice)
             else self._accepted(what)
         )
-        return self._text_change(lambda: self._commit_main(tokens))
+        return self._text_change(lambda: self._commit_main(self._up_to_stop(tokens)))
 
     def roll_back(self, count: int) -> Request:
         """Remove the last `count` generated tokens."""
@@ -470,22 +470,11 @@ class Lane:
     # --- random numbers ---
 
     def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
-        """Choose a token after `node`: sampled if a sampler draws, argmax otherwise; the end if a compute policy stops.
-        """
-        if self.assembly.compute_policy and self._stops(rows, node):
-            return TokenChoice(min(self.end_ids), rows, node, "forced")
+        """Choose a token after `node`: sampled if a sampler draws, argmax otherwise."""
         if not rows.chain.draws:
             return TokenChoice(rows.best(node), rows, node)
         token = self.draws.pick(rows.distribution(node), purpose, rows.position(node), rows.sequence.lineage)
         return TokenChoice(token, rows, node)
-
-    def _stops(self, rows: Rows, node: int) -> bool:
-        """Whether the compute policy ends the text after a node; never where the model or the grammar has no end."""
-        if not self.end_ids or rows.stream != "target":
-            return False
-        if not rows.may_follow(min(self.end_ids), node):
-            return False
-        return self.target.computing.stops([*rows.committed, *rows.tree.prefix(node)])
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
         """A token that the strategy chose itself; `leaf` commits it instead of the sequence of the rows."""
@@ -653,6 +642,24 @@ class Lane:
         for stream in self._streams.values():
             stream.follow()
         self.settle(moment, drafted)
+
+    def _up_to_stop(self, tokens: list[CommittedToken]) -> list[CommittedToken]:
+        """The tokens up to the first row after which the compute policy ends the text, with the end in its place."""
+        policy = self.assembly.compute_policy
+        if policy is None or not policy.may_stop:
+            return tokens
+        for place, (_, _, rows, node) in enumerate(tokens):
+            if self._stops(rows, node):
+                return [*tokens[:place], CommittedToken(min(self.end_ids), "forced", rows, node)]
+        return tokens
+
+    def _stops(self, rows: Rows | None, node: int) -> bool:
+        """Whether the compute policy ends the text after a node; never where the model or the grammar has no end."""
+        if not self.end_ids or rows is None or rows.stream != "target":
+            return False
+        if not rows.may_follow(min(self.end_ids), node):
+            return False
+        return self.target.computing.stops([*rows.committed, *rows.tree.prefix(node)])
 
     def _commit(self, tokens: list[CommittedToken], sequence: Sequence) -> None:
         """Append tokens to a text until it is complete, then the tokens that the grammar forces after them."""

@@ -157,14 +157,18 @@ class FusedLayer:
         """The layer under a compute policy: attention and feed-forward networks only where they run."""
         attention, spent = self.qkv.weight.numel() + self.out.weight.numel(), [0.0] * len(hidden)
         attending = attending_rows(compute.choices.attends(self.index, hidden), len(hidden))
-        hidden = self._attend_rows(hidden, attending, (cos, sin), call, compute.choices)
-        if not attending and compute.choices.stores(self.index, hidden):
-            spent = [float(self._store(self.input_norm(hidden), cos, sin, call))] * len(hidden)
+        storing = len(attending) < len(hidden) and compute.choices.stores(self.index, hidden)
+        if storing:
+            hidden, spent = self._attend_beside_stored(hidden, attending, (cos, sin), call)
+        else:
+            hidden = self._attend_rows(hidden, attending, (cos, sin), call, compute.choices)
         # weights that are read are computed a second time, which is half of what attention computes
         computed = len(attending) * (1.5 if compute.choices.reads_attention(self.index) else 1.0)
+        if storing and attending:
+            computed = len(hidden)
         compute.idle_attention += 1 - computed / len(hidden)
         for row in attending:
-            spent[row] += attention
+            spent[row] = attention
         after = hidden
         for rows, part in compute.choices.feed_forwards(self.index, hidden, self.ffn):
             after = self._add(after, hidden, rows, part)
@@ -174,6 +178,22 @@ class FusedLayer:
         compute.note(attention + self.ffn.weights, [each + deciding for each in spent])
         compute.choices.observe(self.index, hidden, after)
         return after
+
+    def _attend_beside_stored(
+        self, hidden: Tensor, rows: list[int], angles: tuple[Tensor, Tensor], call: Call
+    ) -> tuple[Tensor, list[float]]:
+        """The hidden states after attention that runs for some rows while the others leave their keys and values.
+
+        And the weights that each row was multiplied with. Later rows see these keys in the same forward, so all rows
+        go through one attention, of which only that of `rows` is projected and added.
+        """
+        normed = self.input_norm(hidden)
+        if not rows:
+            return hidden, [float(self._store(normed, *angles, call))] * len(hidden)
+        mixed = attend_all(self.index, self._states(normed, *angles), call, self.scaling, self.window)
+        index = torch.tensor(rows, device=hidden.device)
+        added = self.out(mixed.transpose(0, 1).reshape(len(hidden), -1)[index])
+        return hidden.index_add(0, index, added), [float(self.qkv.weight.numel())] * len(hidden)
 
     def _attend_rows(
         self, hidden: Tensor, rows: list[int], angles: tuple[Tensor, Tensor], call: Call, choices: LayerChoices

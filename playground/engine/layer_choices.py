@@ -77,7 +77,10 @@ class LayerChoices:
         return True
 
     def stores(self, layer: int, hidden: Tensor) -> bool:
-        """Whether rows whose attention does not run still leave keys and values, computed from their states [n, d]."""
+        """Whether rows whose attention does not run still leave keys and values, computed from their states [n, d].
+
+        Then `attended` is not called.
+        """
         return False
 
     def reads_attention(self, layer: int) -> bool:
