@@ -34,6 +34,7 @@ def pair(architecture: str = "llama", noise: float = 0.04, dtype: torch.dtype = 
         Model(draft.to(dtype), TOKENIZER, f"{architecture} with noise"),
     )
     _add_layers(models.target, target)
+    models.target.lexical_units = 8  # as if it was tuned for it
     return models
 
 

@@ -135,6 +135,7 @@ class TableModel:
     forwards: int = 0
     known: dict[Text, Tensor] = field(default_factory=dict)
 
+    lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 2  # experts that a plan may choose among, without effect
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",

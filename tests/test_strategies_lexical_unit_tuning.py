@@ -67,10 +67,18 @@ def test_a_model_trained_on_repeated_sentences_writes_them_several_tokens_at_a_t
     target = Model(model.eval(), TOKENIZER, "tuned")
     prompt, greedy = sentence[:8], [sentence[(8 + i) % 16] for i in range(18)]
     lane, steps = run(Assembly(find("lexical_units")(k=3, beta=0.8)), {"target": target}, prompt, 18)
-    assert lane.main.written == greedy
+    assert lane.main.written == greedy and target.lexical_units == 3
     assert sum(isinstance(event, Forward) for event in steps) < 14
 
 
 def test_too_little_text_is_refused():
     with pytest.raises(Refusal, match="have to be held out"):
         list(make("lexical_unit_tuning").make(network("llama"), [list(range(200))], 0))
+
+
+def test_the_saved_config_says_how_many_tokens_it_was_tuned_for(tmp_path):
+    own = network("llama").float()
+    list(make("lexical_unit_tuning", length=16, epochs=0, k=3).make(own, [list(range(200))], 0))
+    own.save_pretrained(tmp_path)
+    again = LlamaForCausalLM.from_pretrained(tmp_path)
+    assert Model(again.eval(), TOKENIZER, "again").lexical_units == 3

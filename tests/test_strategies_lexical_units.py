@@ -3,13 +3,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pairs import network, pair
+from pairs import TOKENIZER, network, pair
 from registry import Collapse
 from runs import run
 from tables import TableModel, Text
 
 from playground.contract import find
 from playground.contract.lane_config import Assembly, LaneConfig
+from playground.engine.model import Model
+from playground.errors import Refusal
 from playground.events import Forward
 
 LexicalUnits = find("lexical_units")
@@ -124,3 +126,12 @@ def test_on_a_real_network_placeholders_never_stay_in_the_cache():
         kept = 1 + (q[1] >= 0.5) + (q[1] >= 0.5 and q[2] >= 0.5)
         assert lane.main.written[at:at + kept] == tokens[:kept]
         at += kept
+
+
+def test_a_model_that_was_not_tuned_is_refused_with_what_to_run():
+    untuned = Model(network("llama"), TOKENIZER, "untuned")
+    with pytest.raises(Refusal, match="playground variant lexical_unit_tuning"):
+        run(LaneConfig("lexical_units"), {"target": untuned}, PROMPT, 8)
+    for knobs in ({"k": 1}, {"beta": 1.01}):
+        lane, _ = run(LaneConfig("lexical_units", knobs), {"target": untuned}, PROMPT, 8)
+        assert lane.main.written == run(GREEDY, {"target": untuned}, PROMPT, 8)[0].main.written

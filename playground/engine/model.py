@@ -142,6 +142,12 @@ class Model:
         return self.network.get_output_embeddings().weight.detach().to(self.device)
 
     @cached_property
+    def lexical_units(self) -> int:
+        """Tokens that it was tuned to predict in one forward from placeholders, as its config says; 0 if it was not."""
+        count = getattr(self.network.config, "lexical_units", 0)
+        return count if isinstance(count, int) else 0
+
+    @cached_property
     def mtp_count(self) -> int:
         """Layers for multi-token prediction that its checkpoint should have."""
         return count_of(self.network)

@@ -3,7 +3,10 @@ from collections.abc import Iterator
 
 from playground.contract import Decoder, knob
 from playground.contract.token_tree import ROOT, chain
+from playground.errors import Refusal
 from playground.events import Event, Figure, Note, Verdict
+
+TUNING = "lexical_unit_tuning"  # the variant that makes a model fit for it
 
 
 class LexicalUnits(Decoder):
@@ -14,8 +17,9 @@ class LexicalUnits(Decoder):
     at its place without seeing the tokens between. Tokens are kept up to the first one whose probability is below
     `beta`; with `rule` whole, all k or the next one only. Nothing is verified, so the text may differ from greedy
     decoding; how often it does is shown, because the next forward reads the kept tokens anyway. A model has to be
-    trained for it, as the variant lexical_unit_tuning does; any other predicts from placeholders at random. beta above
-    1 or k = 1 is greedy decoding. Sun et al. 2024, arXiv 2405.15208, from the abstract and summaries.
+    trained for it, which the bundled ones are not: `python -m playground variant lexical_unit_tuning` trains one. Any
+    other predicts from placeholders at random and is refused. beta above 1 or k = 1 is greedy decoding, of any model.
+    Sun et al. 2024, arXiv 2405.15208, from the abstract and summaries.
     """
 
     name, title, paper, sheet = "lexical_units", "Lexical units", "2405.15208", "search/lexical-units"
@@ -25,6 +29,15 @@ class LexicalUnits(Decoder):
     k: int = knob(4, 1, 8, step=1, help="tokens predicted in one forward; 1 is greedy decoding")
     beta: float = knob(0.9, 0.5, 1.01, step=0.01, help="smallest probability of a further token; 1.01 is greedy")
     rule: str = knob("prefix", choices=("prefix", "whole"), help="keep the certain beginning, or all k tokens or one")
+
+    def check_target(self, model):
+        if self.k > 1 and self.beta <= 1 and not model.lexical_units:
+            raise Refusal(
+                f"{model.name} was not tuned to predict tokens from placeholders, so it would write at random: make a "
+                f"tuned copy with `python -m playground variant {TUNING}` and choose it as the model, or choose "
+                "Greedy. If it was tuned elsewhere, set lexical_units to the number of tokens in its config.json.",
+                self.name,
+            )
 
     def decode(self, lm) -> Iterator:
         yield lm.prefill()

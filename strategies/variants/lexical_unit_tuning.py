@@ -63,6 +63,7 @@ class LexicalUnitTuning(Variant):
             for rows in torch.randperm(len(training), generator=chance).split(self.batch):
                 self._update(network, optimiser, training[rows.to(training.device)], chance)
             yield self._measured(network, held_out, epoch)
+        network.config.lexical_units = self.k  # lexical_units refuses a model whose config does not say so
         yield Note(f"Decode it with lexical_units, k = {self.k}: other strategies decode it as before.")
 
     def _windows(self, texts) -> Tensor:

@@ -178,6 +178,7 @@ class GeneratedModel:
     """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
+    lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 1  # experts that a plan may choose among, without effect
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
