@@ -200,6 +200,19 @@ def test_a_million_small_chunks_take_little_of_the_server(monkeypatch):
         assert time.process_time() - begun < 0.5
 
 
+def test_an_address_that_sends_one_malformed_request_after_another_is_not_read(monkeypatch):
+    """A refused request is followed by the next at once, which kept the event loop as busy as the chunks did."""
+    with served(monkeypatch, malformed=5, malformed_seconds=0.6) as (port, _):
+        for _ in range(5):
+            with connect(port, "127.0.0.66", b"rubbish\r\n\r\n") as line:
+                assert line.recv(1000).startswith(b"HTTP/1.1 400")
+        with connect(port, "127.0.0.66") as line:
+            assert not is_open(line)
+        assert ask(port, source="127.0.0.2") == b"0"
+        time.sleep(0.8)
+        assert ask(port, source="127.0.0.66") == b"0"
+
+
 def test_rubbish_in_the_middle_of_an_answer_leaves_no_traceback(monkeypatch, caplog):
     with served(monkeypatch) as (port, _):
         head = b"GET /stream HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"

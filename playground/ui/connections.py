@@ -46,6 +46,8 @@ class ConnectionLimits:
     unread_seconds: float = 30.0  # in which a client takes nothing of its answer
     chunks: int = 128  # parts of a body, however small
     chunk_bytes: int = 256  # of the parts beyond, on average
+    malformed: int = 20  # requests of one address, after which its new connections are closed unread
+    malformed_seconds: float = 10.0  # for which they count
 
     @property
     def address(self) -> int:
@@ -63,6 +65,7 @@ class Connections:
         self.limits, self.trusted = limits or ConnectionLimits(), trusted
         # in the order in which they came, and those that wait for a head in the order in which they began to
         self.open, self.waiting = ByAddress(), ByAddress()
+        self._malformed: dict[str, tuple[int, float]] = {}  # how many requests of an address, and since when
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self, server: Any) -> None:
@@ -73,6 +76,8 @@ class Connections:
         """Count a new connection, for which another may have to make room. False if it has to be closed."""
         self._watch(connection.loop)
         address, most = self._address(connection), self.limits
+        if self._malformed.get(address, (0, 0.0))[0] >= most.malformed:
+            return False
         if address and self.open.count(address) >= most.address and not self._end(self.waiting.first(address)):
             return False
         if self.open.count() >= most.whole and not self._end(self._longest_waiting() or self._of_greediest(address)):
@@ -96,9 +101,16 @@ class Connections:
         connection.waiting_since = None
         self.waiting.remove(self._address(connection), connection)
 
+    def note_malformed(self, connection: BoundedProtocol) -> None:
+        """Each costs a connection and the reading of some parts, and the next comes as soon as it is refused."""
+        if address := self._address(connection):
+            times, since = self._malformed.get(address, (0, monotonic()))
+            self._malformed[address] = times + 1, since
+
     def sweep(self) -> None:
         """Close the connections whose time is over."""
-        now = monotonic()
+        now, kept = monotonic(), self.limits.malformed_seconds
+        self._malformed = {one: known for one, known in self._malformed.items() if now - known[1] < kept}
         for connection in self.open:
             connection.check(now, self.limits)
 
@@ -206,6 +218,7 @@ class BoundedProtocol(H11Protocol):
         """Answer a malformed request; in the middle of another answer only the connection can be closed. The app, which
         may be reading the body, answers nothing more.
         """
+        self.all.note_malformed(self)
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
