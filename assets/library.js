@@ -6,6 +6,8 @@ class Library {
     this.root = root;
     this.search = root.querySelector("input[type=search]");
     this.entries = [...root.querySelectorAll(".entry")];
+    this.named = root.querySelector(".named-so .entries");
+    this.homes = new Map(this.entries.map((entry) => [entry, entry.parentNode])); // the sections of the families
     this.chips = [...root.querySelectorAll(".chips button")];
     this.chosen = { ...NONE_CHOSEN };
     this.search.addEventListener("input", () => this.show());
@@ -32,18 +34,31 @@ class Library {
 
   /** Whether an entry contains every typed word and matches the selected chips. */
   fits({ dataset }, { family, promise, drafts }) {
-    const typed = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const typed = this.typed;
     const chosen = (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && (!drafts || dataset.drafts === drafts);
     return chosen && typed.every((word) => dataset.words.includes(word));
   }
 
+  get typed() {
+    return this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+  }
+
   show() {
     for (const entry of this.entries) entry.hidden = !this.fits(entry, this.chosen);
+    this.sort();
     for (const section of this.root.querySelectorAll("section:not(.glossary)")) section.hidden = !section.querySelector(".entry:not([hidden])");
     this.chips.forEach((chip) => this.count(chip));
     const found = this.entries.filter((entry) => !entry.hidden).length;
     this.root.querySelector(".found").textContent = `${this.counted(found)} ${this.meaning()}`;
     this.sayNothing(found === 0);
+  }
+
+  /** Entries whose name has what was typed come first, the closest name at the top; all others stay with their family. */
+  sort() {
+    for (const entry of this.entries) this.homes.get(entry).append(entry);
+    const close = this.entries.filter((entry) => !entry.hidden && closeness(entry.dataset.name, this.typed));
+    close.sort((one, other) => closeness(other.dataset.name, this.typed) - closeness(one.dataset.name, this.typed) || byLength(one, other));
+    this.named.append(...close);
   }
 
   counted(found) {
@@ -85,6 +100,18 @@ class Library {
     entry.scrollIntoView({ block: "start" });
     entry.focus({ preventScroll: true });
   }
+}
+
+/** 3 if a name begins with the typed words, 2 if they begin words of it, 1 if it contains them, 0 if not or nothing is typed. */
+function closeness(name, typed) {
+  if (!typed.length || !typed.every((word) => name.includes(word))) return 0;
+  if (name.startsWith(typed.join(" "))) return 3;
+  const words = name.split(/[^\p{L}\p{N}]+/u);
+  return typed.every((word) => words.some((part) => part.startsWith(word))) ? 2 : 1;
+}
+
+function byLength(one, other) {
+  return one.dataset.name.length - other.dataset.name.length || one.dataset.name.localeCompare(other.dataset.name);
 }
 
 new Library(element.querySelector(".strategies"));

@@ -15,6 +15,7 @@ from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS
 from playground.contract.metadata import citation, description, link
 from playground.ui import library_page as library
 from playground.ui.demo_lanes import settings_for
+from playground.ui.gallery import examples
 from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.lane_editor import check
 from playground.ui.pages import build
@@ -59,8 +60,8 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
     reads_one = "context" in cls.needs or getattr(cls, "replaces_prompt", False) or "passage" in [
         knob.name for knob in cls.knobs()]
     assert carried == settings and carried.prompt and bool(carried.context) == reads_one
-    assert [said["problem"] for said in check(carried.lanes)] == [""]
-    assert cls.name in [carried.lanes[0]["strategy"], *(name for name, _ in carried.lanes[0]["extras"])]
+    assert {said["problem"] for said in check(carried.lanes)} == {""}
+    assert cls.name in [carried.lanes[-1]["strategy"], *(name for name, _ in carried.lanes[-1]["extras"])]
 
 
 def test_a_canvas_strategy_is_opened_with_a_suitable_model():
@@ -68,7 +69,41 @@ def test_a_canvas_strategy_is_opened_with_a_suitable_model():
 
 
 def test_a_sampling_drafter_is_opened_in_a_sampling_lane():
-    assert "temperature" in dict(settings_for(find("rsd_c")).lanes[0]["extras"])
+    plain, lane = settings_for(find("rsd_c")).lanes
+    assert "temperature" in dict(lane["extras"])
+    assert plain == {**plain, "strategy": "greedy", "extras": [["temperature", dict(lane["extras"])["temperature"]]]}
+
+
+@pytest.mark.parametrize("name, plain", [
+    ("eagle", "greedy"), ("h2o", "greedy"), ("json_schema", "greedy"), ("beam_search", "greedy"), ("cntp", "sample"),
+    ("top_p", "sample"), ("best_of_n", "sample"),
+])
+def test_a_method_is_opened_beside_its_plain_lane(name, plain):
+    beside, lane = settings_for(find(name)).lanes
+    assert (beside["strategy"], beside["extras"]) == (plain, [])
+    assert name in [lane["strategy"], *(extra[0] for extra in lane["extras"])]
+
+
+@pytest.mark.parametrize("name", ["greedy", "sample", "masked_diffusion"])
+def test_what_has_no_plainer_lane_is_opened_alone(name):
+    assert len(settings_for(find(name)).lanes) == 1
+
+
+@every_strategy
+def test_a_method_is_opened_on_a_prompt_that_shows_its_kind(cls):
+    """A cache policy needs a long prompt, a constraint one that asks for structure, a drafter one that drafts."""
+    settings = settings_for(cls)
+    if settings is None:
+        return
+    fitting = [example for example in examples() if bool(example.get("context")) == bool(settings.context)]
+    kinds = kinds_of([example for example in fitting if example["prompt"] == settings.prompt])
+    assert cls.kind in kinds or cls.kind not in kinds_of(fitting)
+
+
+def kinds_of(shown: list[dict]) -> set[str]:
+    lanes = [lane for example in shown for lane in example["lanes"]]
+    names = {name for lane in lanes for name in (lane["strategy"], *(part for part, _ in lane.get("extras", [])))}
+    return {find(name).kind for name in names}
 
 
 def test_the_family_of_constraints_names_the_page_that_compares_engines():
@@ -188,6 +223,21 @@ def test_a_search_finds_by_name_title_paper_author_and_knob(page):
         assert name in found and len(found) < len(STRATEGIES) / 2, typed
 
 
+def order(page: Page) -> list[str]:
+    return page.locator(".strategies .entry:visible").evaluate_all("entries => entries.map(({id}) => id)")
+
+
+def test_names_that_begin_with_what_was_typed_come_first(page):
+    whole = order(page)
+    type_in(page, "eagle")
+    found = order(page)
+    assert found[:3] == ["eagle", "eagle_2", "eagle_3"] and {"flash", "rasd"} <= set(found[3:])
+    type_in(page, "json")
+    assert find(order(page)[0]).title.lower().startswith("json")
+    type_in(page, "")
+    assert order(page) == whole
+
+
 def test_an_empty_search_result_says_so_and_can_be_reset(page):
     assert type_in(page, "zz <b>top</b>") == set()
     expect(page.locator(".strategies .none p")).to_have_text("No entry matches “zz <b>top</b>”.")
@@ -247,8 +297,8 @@ def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
 
 def test_a_strategy_is_opened_in_a_lane_from_its_entry(page):
     page.locator("#sink_window .open-lane").click()
-    expect(page.locator(".lane-card")).to_have_count(1)
-    expect(page.locator(".lane-card .recipe")).to_contain_text("sink_window")
+    expect(page.locator(".lane-card")).to_have_count(2)
+    expect(page.locator(".lane-card .recipe").last).to_contain_text("sink_window")
     expect(page.locator("#prompt textarea")).to_have_value(settings_for(find("sink_window")).prompt)
 
 

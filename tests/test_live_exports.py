@@ -93,6 +93,8 @@ MEASURED = run_of(
         (RUN, 1, "entropy"),
         (RUN, 1, "tree"),
         (RUN, 1, "rounds"),
+        (RUN, 1, "cache"),
+        (RUN, 1, "cost"),
         (RUN, 0, "mask"),
         (BEAMS, 0, "branches"),
         (CANVAS, 0, "canvas"),
@@ -105,7 +107,7 @@ def test_a_drawing_is_saved_as_svg_that_needs_nothing_of_the_page(page, feed, tm
         choose(page, lane)
     path = picture(page, tmp_path, panel, "svg")
     text = path.read_text()
-    assert path.name == f"run-{run}-lane-{lane + 1}-{panel}.svg"
+    assert path.name.endswith(f"-{panel}.svg") and run not in path.name
     assert not re.search(r"var\(|color-mix|rgb\(| class=| style=| data-|href", text)
     assert set(re.findall(r"https?://[^\"' ]+", text)) == {"http://www.w3.org/2000/svg"}
     drawing = ElementTree.fromstring(text)
@@ -113,7 +115,7 @@ def test_a_drawing_is_saved_as_svg_that_needs_nothing_of_the_page(page, feed, tm
     header = trace.headers[lane]
     assert header.title in drawing.find(f"{SVG}desc").text and header.prompt in drawing.find(f"{SVG}desc").text
     assert all(
-        re.fullmatch(r"none|#[0-9a-f]{6}", shape.get(name, "none"))
+        re.fullmatch(r"none|#[0-9a-f]{6}|url\(#hatch-\d-\d\)", shape.get(name, "none"))
         for shape in drawing.iter()
         for name in ("fill", "stroke")
     )
@@ -141,13 +143,93 @@ def test_a_drawing_is_saved_as_png_at_twice_its_size(page, feed, tmp_path):
     assert struct.unpack(">II", head[16:]) == (2 * int(drawing.get("width")), 2 * int(drawing.get("height")))
 
 
-def test_what_is_painted_as_pixels_has_no_svg_and_what_is_not_drawn_has_neither(page, feed, tmp_path):
+def words_of(drawing) -> list[str]:
+    return ["".join(text.itertext()) for text in drawing.iter(f"{SVG}text")]
+
+
+def test_a_painted_view_is_saved_as_shapes_and_text_not_as_pixels(page, feed, tmp_path):
     show(page, feed)
     choose(page, 1)
-    assert picture(page, tmp_path, "cache", "png").read_bytes()[1:4] == b"PNG"
-    expect(page.locator(".panel-cache .as-svg")).to_be_hidden()
+    for panel, word in (("cache", "position"), ("cost", "target")):
+        drawing = ElementTree.parse(picture(page, tmp_path, panel, "svg")).getroot()
+        assert not list(drawing.iter(f"{SVG}image"))
+        assert word in words_of(drawing) and len(list(drawing.iter(f"{SVG}rect"))) > 10
+        assert picture(page, tmp_path, panel, "png").read_bytes()[1:4] == b"PNG"
+
+
+def test_saving_a_painted_view_leaves_the_page_as_it_was(page, feed, tmp_path):
+    """Its pen is replaced while it is saved; the page's canvas is painted anew afterwards."""
+    show(page, feed)
+    choose(page, 1)
+    picture(page, tmp_path, "cache", "png")
+    canvas = page.locator(".panel-cache canvas:visible").first
+    before = canvas.evaluate("canvas => canvas.toDataURL()")
+    assert canvas.evaluate("canvas => { canvas.width = canvas.width; return canvas.toDataURL(); }") != before
+    picture(page, tmp_path, "cache", "png")
+    page.wait_for_function(
+        "([canvas, before]) => canvas.toDataURL() === before", arg=[canvas.element_handle(), before], timeout=5000
+    )
+
+
+def test_a_text_view_offers_no_picture(page, feed):
+    show(page, feed)
     for kind in ("svg", "png"):
         expect(page.locator(f".panel-difference .as-{kind}")).to_be_hidden()
+
+
+def test_a_saved_figure_names_the_view_the_lanes_the_prompt_and_its_axes(page, feed, tmp_path):
+    show(page, feed)
+    words = words_of(ElementTree.parse(picture(page, tmp_path, "entropy", "svg")).getroot())
+    names = [f"{i + 1} {header.title}" for i, header in enumerate(RUN.headers[:2])]  # the third has no entropy
+    assert words[0] == "Entropy per token"
+    assert words[1] == " · ".join(names)
+    assert RUN.headers[0].prompt in words[2]
+    assert {"token", "nats"} <= set(words)
+    assert not any(word.startswith("lane ") for word in words)
+
+
+def test_the_key_of_a_saved_figure_has_the_samples_of_the_page(page, feed, tmp_path):
+    """The dashes of "after processors" are the lane's colour, and the band between the curves is grey, not black."""
+    show(page, feed)
+    drawing = ElementTree.parse(picture(page, tmp_path, "entropy", "svg")).getroot()
+
+    def sample(word: str) -> list[dict[str, str]]:
+        entry = next(g for g in drawing.iter(f"{SVG}g") if [text.text for text in g.findall(f"{SVG}text")] == [word])
+        return [rect.attrib for rect in entry.iter(f"{SVG}rect") if rect.get("fill") != "none"]
+    colour = "key => getComputedStyle(key, '::before').backgroundColor"
+    lane = page.locator(".panel-entropy .key-lane").first.evaluate(colour)
+    dashes = sample("after processors")
+    assert len(dashes) == 3
+    assert {dash["fill"] for dash in dashes} == {"#" + "".join(f"{int(c):02x}" for c in re.findall(r"\d+", lane)[:3])}
+    (band,) = sample("between the lowest and the highest lane")
+    assert 0.1 < float(band["fill-opacity"]) < 0.15
+
+
+def test_a_curve_hidden_by_an_equal_one_is_announced(page, feed):
+    pairs = [(Step(i, 1.0 + i, 1.0 + i), Commit(i, [i], ["x"], "x")) for i in range(3)]
+    steps = [(0.1 * (i + 1), event) for i, pair in enumerate(pairs) for event in pair]
+    other = [(at, replace(event, entropy=0.5) if isinstance(event, Step) else event) for at, event in steps]
+    trace = Trace(
+        [Header(lane=i, strategy=name, title=name, prompt="p") for i, name in enumerate(("one", "two", "three"))],
+        [
+            Stamped(i, 10 * i + n, at, event)
+            for i, lane in enumerate((steps, other, steps))
+            for n, (at, event) in enumerate([*lane, (0.4, Done("end"))])
+        ],
+    )
+    show(page, feed, trace)
+    choose(page, 0)
+    keys = page.locator(".panel-entropy .key-lane")
+    expect(keys).to_have_text(["1 one, model", "2 two", "3 three, same curve as 1"])
+
+
+def test_names_of_files_say_lanes_and_prompt_and_nothing_a_shell_reads(page, feed, tmp_path):
+    titles = ("Greedy", "EAGLE/2; `x`")
+    prompt = "Où est <Mia>? $(rm) ../x"
+    headers = [Header(lane=i, strategy="a", title=title, prompt=prompt) for i, title in enumerate(titles)]
+    trace = Trace(headers, [Stamped(lane, lane, 0.1, Done("end")) for lane in (0, 1)])
+    show(page, feed, trace)
+    assert save_as(page, tmp_path, "csv").name == "greedy-vs-eagle-2-x-où-est-mia-rm-x.csv"
 
 
 # --- tables ---

@@ -320,8 +320,8 @@ def test_a_series_over_the_tokens_is_drawn_whichever_lane_is_chosen(page, feed):
     show(page, feed, run_of((PLAIN, one_by_one()), (replace(PLAIN, strategy="sample"), marked)))
     series = page.locator(".panel-entropy .figure.scalar")
     expect(series).to_have_count(1)
-    expect(series.locator("b")).to_have_text("lane 2: mark")
-    assert series.locator("text[text-anchor='end']").all_text_contents() == ["-2", "0", "2"]
+    expect(series.locator("b")).to_have_text("2 Greedy: mark")
+    assert series.locator(".tick[text-anchor='end']:not(.along)").all_text_contents() == ["-2", "0", "2"]
 
 
 def test_small_values_of_bars_are_short(page, feed):

@@ -374,9 +374,9 @@ def test_numbers_by_sample_have_an_axis_of_their_own_and_leave_that_of_the_token
     own, tokens = page.locator(".panel-figures .figure.scalar"), page.locator(".panel-entropy .figure.scalar")
     expect(own).to_have_count(1)
     expect(tokens).to_have_count(1)
-    expect(own.locator(".unit")).to_have_text("sample →")
+    expect(own.locator(".along")).to_have_text("sample")
     expect(own.locator("circle")).to_have_count(3)
-    assert own.locator(".tick:not(.unit)").evaluate_all("all => all.map((one) => one.textContent)")[-3:] == [
+    assert own.locator(".tick:not(.unit, .along)").evaluate_all("all => all.map((one) => one.textContent)")[-3:] == [
         "1",
         "2",
         "3",

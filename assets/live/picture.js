@@ -1,9 +1,9 @@
-// Export of a panel's drawing and its key: SVG with all styles written out, so that it looks the same without the page, or PNG
-// rendered from that SVG at twice its size. A canvas is embedded as pixels and offered as PNG only.
+// Export of a panel's drawing under its title, with its key: SVG with all styles written out, so that it looks the same without the page,
+// or PNG rendered from that SVG at twice its size. What the page paints on a canvas is drawn once more by a pen that writes SVG.
 
 const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // the parts of a picture, stacked as on the page
 const WORDS = ".chart-key, .history-title";
-const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, scale: 2, widest: 16_384 }; // px; `widest` is the largest canvas browsers paint
+const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, title: 15, scale: 2, widest: 16_384 }; // px; `widest` is the largest canvas browsers paint
 const INHERITED = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor"];
 const OWN = { opacity: "1", "text-decoration-line": "none", "stop-color": "rgb(0, 0, 0)" }; // not inherited, with their defaults
@@ -25,9 +25,9 @@ function pictureButtons(panel, app) {
 
 async function savePicture(panel, app, kind) {
   const card = panel.leading(app);
-  const drawing = new Picture(panel).of(card, app.trace.run);
+  const drawing = new Picture(panel).of(card, app);
   const blob = kind === "svg" ? new Blob([svgText(drawing)], { type: "image/svg+xml" }) : await painted(drawing);
-  download(blob, `run-${fileName(app.trace.run)}-lane-${card.order + 1}-${panel.name}.${kind}`);
+  download(blob, `${fileStem(app.trace)}-${panel.name}.${kind}`);
 }
 
 class Picture {
@@ -36,14 +36,15 @@ class Picture {
     this.pen = Object.assign(el("canvas"), { width: 1, height: 1 }).getContext("2d", { willReadFrequently: true });
   }
 
-  /** One SVG element: a background and the contents of the panel. */
-  of(card, run) {
+  /** One SVG element: a background, a title and the contents of the panel. */
+  of(card, app) {
     const parts = [...this.panel.body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
     const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => node.getBoundingClientRect().width));
     const drawing = svg("svg", { xmlns: SVG });
     const paper = svg("rect", { fill: this.ink(getComputedStyle(this.panel.node).backgroundColor).colour });
-    drawing.append(svg("title", {}, `${this.panel.title}, lane ${card.order + 1}`), svg("desc", {}, sayPicture(this.panel, card, run)), paper);
-    const height = this.stack(drawing, parts.map((node) => this.part(node, width)));
+    drawing.append(svg("title", {}, `${this.panel.title}, lane ${card.order + 1}`), svg("desc", {}, sayPicture(this.panel, card, app.trace.run)), paper);
+    const painted = this.painted(parts.filter((node) => node.matches("canvas")), card, app);
+    const height = this.stack(drawing, [this.caption(card, app, width), ...parts.map((node) => painted.get(node) || this.part(node, width))]);
     const size = { width: Math.ceil(width) + 2 * PICTURE.margin, height: Math.ceil(height) };
     for (const node of [drawing, paper]) for (const name in size) node.setAttribute(name, size[name]);
     drawing.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
@@ -61,8 +62,37 @@ class Picture {
     return y - PICTURE.gap + PICTURE.margin;
   }
 
+  /** The lines above the drawing: the view, the lanes it draws, the prompt. */
+  caption(card, app, width) {
+    const lanes = [card, ...this.panel.besides(card, app)].sort((one, other) => one.order - other.order).map(nameOfCurve);
+    const { header } = card.record;
+    const lines = [[this.panel.title, "--ink", 600], [lanes.join(" · "), "--ink", 400], [`${shortName(header.model)}: “${header.prompt}”`.replace(/^: /, ""), "--mute", 400]];
+    const group = svg("g");
+    const font = getComputedStyle(this.panel.node).fontFamily;
+    lines.forEach(([text, colour, weight], i) => {
+      const size = i ? PICTURE.title - 2 : PICTURE.title;
+      const looks = { "font-family": font, "font-size": size, "font-weight": weight, fill: this.ink(colourOf(this.panel.node, colour)).colour };
+      group.append(svg("text", { x: 0, y: size + i * PICTURE.line, "xml:space": "preserve", ...looks }, pieceLabel(text, Math.max(24, Math.floor(width / LETTER)))));
+    });
+    return { group, height: lines.length * PICTURE.line };
+  }
+
+  /** The canvases of the panel as SVG: {canvas: {group, height}}. */
+  painted(canvases, card, app) {
+    if (!canvases.length) return new Map();
+    const ink = (colour) => this.ink(colour);
+    canvases.forEach((canvas, i) => { canvas.vector = new VectorPen(ink, i); });
+    try {
+      this.panel.repaint(card, app);
+      return new Map(canvases.map((canvas) => [canvas, canvas.vector.part]));
+    } finally {
+      for (const canvas of canvases) delete canvas.vector;
+      this.panel.drawn = ""; // the page's own canvas may have missed this drawing
+      app.schedule();
+    }
+  }
+
   part(node, width) {
-    if (node.matches("canvas")) return pixels(node);
     return node.matches("svg") ? this.drawn(node) : this.words(node, width);
   }
 
@@ -141,11 +171,18 @@ class Picture {
     if (style.display === "none" || style.content === "none") return null;
     if (style.content !== '""') return svg("text", { y: 12, "font-size": 12, fill: this.ink(style.color).colour }, style.content.slice(1, -1));
     const [width, height] = [style.width, style.height].map((length) => Math.min(14, parseFloat(length) || 11));
-    const fill = this.ink(style.backgroundColor);
-    const sample = svg("rect", { y: 9 - height / 2, width, height, rx: 2, fill: fill.alpha ? fill.colour : "none" });
+    const top = 9 - height / 2;
+    const box = svg("rect", { y: top, width, height, rx: 2, ...this.filled(style.backgroundColor) });
     const rim = rimOf(style);
-    if (rim) for (const [name, value] of [["stroke", this.ink(rim).colour], ["stroke-width", 1.2]]) sample.setAttribute(name, value);
+    if (rim) for (const [name, value] of [["stroke", this.ink(rim).colour], ["stroke-width", 1.2]]) box.setAttribute(name, value);
+    const sample = svg("g");
+    sample.append(box, ...stripesOf(style, width, height).map(({ colour, ...place }) => svg("rect", { ...place, y: top + place.y, ...this.filled(colour) })));
     return sample;
+  }
+
+  filled(colour) {
+    const { colour: fill, alpha } = this.ink(colour);
+    return alpha ? { fill, "fill-opacity": alpha } : { fill: "none" };
   }
 }
 
@@ -165,11 +202,25 @@ function rimOf(style) {
   return shadow ? shadow[0] : "";
 }
 
-function pixels(canvas) {
-  const { width, height } = canvas.getBoundingClientRect();
-  const group = svg("g");
-  group.append(svg("image", { href: canvas.toDataURL(), width, height }));
-  return { group, height };
+const STOP = /((?:[a-z-]+\((?:[^()]|\([^()]*\))*\))|#[0-9a-f]{3,8}|transparent)\s+([\d.]+)px(?:\s+([\d.]+)px)?/g;
+
+/** The stripes of a repeating gradient, or the box that a plain gradient paints in the middle: [{x, y, width, height, colour}]. */
+function stripesOf({ backgroundImage, backgroundSize }, width, height) {
+  if (backgroundImage.startsWith("linear-gradient(")) return dotOf(backgroundImage, backgroundSize, width, height);
+  const stops = [...backgroundImage.matchAll(STOP)].flatMap(([, colour, from, to]) => [from, to].filter(Boolean).map((at) => ({ colour, at: Number(at) })));
+  const bands = stops.slice(1).flatMap((stop, i) => (stop.colour === stops[i].colour && stop.at > stops[i].at ? [{ colour: stop.colour, from: stops[i].at, to: stop.at }] : []));
+  const period = stops.length ? stops[stops.length - 1].at : 0;
+  const times = period ? Math.ceil(width / period) : 0;
+  return Array.from({ length: times }, (_, time) => bands.map(({ colour, from, to }) => {
+    const x = time * period + from;
+    return { x, y: 0, width: Math.min(width, time * period + to) - x, height, colour };
+  })).flat().filter((band) => band.width > 0);
+}
+
+function dotOf(image, size, width, height) {
+  const colour = image.slice("linear-gradient(".length).match(/^[a-z-]+\((?:[^()]|\([^()]*\))*\)/);
+  const [wide, high] = size.split(" ").map(parseFloat);
+  return colour && wide && high ? [{ x: (width - wide) / 2, y: (height - high) / 2, width: wide, height: high, colour: colour[0] }] : [];
 }
 
 function sayPicture(panel, { title, record }, run) {

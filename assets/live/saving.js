@@ -1,5 +1,7 @@
 // Saving a run as a trace, as CSV, or as a page that plays without a server (filled in as in playground/ui/standalone.py).
 
+const LONGEST_NAME = 80; // characters of a file name for the lanes; half of it for the prompt
+
 const SAVES = {
   trace: { ending: "jsonl", type: "application/x-ndjson", write: (trace) => trace.toLines() },
   csv: { ending: "csv", type: "text/csv", write: toCsv },
@@ -8,7 +10,7 @@ const SAVES = {
 
 function saveRun(trace, kind) {
   const { ending, type, write } = SAVES[kind];
-  download(new Blob([write(trace)], { type }), `${kind === "trace" ? "trace" : "run"}-${fileName(trace.run)}.${ending}`);
+  download(new Blob([write(trace)], { type }), `${fileStem(trace)}.${ending}`);
 }
 
 /** One HTML file: the page frame, the view's styles and script, and the trace. */
@@ -31,8 +33,17 @@ function download(blob, name) {
   setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }
 
-function fileName(text) {
-  return text.replace(/[^\w-]+/g, "-");
+/** A file name without its ending that says lanes and prompt: "greedy-vs-eagle-tell-me-a-story". */
+function fileStem({ headers, run }) {
+  const lanes = distinctTitles(headers).map((title) => slug(title, LONGEST_NAME / 2)).filter(Boolean).join("-vs-");
+  const prompt = headers.length ? slug(headers[0].prompt, LONGEST_NAME / 2) : "";
+  return [lanes.slice(0, LONGEST_NAME), prompt].filter(Boolean).join("-") || `run-${slug(run, LONGEST_NAME)}`;
+}
+
+/** Letters and digits of any script in lower case, joined by hyphens: nothing that a file system or a shell reads. */
+function slug(text, longest) {
+  const whole = text.slice(0, 4 * longest).toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-+/, "");
+  return [...whole].slice(0, longest).join("").replace(/-+$/, "");
 }
 
 /** A button that opens a menu; a choice, Escape or a click elsewhere closes it. */

@@ -1,4 +1,4 @@
-"""A lane that demonstrates a strategy, found from the strategies' declarations and the gallery's examples."""
+"""Lanes that demonstrate a strategy, found from the strategies' declarations and the gallery's examples."""
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -14,10 +14,12 @@ from playground.ui.settings import Settings
 Extras = list[list[Any]]  # [["top_p", {"p": 0.9}]]
 PLAIN = "greedy"  # the first decoder tried for toggles
 SAMPLING = "temperature"
+RANDOM = "sample"  # the plain decoder that draws at random
 
 
 def settings_for(cls: type[Strategy]) -> Settings | None:
-    """Settings with one lane that runs the strategy, over a suitable prompt; None if no lane can hold it.
+    """Settings with a lane that runs the strategy beside its plain lane, over a suitable prompt; None if no lane can
+    hold it.
 
     The lane is the gallery's if it has one, otherwise the simplest valid one.
     """
@@ -29,7 +31,28 @@ def settings_for(cls: type[Strategy]) -> Settings | None:
 
 
 def _over(example: dict[str, Any], lane: dict[str, Any]) -> Settings:
-    return Settings.read({**example, "lanes": [lane]})
+    plain = _plain(example, lane)
+    return Settings.read({**example, "lanes": [plain, lane] if plain and plain != lane else [lane]})
+
+
+def _plain(example: dict[str, Any], lane: dict[str, Any]) -> dict[str, Any] | None:
+    """What a lane is compared with: the example's plain lane if it has one, otherwise sampling for a lane that draws
+    its tokens, else greedy; None beside a canvas, which a plain decoder cannot fill.
+    """
+    if find(lane["strategy"]).kind == "canvas_decoder":
+        return None
+    shown = [other for other in example["lanes"] if other["strategy"] in (PLAIN, RANDOM) and not other.get("extras")]
+    wanted = RANDOM if _draws(lane) else PLAIN
+    if tempered := [extra for extra in lane.get("extras", []) if extra[0] == SAMPLING]:
+        return {"strategy": PLAIN, "extras": tempered}  # at the same temperature
+    return next((other for other in shown if other["strategy"] == wanted), {"strategy": wanted})
+
+
+def _draws(lane: dict[str, Any]) -> bool:
+    """Whether a lane draws its tokens at random: by a sampler, or by a decoder with a temperature."""
+    config = LaneConfig(lane["strategy"], lane.get("knobs", {}), [tuple(extra) for extra in lane.get("extras", [])])
+    assembly = assemble(config)
+    return any(sampler.draws for sampler in assembly.samplers) or getattr(assembly.decoder, "temperature", 0) > 0
 
 
 def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
@@ -41,12 +64,21 @@ def _is_about(lane: dict[str, Any], cls: type[Strategy]) -> bool:
 
 
 def _suiting(cls: type[Strategy]) -> dict[str, Any]:
-    """The first example with a context if one is needed or compressed, and a model that fills a canvas if the strategy
-    does.
+    """An example with a context if one is needed or compressed, and a model that fills a canvas if the strategy does:
+    the first that shows a strategy of the same kind and family, or else of the same kind, or else any.
     """
     wanted = "context" in cls.needs or getattr(cls, "replaces_prompt", False)
-    return next(example for example in examples() if bool(example.get("context")) == wanted
-                and model_menu.fills(example.get("model", "")) == (cls.kind == "canvas_decoder"))
+    fitting = [example for example in examples() if bool(example.get("context")) == wanted
+               and model_menu.fills(example.get("model", "")) == (cls.kind == "canvas_decoder")]
+    return max(fitting, key=lambda example: _likeness(example, cls))  # the first of equals
+
+
+def _likeness(example: dict[str, Any], cls: type[Strategy]) -> int:
+    """2 if the example shows a strategy of the same kind and family, 1 if of the same kind, otherwise 0."""
+    lanes = example["lanes"]
+    names = [name for lane in lanes for name in (lane["strategy"], *(part for part, _ in lane.get("extras", [])))]
+    alike = [other for other in map(find, names) if other.kind == cls.kind]
+    return 2 if any(other.family() == cls.family() for other in alike) else int(bool(alike))
 
 
 def _lane(cls: type[Strategy]) -> dict[str, Any] | None:

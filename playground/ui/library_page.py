@@ -83,9 +83,11 @@ def page(classes: list[Class]) -> str:
             f"{_chips('family', 'Family', {family: (family_name(family), '') for family in families})}"
             f"{_chips('promise', 'Guarantee', {label: (label, meaning) for label, meaning in guarantees.items()})}"
             f"{_chips('drafts', 'Drafters', {need: (f'need {need}', means) for need, means in DRAFTS_WITH.items()})}"
-            f"<p class='found' role='status'></p>{sections}{NOTHING}{glossary.section()}</div>")
+            f"<p class='found' role='status'></p>{NAMED}{sections}{NOTHING}{glossary.section()}</div>")
 
 
+NAMED = ("<section class='named-so' aria-labelledby='named-so' hidden><h3 id='named-so'>By name</h3>"
+         "<div class='entries'></div></section>")  # filled by a search
 NOTHING = "<div class='none' hidden><p></p><button type='button' class='clear'>Show all</button></div>"
 
 
@@ -171,7 +173,8 @@ def entry(cls: Class) -> str:
     name, labels = escape(cls.name), ",".join(labelled(cls.guarantee))
     return (
         f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' "
-        f"data-drafts='{drafts_with(cls)}' data-words='{escape(_words(cls, found))}'>"
+        f"data-drafts='{drafts_with(cls)}' data-name='{escape(f'{cls.title} {cls.name}'.lower())}' "
+        f"data-words='{escape(_words(cls, found))}'>"
         f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>"
         f"{_kind(cls)}</header>"
         f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_facts(cls, found))}"
@@ -293,7 +296,7 @@ def _count(number: int, thing: str) -> str:
 
 
 def _way_in(cls: Class) -> str:
-    """A link to the playground with the strategy in a lane; if no lane can hold it, the command that runs it."""
+    """A link to the playground with the strategy beside its plain lane, or the command that runs what no lane holds."""
     if settings := settings_for(cls):
         return (f"<a class='open-lane' href='./?s={settings.to_code()}' "
                 f"aria-label='Open {escape(cls.title)} in a lane'>Open in a lane</a>")

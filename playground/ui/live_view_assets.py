@@ -74,6 +74,7 @@ SCRIPTS = (
     "views/attribution",
     "keys",
     "spreadsheet",
+    "vector",
     "picture",
     "saving",
     "visit",

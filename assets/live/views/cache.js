@@ -140,6 +140,7 @@ class CachePanel extends Panel {
       pen.fillRect(left + prompt * cell - 0.5, 0, 1, height - 16);
     }
     pen.fillStyle = mute;
+    pen.fillText("position", 0, height - 6);
     pen.textAlign = "center";
     for (const value of ticks(this.grid.span, Math.max(2, Math.min(8, this.width / 110)))) {
       if (value > 0 && value <= this.grid.span) pen.fillText(String(value), Math.min(this.width - 10, left + value * cell), height - 6);
@@ -170,15 +171,22 @@ class CachePanel extends Panel {
     const height = room * Math.max(1, Math.min(4, Math.floor(240 / room)));
     const look = `${card.order}/${card.record.insertions}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
     if (look !== this.historyLook || all.length < this.historyLines) {
-      sharpCanvas(this.history, this.width, height);
+      this.historyPen = sharpCanvas(this.history, this.width, height);
       this.historyLines = 0;
       this.historyLook = look;
     }
     if (!this.grid) return;
-    const pen = this.history.getContext("2d");
+    const pen = this.historyPen;
     const style = { left: this.grid.left, cell: this.grid.cell, line: height / room, live: colourOf(this.node, "--live"), evicted: colourOf(this.node, "--evicted") };
     for (; this.historyLines < all.length; this.historyLines++) this.drawUpdate(pen, all[this.historyLines], this.historyLines, style);
     this.history.setAttribute("aria-label", `Live positions after each of ${count(all.length, "update")}`);
+  }
+
+  /** The history is painted line by line, so it is begun anew before and after. */
+  repaint(card, app) {
+    this.historyLook = "";
+    super.repaint(card, app);
+    this.historyLook = "";
   }
 
   drawUpdate(pen, cache, number, { left, cell, line, live, evicted }) {
@@ -234,6 +242,7 @@ function oldest(runs, number) {
 
 /** Slanted lines in the colour of live slots on the colour of empty ground. */
 function hatch(pen, line, ground) {
+  if (pen instanceof VectorPen) return pen.hatched(line, ground);
   const tile = el("canvas");
   tile.width = tile.height = 8;
   const tilePen = tile.getContext("2d");

@@ -36,6 +36,7 @@ class CacheBars {
     pen.textBaseline = "middle";
     this.rows.forEach((row, i) => this.paintRow(pen, row, i * (BARS.bar + BARS.gap), style));
     pen.fillStyle = style.mute;
+    pen.fillText("position", 0, this.height - 6);
     pen.textAlign = "center";
     for (const value of ticks(span, Math.max(2, Math.min(8, this.panel.width / 110)))) {
       if (value > 0 && value <= span) pen.fillText(String(value), BARS.left + value * this.cell, this.height - 6);

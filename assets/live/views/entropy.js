@@ -3,6 +3,8 @@
 // of its lane, and a band between the lowest and the highest shows how far they differ.
 
 const CHART = { left: 34, right: 10, top: 20, bottom: 22 };
+const LETTER = 7; // px, the width of a letter beside an axis
+const ALIKE = 0.005; // nats; curves closer than this lie under each other
 
 class EntropyPanel extends Panel {
   constructor() {
@@ -88,8 +90,8 @@ class EntropyPanel extends Panel {
   legend(followed, marks, switches) {
     const legend = el("p", "chart-key");
     const [own, ...others] = this.curves;
-    const lanes = others.map(({ order }) => laneKey("key-lane", `lane ${order + 1}, model`, order));
-    if (others.length) legend.append(laneKey("key-lane", `lane ${own.order + 1}, model`, own.order), laneKey("key-lane-final", "after processors", own.order), ...lanes, el("span", "key-band", "between the lowest and the highest lane"));
+    const lanes = others.map((curve, i) => laneKey("key-lane", nameOfCurve(curve) + sayHidden(curve, this.curves.slice(0, i + 1)), curve.order));
+    if (others.length) legend.append(laneKey("key-lane", `${nameOfCurve(own)}, model`, own.order), laneKey("key-lane-final", "after processors", own.order), ...lanes, el("span", "key-band", "between the lowest and the highest lane"));
     else legend.append(el("span", "key-raw", "model"), el("span", "key-final", "after processors"));
     if (switches) legend.append(el("span", "key-switch", `switch (${switches})`));
     for (const { series } of followed) legend.append(...series.map(({ name }) => el("span", "key-followed", name)));
@@ -99,9 +101,10 @@ class EntropyPanel extends Panel {
 
   /** Other series of all lanes share the token axis; each figure has its own scale. */
   figures(cards, scale) {
-    return cards.flatMap(({ state, order }) => {
+    return cards.flatMap((card) => {
+      const { state } = card;
       const scalars = [...state.figures.values()].filter((figure) => isOverTokens(figure.shape, figure.parts[0]) && !isEntropy(figure));
-      return scalars.map((figure) => scalarFigure(cards.length > 1 ? { ...figure, name: `lane ${order + 1}: ${figure.name}` } : figure, this.width, scale.room));
+      return scalars.map((figure) => scalarFigure(cards.length > 1 ? { ...figure, name: `${nameOfCurve(card)}: ${figure.name}` } : figure, this.width, scale.room));
     });
   }
 }
@@ -181,7 +184,7 @@ function markPath([from, to], level, scale) {
 /** Maps token positions and values to a chart. */
 class Scale {
   constructor(width, height, room, top, bottom = 0) {
-    Object.assign(this, { width, height, room, top, bottom });
+    Object.assign(this, { width, height, room, top, bottom, along: "token" });
     this.inner = width - CHART.left - CHART.right;
   }
 
@@ -213,10 +216,13 @@ class Scale {
     return parts;
   }
 
-  /** Token numbers along the bottom, counted from 1. */
+  /** Numbers along the bottom, counted from 1, and at its end what is counted. */
   positions(y) {
-    const values = ticks(this.room, Math.max(2, Math.min(8, this.inner / 80))).filter((value) => value > 0 && value <= this.room && Number.isInteger(value));
-    return values.map((value) => svg("text", { class: "tick", x: this.x(value - 1), y, "text-anchor": "middle" }, String(value)));
+    const end = this.width - CHART.right;
+    const room = end - LETTER * (this.along.length + 3);
+    const values = ticks(this.room, Math.max(2, Math.min(8, this.inner / 80))).filter((value) => value > 0 && this.x(value - 1) <= room && Number.isInteger(value));
+    const numbers = values.map((value) => svg("text", { class: "tick", x: this.x(value - 1), y, "text-anchor": "middle" }, String(value)));
+    return [...numbers, svg("text", { class: "tick along", x: end, y, "text-anchor": "end" }, this.along)];
   }
 }
 
@@ -268,9 +274,24 @@ function laneDot({ order, step }, scale) {
   return dot;
 }
 
-/** The steps of a lane's shown text by position, {order, record, sequence, steps}. */
-function curveOf({ order, record, state: { shown } }) {
-  return { order, record, sequence: shown, steps: shown.tokens.map((token, i) => shown.steps.get(i)).filter(Boolean) };
+/** The steps of a lane's shown text by position, {order, title, record, sequence, steps}. */
+function curveOf({ order, title, record, state: { shown } }) {
+  return { order, title, record, sequence: shown, steps: shown.tokens.map((token, i) => shown.steps.get(i)).filter(Boolean) };
+}
+
+function nameOfCurve({ order, title }) {
+  return `${order + 1} ${title}`;
+}
+
+/** Words for a curve that cannot be seen because one of these is equal to it; else none. */
+function sayHidden(curve, before) {
+  const same = before.find((other) => areAlike(curve.steps, other.steps));
+  return same ? `, same curve as ${same.order + 1}` : "";
+}
+
+function areAlike(steps, others) {
+  return steps.length > 0 && steps.length === others.length
+    && steps.every(({ position, entropy }, i) => position === others[i].position && Math.abs(entropy - others[i].entropy) < ALIKE);
 }
 
 function laneLine({ order, steps }, scale) {

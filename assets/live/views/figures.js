@@ -54,8 +54,8 @@ function scalarFigure({ name, parts }, width, tokens) {
   const low = Math.min(0, ...values);
   const scale = new Scale(width, 112, Math.max(room, ...parts.map((part) => (part.x || 0) + 1)), Math.max(...values, low + 1e-6), low);
   const drawing = surface(width, 112, `${name}: ${names.join(", ")} over ${axis || "tokens"}`);
+  if (axis) scale.along = axis;
   drawing.append(...scale.axes(""));
-  if (axis) drawing.append(svg("text", { class: "tick unit", x: width - CHART.right, y: 9, "text-anchor": "end" }, `${axis} →`));
   names.forEach((series, i) => {
     const points = parts.filter((part) => isNumber(part.series && part.series[series])).map((part) => ({ position: part.x || 0, value: part.series[series] }));
     drawing.append(svg("path", { class: `line series-${i}`, d: joinedPath(points, scale) }));

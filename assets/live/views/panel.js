@@ -115,11 +115,14 @@ class Panel {
     }
   }
 
-  /** Mark what can be saved: a drawing as SVG or PNG, a canvas only as PNG. */
+  /** Mark whether there is a drawing that can be saved. */
   markKind() {
-    const painted = this.body.querySelector("canvas.heat");
-    this.node.classList.toggle("is-painted", Boolean(painted));
-    this.node.classList.toggle("is-drawn", Boolean(painted || this.body.querySelector('svg[role="img"]')));
+    this.node.classList.toggle("is-drawn", Boolean(this.body.querySelector('canvas.heat, svg[role="img"]')));
+  }
+
+  /** Draw all of it once more, whatever was painted before. */
+  repaint(card, app) {
+    this.draw(card, app);
   }
 
   /** What the drawing depends on besides lane, width and theme. */
@@ -149,6 +152,7 @@ function surface(width, height, label) {
 
 /** A canvas that is sharp on any screen; draws in page pixels. */
 function sharpCanvas(canvas, width, height) {
+  if (canvas.vector) return canvas.vector.begin(width, height); // the drawing is being saved as SVG
   const ratio = Math.max(2, window.devicePixelRatio || 1); // at least two, for saved pictures
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);

@@ -57,6 +57,7 @@ class RoundsPanel extends Panel {
     const height = 150;
     const scale = new Scale(room, height, Math.max(12, roundsIn(card.record)), tallest);
     const drawing = surface(room, height, `Draft tokens accepted in ${count(rounds.length, "round")} of lane ${card.order + 1}`);
+    scale.along = "round";
     drawing.append(...scale.axes("tokens"));
     const width = Math.max(1, Math.min(22, (scale.inner / scale.room) * 0.72));
     const current = card.state.rounds.length - 1;
