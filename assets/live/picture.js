@@ -3,7 +3,7 @@
 
 const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // the parts of a picture, stacked as on the page
 const WORDS = ".chart-key, .history-title";
-const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, title: 15, scale: 2, widest: 16_384 }; // px; `widest` is the largest canvas browsers paint
+const PICTURE = { margin: 14, gap: 8, line: 19, sample: 16, title: 15, slack: 1.15, scale: 2, widest: 16_384 }; // px; `slack`: where the file is opened the font may be wider; `widest`: the largest canvas browsers paint
 const INHERITED = ["fill", "fill-opacity", "stroke", "stroke-opacity", "stroke-width", "stroke-dasharray", "stroke-linecap", "stroke-linejoin",
   "font-family", "font-size", "font-weight", "font-style", "text-anchor"];
 const OWN = { opacity: "1", "text-decoration-line": "none", "stop-color": "rgb(0, 0, 0)" }; // not inherited, with their defaults
@@ -162,7 +162,7 @@ class Picture {
     const style = getComputedStyle(entry);
     this.pen.font = `${style.fontWeight} ${style.fontSize} ${style.fontFamily}`;
     const looks = { "font-family": style.fontFamily, "font-size": plain(style.fontSize), "font-weight": style.fontWeight, fill: this.ink(style.color).colour };
-    return { text: svg("text", { x: 0, y: 13, ...looks }, entry.textContent), long: this.pen.measureText(entry.textContent).width };
+    return { text: svg("text", { x: 0, y: 13, ...looks }, entry.textContent), long: PICTURE.slack * this.pen.measureText(entry.textContent).width };
   }
 
   /** The colour sample before an entry of a key, null if it has none. */
