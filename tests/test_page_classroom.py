@@ -97,6 +97,13 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         presenter.locator(".class-fold summary").click()
         expect(presenter.locator(".class-count")).to_have_text(["0", "1", "0"])
 
+        follower.set_viewport_size({"width": 390, "height": 844})
+        for place in ("0", "document.body.scrollHeight"):  # a sheet at the bottom of a phone, wherever it is scrolled
+            follower.evaluate(f"scrollTo(0, {place})")
+            expect(follower.locator(".vote p").first).to_be_in_viewport()
+            expect(follower.locator(".vote button").last).to_be_in_viewport()
+        follower.set_viewport_size({"width": 1280, "height": 900})
+
         presenter.locator(".class-followers button").click()
         follower.locator(".controls-yours a").click()
         expect(follower.locator("#run")).to_be_visible()
