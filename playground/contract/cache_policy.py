@@ -93,6 +93,7 @@ class CachePolicy(Strategy):
     kind = "cache_policy"
     questions_per_task: ClassVar[int] = 8  # of the small world that `calibrate` reads if it is given no texts
     row_wise: ClassVar[bool] = True  # False if what a row sees depends on the path, not on its position alone
+    prompt_only: ClassVar[bool] = False  # acts on the prompt alone: what is generated after it stays as it is
     uses_attention: ClassVar[bool] = False
     quantises: ClassVar[bool] = False
     merges: ClassVar[bool] = False

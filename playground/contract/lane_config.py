@@ -126,19 +126,34 @@ class Assembly:
     def guarantee(self) -> list[str]:
         """The guarantees of the whole lane. Lossless means: same as plain decoding under the same toggles.
 
-        Row-wise toggles preserve it. A toggle that depends on the path sees another path if several draft tokens are
-        verified at once.
+        Row-wise toggles preserve it, and cache policies that act on the prompt alone. A toggle that depends on the path
+        sees another path if several draft tokens are verified at once.
         """
         guarantees = [each for each in self.decoder.guarantee if each not in self._lost()] or ["heuristic"]
         policies = [policy for policy in (self.cache_policy, self.compute_policy) if policy]
         if (
-            not all(policy.row_wise for policy in policies)
-            or "verifier" in self.decoder.slots().values()
-            and not all(sampler.row_wise for sampler in self.samplers)
+            self.compute_policy and not self.compute_policy.row_wise
+            or self.cache_policy and not (self.cache_policy.row_wise or self.cache_policy.prompt_only)
+            or self.verifies and not all(sampler.row_wise for sampler in self.samplers)
         ):
             guarantees = ["heuristic"]
         added = [part for part in (self.constraint, *policies) if part]
         return list(dict.fromkeys(guarantees + [g for part in added for g in part.guarantee]))
+
+    @property
+    def verifies(self) -> bool:
+        """Whether several draft tokens are read in one forward and verified."""
+        return "verifier" in self.decoder.slots().values()
+
+    def remarks(self) -> list[str]:
+        """What is to know about the combination before the run."""
+        policy = self.cache_policy
+        if not (self.verifies and policy) or policy.row_wise or policy.prompt_only:
+            return []
+        return [
+            f"{policy.title} acts once tokens are committed, so the draft tokens of one forward see the cache as it "
+            f"was before the first of them: the text may differ from that of {policy.title} without drafts."
+        ]
 
     def _lost(self) -> set[str]:
         """The guarantees of the decoder that a verifier which may accept other tokens does not give."""
@@ -328,7 +343,7 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
 
 def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
-    if toggle.kind == "cache_policy" and decoder.several and not toggle.row_wise:
+    if toggle.kind == "cache_policy" and decoder.several and not (toggle.row_wise or toggle.prompt_only):
         raise Refusal(
             f"{toggle.title} depends on the path of one text, and {decoder.title} grows several: remove "
             f"{toggle.title}.",

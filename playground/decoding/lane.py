@@ -611,7 +611,8 @@ class Lane:
     # --- how the text grows ---
 
     def begin(self) -> None:
-        """Before the first forward: say what is to know about the grammar, and commit the tokens that it forces."""
+        """Before the first forward: say what is to know about the lane, and commit the tokens that a grammar forces."""
+        self.events += map(Note, self.assembly.remarks())
         if self.assembly.constraint:
             self.events += map(Note, self.assembly.constraint.remarks())
         if not self.limits.forced:

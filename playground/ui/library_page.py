@@ -134,7 +134,8 @@ def refuses(cls: Class) -> list[str]:
         if getattr(cls, "several", False) and "cache_policy" not in cls.refuses
         else []
     )
-    alone = ["decoders that generate several texts"] if cls.kind == "cache_policy" and not cls.row_wise else []
+    bound = cls.kind == "cache_policy" and not (cls.row_wise or cls.prompt_only)
+    alone = ["decoders that generate several texts"] if bound else []
     ordered = ["constraints, unless it fills one position after the other"] if cls.kind == "canvas_decoder" else []
     return [*declared, *ordered, *inexact, *chance, *several, *alone]
 

@@ -19,7 +19,7 @@ class DapQ(CachePolicy):
     name, title, paper, sheet = "dapq", "Pseudo queries (DapQ)", "2603.11564", "kv-cache/dapq"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "medium"
-    row_wise, uses_attention = False, True
+    row_wise, prompt_only, uses_attention = False, True, True
 
     capacity: int = knob(64, 8, 2048, step=1, help="prompt tokens that stay")
     pretending: int = knob(32, 1, 128, step=1, help="pseudo tokens, read after the prompt and discarded")

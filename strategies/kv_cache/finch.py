@@ -23,7 +23,7 @@ class Finch(CachePolicy):
     name, title, paper, sheet = "finch", "Guided by the question (Finch)", "2408.00167", "kv-cache/finch"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "medium"
-    row_wise, uses_attention, uses_parts = False, True, True
+    row_wise, prompt_only, uses_attention, uses_parts = False, True, True, True
 
     capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens that stay, the question included")
     question: int = knob(16, 1, 512, step=1, help="last tokens of the prompt, which select the others")

@@ -26,7 +26,7 @@ class KVzip(CachePolicy):
 
     name, title, paper, sheet = "kvzip", "Context reproduction (KVzip)", "2505.23416", "kv-cache/kvzip"
     guarantee = ("collapses",)
-    row_wise, uses_probe_heads = False, True
+    row_wise, prompt_only, uses_probe_heads = False, True, True
 
     capacity: int = knob(64, 1, 2048, step=1, help="prompt tokens that a head holds, on average")
     sinks: int = knob(4, 0, 64, step=1, help="first tokens, which always stay")

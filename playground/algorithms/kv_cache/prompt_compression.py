@@ -25,7 +25,7 @@ def check_kernel(kernel: int) -> None:
 class PromptCompression(CachePolicy):
     """Retains the last `window` prompt tokens and the `share` earlier ones that receive most of their attention."""
 
-    row_wise, uses_attention = False, True
+    row_wise, prompt_only, uses_attention = False, True, True
 
     window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, whose attention selects; all retained")
     capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens retained, the window included")
