@@ -88,7 +88,7 @@ class Asked {
     const said = read.map((one) => one.said).join("; ");
     if (read.length === 1) return { value: values[0], complete, said };
     const value = values.every(isNumber) ? combined(this.question.sign, ...values) : null;
-    return { value, complete, said: isNumber(value) ? `${said}; result ${fixed(value, 2)}` : said };
+    return { value, complete, said: isNumber(value) ? inWords(this.question, read) : said };
   }
 
   /** Index of the choice that holds for a value, -1 if none does. */
@@ -98,6 +98,14 @@ class Asked {
       return kind === "otherwise" || (kind === "below" ? value < limit : value <= limit);
     });
   }
+}
+
+/** Two readings compared: "forwards: 11 in lane 2 instead of 61 in lane 1". */
+function inWords({ readings }, [first, second]) {
+  if (first.label !== second.label) return `${first.said}; ${second.said}`;
+  const [one, other] = readings.map(([, lanes]) => (lanes.length > 1 ? `lanes ${lanes.join(" and ")}` : `lane ${lanes[0]}`));
+  const isCount = [first, second].every(({ written }) => /^\d+$/.test(written)) && first.value > 1;
+  return `${isCount ? `${first.written} ${first.label}` : `${first.label}: ${first.written}`} in ${one} instead of ${second.written} in ${other}`;
 }
 
 function combined(sign, first, second) {
@@ -188,6 +196,7 @@ class Lessons {
   close() {
     this.panel.hidden = true;
     this.lesson = null;
+    nameInAddress(null);
     this.cover(false);
     this.pointer.show("", this.panel);
     this.opener.setAttribute("aria-expanded", "false");
@@ -205,6 +214,7 @@ class Lessons {
 
   begin(lesson, at) {
     this.lesson = lesson;
+    this.prepared = ""; // the page may have been changed since
     this.open();
     this.goTo(at);
   }
@@ -212,7 +222,9 @@ class Lessons {
   goTo(at) {
     this.at = at;
     keepPlace(this.lesson.name, at);
+    nameInAddress(this.lesson.name);
     document.dispatchEvent(new CustomEvent("lesson-step", { detail: { lesson: this.lesson.name, step: at } })); // for a class that follows
+    this.prepare();
     this.drawStep();
     this.goToPlace();
     this.pointer.show(shown[this.step.show], this.panel);
@@ -222,7 +234,16 @@ class Lessons {
 
   // Runs
 
+  /** Show the prompt and the lanes of a step before its prediction, unless the page has them already. */
+  prepare() {
+    const key = keyOf(this.step.settings);
+    if (key === this.prepared) return;
+    this.prepared = key;
+    trigger("prepare", { lesson: this.lesson.name, step: this.at });
+  }
+
   setUp() {
+    this.prepared = keyOf(this.step.settings);
     this.last.expect(this.step.settings);
     trigger("set_up", { lesson: this.lesson.name, step: this.at });
     this.drawState();
@@ -280,6 +301,7 @@ class Lessons {
 
   list(complaint = "") {
     this.lesson = null;
+    nameInAddress(null);
     this.cover(false);
     this.pointer.show("", this.panel);
     this.open();
@@ -475,6 +497,14 @@ function term(text) {
   const node = el("strong", "", text);
   if (window.glossary?.explains(node)) node.dataset.term = text;
   return node;
+}
+
+/** Make the address of the page lead to a lesson, or to none. */
+function nameInAddress(lesson) {
+  const address = new URL(location.href);
+  if (lesson === null) address.searchParams.delete("lesson");
+  else address.searchParams.set("lesson", lesson);
+  if (address.href !== location.href) history.replaceState(history.state, "", address);
 }
 
 function keepPlace(lesson, step) {

@@ -4,6 +4,7 @@ projector mode.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from fractions import Fraction
 
@@ -392,6 +393,8 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     expect(page.locator(".lesson-panel h3")).to_have_text(steps[0].heading)
     while page.evaluate("document.activeElement.type") != "radio":
         page.keyboard.press("Tab")
+    expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])  # it is known what is predicted
+    expect(page.locator(".lane-card")).to_have_count(len(steps[0].settings["lanes"]))
     expect(page.locator("#live .lanes")).to_be_hidden()  # the results of another run are covered until the prediction
     assert page.locator("#live .live").evaluate("live => live.offsetHeight") <= 320, "its sentence stays in sight"
     page.keyboard.press("Space")
@@ -400,7 +403,7 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
     forwards = [metrics(begun[-1].trace.lane(lane))["target_forwards"] for lane in (0, 1)]
     expect(page.locator(".lesson-said")).to_contain_text(
-        f"forwards, lane 2: {forwards[1]}; forwards, lane 1: {forwards[0]}"
+        f"{forwards[1]} forwards in lane 2 instead of {forwards[0]} in lane 1"
     )
     true = next(
         i
@@ -420,7 +423,7 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     page.keyboard.press("Escape")
     expect(page.locator(".lesson-panel")).to_be_hidden()
     expect(page.locator(".lessons-open")).to_be_focused()
-    expect(page.locator("#prompt textarea")).to_have_value(steps[0].settings["prompt"])
+    expect(page.locator("#prompt textarea")).to_have_value(steps[-1].settings["prompt"])
 
 
 def test_a_link_opens_a_lesson_and_an_unknown_one_is_answered_with_a_sentence(page, address):
@@ -429,6 +432,32 @@ def test_a_link_opens_a_lesson_and_an_unknown_one_is_answered_with_a_sentence(pa
     arrive(page, address, "?lesson=juggling")
     expect(page.locator(".lesson-trouble")).to_contain_text("no lesson “juggling”")
     expect(page.locator(".lesson-list li")).to_have_count(len(lessons()))
+
+
+def test_the_address_follows_the_lesson(page, address):
+    arrive(page, address)
+    page.click(".lessons-open")
+    page.locator(".lesson-list button").nth(3).click()
+    assert page.evaluate("new URLSearchParams(location.search).get('lesson')") == LESSON
+    page.reload()
+    expect(page.locator(".lesson-panel h3")).to_have_text(lessons()[LESSON].steps[0].heading)
+    page.keyboard.press("Escape")
+    assert "lesson" not in page.url
+
+
+def test_only_the_first_choice_of_a_question_is_bounded_on_one_side():
+    """ "Fewer than a quarter" and "fewer than three quarters" would both be true of a tenth."""
+    below = re.compile(r"\b(fewer|less) than\b|\bup to\b")
+    above = re.compile(r"\b(more than|or more)\b")
+    for lesson in lessons().values():
+        for question in filter(None, (step.question for step in lesson.steps)):
+            loose = [text for text, *_ in question.choices if below.search(text) and not above.search(text)]
+            assert loose in ([], [text for text, *_ in question.choices[:1]]), f"{lesson.name}: {question.text}"
+
+
+def test_a_forward_is_explained_where_forwards_are_counted_first():
+    first = lessons()[LESSON].steps[0].paragraphs[0]
+    assert first.startswith("A **forward** is one pass of a model")
 
 
 def test_a_lesson_resumes_where_it_was_left(page, address):

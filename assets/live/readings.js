@@ -19,7 +19,8 @@ class Readings {
     const value = reading.of(...asked);
     const places = lanes.length > 1 ? `lanes ${lanes.join(" and ")}` : `lane ${lanes[0]}`;
     const beside = reading.beside && value !== null ? ` (${reading.beside(value, ...asked)})` : "";
-    return { value, complete: true, said: `${reading.label}, ${places}: ${value === null && reading.none ? reading.none : reading.write(value)}${beside}` };
+    const written = `${value === null && reading.none ? reading.none : reading.write(value)}${beside}`;
+    return { value, complete: true, label: reading.label, written, said: `${reading.label}, ${places}: ${written}` };
   }
 
   /** The index of the event that ends a place of a lane's run; null if the run has no such place. */

@@ -18,7 +18,8 @@ A `question` asks for a prediction: its run is made after it, and the results on
 assets/live/readings.js, or the quotient or difference of two. The browser computes it from the visitor's own run; the
 first choice whose limit holds is correct. `none` is for runs in which the reading has no value. `guess: a number`
 instead of choices asks for a number. The choice marked + (or the number `shows:`) is the answer of the bundled models,
-which a test compares with their run. The component's event is 'set_up', with `lesson` and `step`.
+which a test compares with their run. The component's events are 'prepare' (a step was opened: show its prompt and
+lanes) and 'set_up' (run it as well), each with `lesson` and `step`.
 """
 from __future__ import annotations
 
