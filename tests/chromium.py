@@ -1,6 +1,7 @@
 """The browser that the tests drive."""
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from shutil import which
@@ -22,9 +23,12 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def new_context(browser: Browser, pace: str = "live", **how) -> BrowserContext:
-    """A browser context of its own, with the common timeout. It shows runs at real speed, or as `pace` says."""
+def new_context(browser: Browser, pace: str = "live", views: str = "all", **how) -> BrowserContext:
+    """A browser context of its own, with the common timeout. It shows runs at real speed, or as `pace` says, and all
+    views below the lanes; with `views="one"` as on a visitor's wide page, one at a time beside them.
+    """
     context = browser.new_context(**how)
-    context.add_init_script(f"try {{ localStorage['{VIEW_SETTINGS}'] ??= '{{\"pace\": \"{pace}\"}}' }} catch {{}}")
+    shown = json.dumps({"pace": pace, "views": views})
+    context.add_init_script(f"try {{ localStorage['{VIEW_SETTINGS}'] ??= '{shown}' }} catch {{}}")
     context.set_default_timeout(1000 * PATIENCE)
     return context

@@ -41,7 +41,7 @@ def test_lanes_are_reordered_by_mouse_and_by_keyboard(page, address):
     mover.focus()
     page.keyboard.press("Enter")
     assert names(page) == ["sample", "speculative", "greedy"]
-    expect(page.get_by_label("Move lane 3 after lane 4")).to_be_disabled()
+    expect(page.get_by_label("Move lane 3 later")).to_be_disabled()
     visit(page, address, Settings(prompt=PROMPT, lanes=[GREEDY]))
     expect(page.locator(".move")).to_have_count(0)
 

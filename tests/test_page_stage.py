@@ -191,9 +191,9 @@ def test_no_text_is_faded_below_its_contrast():
         assert [rule for rule in map(str.strip, faded) if not without_text.search(rule)] == [], sheet.name
 
 
-def test_every_text_has_one_of_five_sizes():
+def test_every_text_has_one_of_six_sizes():
     sizes = set(re.findall(r"--type-(\w+): \d+px", PALETTE[0]))
-    assert len(sizes) == 5
+    assert len(sizes) == 6
     for sheet in [ASSETS / "page.css", *(ASSETS / "live").rglob("*.css")]:
         said = re.findall(r"font(?:-size)?: ([\d.]+px|var\(--type-(\w+)\))", sheet.read_text(encoding="utf-8"))
         assert [value for value, name in said if name not in sizes] == [], sheet.name

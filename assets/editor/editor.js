@@ -253,10 +253,26 @@ function knobOf(lane, name) {
   return found.findLast(({ knob, knobs }) => knob && name in knobs) || found.findLast(({ knob }) => knob);
 }
 
+/** Beside the views open cards would cover each other. */
+function openAlone(i) {
+  if (root.closest(".stage")?.dataset.beside === "true") closeAll();
+  open.add(i);
+}
+
+/** Close the open cards, except one that is being written in. */
+function closeAll() {
+  for (const i of [...open]) {
+    if (root.querySelector(`.lane-card[data-lane="${i}"]`)?.contains(document.activeElement)) continue;
+    open.delete(i);
+    redraw(i);
+    judge(i);
+  }
+}
+
 /** Open the card of a lane, at a knob or part. */
 function openLane(i, about = "") {
   if (!lanes[i]) return;
-  if (!open.has(i)) { open.add(i); redraw(i); judge(i); }
+  if (!open.has(i)) { openAlone(i); redraw(i); judge(i); }
   const place = [...root.querySelectorAll(`.lane-card[data-lane="${i}"] [data-about]`)].find((node) => node.dataset.about === about);
   place?.querySelector("input, textarea, select, button")?.focus({ preventScroll: true });
   place?.scrollIntoView({ block: "nearest" });
@@ -601,7 +617,7 @@ function focusOn(i, selector) {
 function card(lane, i) {
   const main = byName.get(lane.strategy);
   const opened = open.has(i);
-  const toggle = () => { if (opened) open.delete(i); else open.add(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
+  const toggle = () => { if (opened) open.delete(i); else openAlone(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
   return h("article", { class: `lane-card${opened ? " open" : ""}`, "data-lane": i },
     h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), picker(lane, i), ...movers(i),
       h("button", { type: "button", class: "icon", "aria-label": `Duplicate lane ${i + 1}`, title: "Duplicate", disabled: lanes.length >= most, onclick: () => duplicate(i) }, icon("copy")),
@@ -617,7 +633,7 @@ function card(lane, i) {
 function movers(i) {
   if (lanes.length < 2) return [];
   return [[-1, "earlier", "before"], [1, "later", "after"]].map(([by, name, where]) => {
-    const label = `Move lane ${i + 1} ${where} lane ${i + 1 + by}`;
+    const label = lanes[i + by] ? `Move lane ${i + 1} ${where} lane ${i + 1 + by}` : `Move lane ${i + 1} ${name}`;
     return h("button", { type: "button", class: `icon move ${name}`, "aria-label": label, title: label, disabled: !lanes[i + by], onclick: () => move(i, by) }, icon(name));
   });
 }
@@ -736,6 +752,7 @@ watch("value", take);
 watch("attention", () => { draw(); lookAround(); });
 watch("drafted", lookAround);
 listen("settings-chosen", lookAround);
+listen("run-begun", closeAll); // an open card may cover the run
 listen("open-lane", ({ lane, about }) => { if (!["context", "draft"].includes(about)) openLane(lane, about); });
 watch("problems", () => {
   const given = (props.value || []).map(fresh); // may not have been taken yet

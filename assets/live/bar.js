@@ -3,10 +3,11 @@
 class PlayerBar {
   constructor(root) {
     this.node = root.querySelector(".player");
-    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine"]) this[name] = this.node.querySelector("." + name);
+    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine", "curve"]) this[name] = this.node.querySelector("." + name);
   }
 
-  draw(player, trace) {
+  /** `chosen`: the lane whose entropy is behind the slider. */
+  draw(player, trace, chosen) {
     const end = player.end();
     const value = player.value();
     this.play.classList.toggle("playing", player.playing);
@@ -22,6 +23,18 @@ class PlayerBar {
     setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
     this.drawMarks(player, trace, end);
+    this.drawCurve(player.mode, trace, trace.lanes[chosen], end);
+  }
+
+  /** The entropy of each token as a line above the slider; while a run grows, drawn again when it is a tenth longer. */
+  drawCurve(mode, trace, lane, end) {
+    const grown = trace.over ? "over" : Math.floor(Math.log(1 + lane.events.length) / Math.log(1.1));
+    const look = `${trace.run}/${lane.order}/${mode}/${grown}/${trace.over ? end : ""}`;
+    if (look === this.curveLook) return;
+    this.curveLook = look;
+    const steps = end ? lane.events.filter(({ kind, entropy }) => kind === "step" && isNumber(entropy)) : [];
+    const place = mode === "time" ? ({ at }) => at / end : ({ position }) => (position + 1) / end;
+    setAttribute(this.curve.firstElementChild, "d", steps.map((step) => curveLine(place(step), step.entropy)).join(""));
   }
 
   /** What is at the interesting place that was visited; hidden if empty. */
@@ -77,6 +90,14 @@ function meter({ name, share, says }, reading) {
   bar.style.setProperty("--share", Math.max(0, Math.min(1, share(reading))));
   node.append(el("b", "", name), bar, el("span", "num", `${Math.round(100 * share(reading))} %`));
   return node;
+}
+
+const HIGHEST = 6; // nats at the top of the curve
+
+/** A vertical line; the square root keeps small entropies visible. */
+function curveLine(place, entropy) {
+  const height = 100 * Math.sqrt(Math.min(1, Math.max(0, entropy) / HIGHEST));
+  return `M${(1000 * place).toFixed(1)} 100v${(-height).toFixed(1)}`;
 }
 
 const MARK_GAP = 34; // px: lanes that ended closer together share a mark, which lists them

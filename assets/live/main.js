@@ -50,6 +50,7 @@ class App {
     });
     this.fill();
     this.moreNumbers = false; // whether the lanes show all their numbers
+    this.inspector = new Inspector(this);
     this.stage = new Stage(this);
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
@@ -87,7 +88,7 @@ class App {
     this.rivals.value = this.settings.rivals;
     this.speed.value = this.settings.speed;
     this.metric.value = this.settings.metric;
-    this.panels = [new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
+    this.panels = [new ChoicePanel(), new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
     this.inside = new InsidePanel();
     this.attribution = new AttributionPanel();
     this.panels.unshift(this.inside, this.attribution); // shown on request, so they come first
@@ -195,7 +196,8 @@ class App {
     this.attribution.show(null);
     this.player.speed = this.speed.value = this.settings.speed; // after a run that was followed at real speed
     this.player.restart();
-    this.bar.draw(this.player, this.trace); // at once: the slider must not keep the range of the previous run
+    this.chosen = Math.max(0, Math.min(this.chosen, this.trace.lanes.length - 1));
+    this.bar.draw(this.player, this.trace, this.chosen); // at once: the slider must not keep the range of the previous run
     const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
     this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
     this.numbersLook = "";
@@ -203,9 +205,9 @@ class App {
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
     this.lanes.dataset.count = this.cards.length;
     this.lanes.style.setProperty("--count", this.cards.length);
-    this.chosen = Math.max(0, Math.min(this.chosen, this.cards.length - 1));
     this.marked = { lane: -1, position: null };
     this.selected = null;
+    this.inspector.begin();
     this.drawChooser();
     for (const part of [this.bar.node, this.key, this.views]) part.hidden = false;
     this.chooser.hidden = this.cards.length < 2;
@@ -423,7 +425,7 @@ class App {
     this.say(refused || "", Boolean(refused));
     if (!inside) return;
     this.inside.show(inside);
-    this.schedule();
+    this.inspector.open(this.inside);
     this.inside.node.scrollIntoView({ block: "nearest", behavior: prefersStillness() ? "auto" : "smooth" });
   }
 
@@ -438,7 +440,7 @@ class App {
     this.say(refused || "", Boolean(refused));
     if (!attributed) return;
     this.attribution.show(attributed);
-    this.schedule();
+    this.inspector.open(this.attribution);
     this.attribution.node.scrollIntoView({ block: "nearest", behavior: prefersStillness() ? "auto" : "smooth" });
   }
 
@@ -545,7 +547,7 @@ class App {
       return this.grown ? this.schedule() : undefined;
     }
     const more = this.player.tick(now);
-    this.bar.draw(this.player, this.trace);
+    this.bar.draw(this.player, this.trace, this.chosen);
     const atHead = this.player.atEnd;
     const changed = this.cards.map((card, i) => card.draw(this.player.cursors[i], this.channels, atHead));
     if (changed.some(Boolean)) {
@@ -594,6 +596,7 @@ class App {
     }
     this.panelsAt = now;
     this.drawNumbers();
+    this.inspector.update();
     for (const panel of this.panels) panel.update(this);
     setText(this.absent, sayAbsent(this.panels, this.cards));
     clearTimeout(this.unseen);
@@ -639,7 +642,7 @@ class App {
   keep() {
     try {
       const [metric, underline, rivals] = [this.metric, this.underline, this.rivals].map((select) => select.value);
-      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, pace: this.settings.speed }));
+      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, pace: this.settings.speed, views: this.settings.views }));
     } catch (reason) { /* without storage the settings last for this visit only */ }
     this.schedule();
   }
@@ -670,6 +673,7 @@ function readSettings() {
     metric: stored.metric in COLOURS ? stored.metric : "entropy",
     underline: UNDERLINES.has(stored.underline) ? stored.underline : "origin",
     rivals: RIVALS.includes(stored.rivals) ? stored.rivals : "all",
+    views: stored.views === "all" ? "all" : "one", // beside the lanes one at a time, or all below them
     speed: SPEEDS.includes(stored.pace) ? stored.pace : prefersStillness() ? "live" : "reading",
   };
 }

@@ -5,6 +5,7 @@ Its event is 'pick', with `index` and `part`: "examples" or "questions".
 from __future__ import annotations
 
 import json
+from functools import cache
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 from playground.asset_files import ASSETS
 from playground.bench import questions
 from playground.bench.questions import Question
+from playground.engine.catalogue import EXPERTS, TEXT_MODEL
 from playground.errors import Refusal
+from playground.ui.lessons import lessons
 from playground.ui.scripted_component import Scripted
 from playground.ui.settings import Settings
 
@@ -46,6 +49,7 @@ QUESTIONS_NOTE = (
     "fragments. None of these questions was in their training data. Questions of higher grades are harder. When a "
     "lane ends, it shows whether its answer is right."
 )
+TOYS = {TEXT_MODEL: "Pocket is a 7-million-parameter toy that", EXPERTS: "Pocket experts is a toy that"}
 SHORT = 96  # characters of a prompt in the list
 
 
@@ -92,6 +96,23 @@ def question_note(settings: Settings) -> str:
         return ""
     answer = f"<summary>The answer is known</summary><pre>{escape(question.expected)}</pre>"
     return f"<p class='look'>{escape(question.look)}</p><details class='answer'>{answer}</details>"
+
+
+def free_prompt_note(settings: Settings, model: str) -> str:
+    """HTML for a prompt of the visitor's own and a bundled model that continues text: what to expect, and the way to
+    other models. Empty for the page's own prompts and for any other model.
+    """
+    if model not in TOYS or not settings.prompt.strip() or settings.prompt in _known_prompts():
+        return ""
+    return (f"<p class='look'>{TOYS[model]} knows fairy tales and a small invented world: choose a real model for "
+            "other questions. <button type='button' onclick=\"openPlace('model', true)\">Choose a model</button></p>")
+
+
+@cache
+def _known_prompts() -> frozenset[str]:
+    """The prompts of examples and lessons."""
+    taught = (step.settings.get("prompt") for lesson in lessons().values() for step in lesson.steps)
+    return frozenset([*(example.get("prompt") for example in examples()), *taught])
 
 
 class Gallery(Scripted):

@@ -20,6 +20,7 @@ STYLES = (
     "lanes",
     "stage",
     "views",
+    "views/choice",
     "views/entropy",
     "views/tree",
     "views/rounds",
@@ -39,6 +40,7 @@ STYLES = (
     "keys",
     "replacing",
     "sizes",
+    "inspector",
 )
 SCRIPTS = (
     "dom",
@@ -59,6 +61,7 @@ SCRIPTS = (
     "lane",
     "views/panel",
     "views/speakers",
+    "views/choice",
     "views/entropy",
     "views/branches",
     "views/difference",
@@ -87,6 +90,7 @@ SCRIPTS = (
     "streams",
     "replacing",
     "listening",
+    "inspector",
     "stage",
     "main",
 )

@@ -15,7 +15,7 @@ from playground.ui import model_menu, study_figures
 from playground.ui.chat_history import EarlierTurns
 from playground.ui.classroom_panel import ClassroomPanel
 from playground.ui.framing import embedders
-from playground.ui.gallery import Gallery, question_note
+from playground.ui.gallery import Gallery, free_prompt_note, question_note
 from playground.ui.handlers import Changes, Handlers, Visit
 from playground.ui.knob_sweep_panel import KnobSweepPanel
 from playground.ui.lane_editor import LaneEditor
@@ -31,6 +31,7 @@ from playground.ui.theme import PRIVATE, notice
 
 SHOW_IN_CHAT = """(mode, tools) => [mode === 'chat', mode === 'chat' || Boolean(tools?.trim())].map(
     (visible) => ({ __type__: 'update', visible }))"""
+HERO = "<h2>A language model writes one word at a time. Watch it choose.</h2>"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
 
 
@@ -76,8 +77,10 @@ class Page:
                 **self.show_question_note(settings)}
 
     def show_question_note(self, settings: Settings) -> Changes:
-        """Show what to look at if the prompt is a question with a known answer."""
-        html = question_note(settings)
+        """Show what to look at if the prompt is a question with a known answer, and what to expect of any other from a
+        toy model.
+        """
+        html = question_note(settings) or free_prompt_note(settings, self.site.named(settings.model))
         return {self.known: gr.update(value=html, visible=bool(html))}
 
     def show_remarks(self, remarks: Iterable[str]) -> Changes:
@@ -170,7 +173,7 @@ class Page:
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
         )
-        events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
+        events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change, self.model.change]
         latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
         gr.on(events, handlers.update_question_note, controls, self.known, **latest)
         self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
@@ -241,18 +244,21 @@ class Page:
 
     def _bar(self) -> None:
         """The prompt and Run; below, the button of the drawer with a summary of the settings."""
+        gr.HTML(HERO, elem_classes="hero", apply_default_css=False)
         with gr.Row(elem_classes="bar ask", equal_height=False):
             self.prompt = gr.Textbox(
                 self.start.prompt,
                 label="Prompt",
                 show_label=False,
-                lines=2,
+                lines=1,
                 max_lines=6,
                 placeholder="Write what the model continues…",
                 elem_id="prompt",
             )
             self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=112, scale=0)
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
+            self.share = gr.Button("Share", variant="secondary", elem_id="share", min_width=96, scale=0)
+        self.link = gr.Textbox(visible="hidden", elem_id="link")
         self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
         self.prompt_notice = notice("prompt-notice")
         self.prompt_remarks = gr.HTML(
@@ -383,8 +389,6 @@ class Page:
             self.again = gr.Button(
                 "Show last run", size="sm", variant="secondary", elem_id="again", min_width=110, scale=0
             )
-            self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
-            self.link = gr.Textbox(visible="hidden", elem_id="link")
             self.embed = gr.Button(
                 "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0,
                 visible=bool(embedders()),  # where no site may show the page in a frame, the code would not work

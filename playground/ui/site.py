@@ -383,14 +383,13 @@ def trusted_proxies() -> int:
 
 
 FIRST_SETTINGS = {
-    "prompt": "Python: def work(items). Keep the odd items, then multiply each by 3.",
+    "prompt": "Tell me a story about Mia.",
     "mode": "chat",
-    "seed": 2,
-    "length": 120,
+    "seed": 3,
+    "length": 160,
     "lanes": [
         {"strategy": "greedy"},
-        {"strategy": "speculative", "extras": [["draft_model", {"depth": 8}], ["greedy_match", {}]]},
-        {"strategy": "sample", "knobs": {"temperature": 1.0, "top_p": 0.95}},
+        {"strategy": "speculative", "extras": [["draft_model", {"depth": 5}], ["greedy_match", {}]]},
     ],
 }
 """The settings of the recorded trace, which tests/record_first_view.py makes: a new visitor can run what is shown."""

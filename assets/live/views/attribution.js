@@ -32,6 +32,10 @@ class AttributionPanel extends Panel {
     return true;
   }
 
+  isThere() {
+    return Boolean(this.found);
+  }
+
   look() {
     return String(this.seen);
   }

@@ -55,6 +55,10 @@ class InsidePanel extends Panel {
     return true;
   }
 
+  isThere() {
+    return Boolean(this.found);
+  }
+
   look() {
     return `${this.seen}/${this.chosen}`;
   }

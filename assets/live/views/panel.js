@@ -37,6 +37,11 @@ class Panel {
     return this.has(card) || (!card.record.over && this.expects(card.record.header));
   }
 
+  /** Whether the run has anything for this view. */
+  isThere(app) {
+    return this.suits(this.leading(app));
+  }
+
   /** The lane drawn large: the chosen one, or else the first that suits the view. */
   leading(app) {
     const chosen = app.cards[app.chosen];
@@ -56,14 +61,15 @@ class Panel {
       this.vacancy.hidden = has;
       this.body.hidden = this.tools.hidden = this.readout.hidden = !has;
     }
-    this.node.hidden = !this.suits(card);
+    this.node.hidden = !this.isThere(app);
     this.nameLane(card, app);
     if (!has) {
       this.drawn = "empty";
       return;
     }
+    if (!this.inSight) return;
     this.width ||= this.body.clientWidth; // updated by the page's ResizeObserver later
-    if (!this.inSight || !this.width) return;
+    if (!this.width) return;
     const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
     if (look !== this.drawn) {
       if (this.rests(app)) return;

@@ -1,0 +1,119 @@
+// The word being chosen: the most probable candidates as bars, with the model's probability and, as a thin line, the one after masks and
+// processors. A selected token stays in place of the newest one.
+
+const SHOWN_CANDIDATES = 6;
+const WORDS_BEFORE = 8; // tokens before the gap
+
+class ChoicePanel extends Panel {
+  constructor() {
+    super({ name: "choice", title: "Choice", kinds: ["step"], expects: (header) => !header.canvas && !header.remote });
+    this.line = el("p", "gap-line");
+    this.rows = el("div", "choices");
+    this.rest = el("p", "choice-rest");
+    this.hint = el("p", "vacancy");
+    this.body.append(this.line, this.rows, this.rest, this.hint);
+  }
+
+  /** Only beside the lanes, where it stays with the text; elsewhere the card of a token has the candidates. */
+  isThere(app) {
+    return app.live.dataset.views === "one" && super.isThere(app);
+  }
+
+  look(card, app) {
+    const refusal = app.forkRefusal(card.order);
+    return `${card.state.version}/${this.placeIn(card, app)}/${refusal}`;
+  }
+
+  /** The position whose choice is shown: the selected one, or the newest with recorded probabilities. */
+  placeIn(card, app) {
+    const marked = app.markOf(card.order);
+    const { steps, tokens } = card.state.shown;
+    if (marked !== null && steps.has(marked)) return marked;
+    for (let at = tokens.length - 1; at >= 0; at--) if (steps.has(at)) return at;
+    return null;
+  }
+
+  draw(card, app) {
+    const at = this.placeIn(card, app);
+    const { steps, tokens } = card.state.shown;
+    const step = steps.get(at);
+    this.rows.hidden = this.rest.hidden = this.line.hidden = !step;
+    setText(this.hint, step ? "" : "The first word is about to be chosen.");
+    if (!step) return;
+    this.line.replaceChildren(...tokens.slice(Math.max(0, at - WORDS_BEFORE), at).map(({ piece }) => quietPiece(piece)), el("span", "gap", tokens[at].piece.trim() || "␣"));
+    const refusal = app.forkRefusal(card.order);
+    const shown = step.top.slice(0, SHOWN_CANDIDATES);
+    const chosen = step.top.find(([id]) => id === step.chosen);
+    if (chosen && !shown.includes(chosen)) shown.splice(-1, 1, chosen);
+    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, go: () => app.fork(card.order, at, candidate[0], candidate[1]) })));
+    const left = 1 - shown.reduce((sum, [, , raw]) => sum + raw, 0);
+    setText(this.rest, left > 0.0005 ? `all other tokens together ${percent(left)}` : "");
+    setText(this.hint, refusal ? "Press Run to continue with another word here." : "Point at another word to continue with it.");
+  }
+}
+
+function quietPiece(piece) {
+  return el("span", "", SPECIAL.test(piece) ? "" : piece);
+}
+
+/** One candidate. A row that can be continued with is a button that forks. */
+function choiceRow([id, piece, raw, final, fell], { chosen, refusal, go }) {
+  const isChosen = id === chosen;
+  const inWord = /^[\p{L}\p{N}]/u.test(piece); // continues the word before it
+  const row = button("choice-row" + (isChosen ? " is-chosen" : "") + (fell ? " fell" : ""), "", "", go);
+  row.disabled = isChosen || Boolean(refusal) || fell === "mask";
+  if (isChosen) row.setAttribute("aria-current", "true");
+  const name = el("span", "piece");
+  writePiece(name, inWord ? `…${piece}` : piece.trimStart() || piece, true);
+  const track = bars(raw, isNumber(final) && Math.abs(final - raw) > 0.0005 ? final : null);
+  row.append(name, track, el("span", "num", percent(raw)));
+  row.title = fell ? `${percent(raw)} of the model, removed: ${reasonOf(fell)}` : isNumber(final) ? `${percent(raw)} of the model, ${percent(final)} after processors` : "";
+  if (!row.disabled) row.append(el("span", "onward", "continue with this"));
+  return row;
+}
+
+/** What has just happened in a lane, in a sentence or two; empty before its first token. */
+function sayMoment(card, app) {
+  const { state } = card;
+  const { tokens, steps } = state.shown;
+  const marked = app.markOf(card.order);
+  const at = marked === null ? tokens.length - 1 : marked;
+  const token = tokens[at];
+  if (state.canvas.size) return sayFilled(state.canvas);
+  if (!token) return "Every token of the vocabulary gets a probability. Then one is chosen.";
+  if (token.round && token.round.verdict) return sayRound(token.round);
+  const step = steps.get(at);
+  const evicted = marked === null ? sayEvicted(state.lastCache("target")) : "";
+  return [sayChosen(token, step, state.sequence(token.sequence).masks.get(token.position)), evicted].filter(Boolean).join(" ");
+}
+
+function sayFilled({ size, filled, steps }) {
+  return steps.length ? `Step ${steps.length}: ${count(filled.size, "position")} of ${size} filled, in any order.` : "";
+}
+
+/** "Drafted 5, kept 4. The large model preferred “first”." */
+function sayRound(round) {
+  const { verdict, draft } = round;
+  const found = `Drafted ${draft.tokens.length}, kept ${verdict.kept.length}.`;
+  if (!round.hasNext) return found;
+  const piece = `“${pieceLabel(verdict.piece.trim() || verdict.piece)}”`;
+  if (verdict.origin === "redraw") return `${found} The large model ${round.replacedBy === "choice" ? "preferred" : "drew"} ${piece}.`;
+  return verdict.origin === "bonus" ? `${found} The same forward gave one more: ${piece}.` : found;
+}
+
+function sayChosen({ id, origin, piece }, step, mask) {
+  const word = `“${pieceLabel(piece.trim() || piece)}”`;
+  if (origin === "forced") return `${word} was the only token the grammar allowed: no forward was needed.`;
+  if (!step) return "";
+  const allowed = mask ? ` The grammar allowed ${count(mask.allowed, "token")}.` : "";
+  const rank = step.top.findIndex(([candidate]) => candidate === id);
+  if (rank < 0) return `${word} was chosen, which is not among the likeliest.${allowed}`;
+  const share = percent(step.top[rank][2]);
+  const [first] = step.top;
+  if (rank === 0) return `${word} was the most probable, with ${share}.${allowed}`;
+  return `${word} was chosen with ${share}, although “${pieceLabel(first[1].trim() || first[1])}” had ${percent(first[2])}.${allowed}`;
+}
+
+function sayEvicted(cache) {
+  return cache && cache.evicted ? `The cache freed ${count(cache.evicted, "slot")}.` : "";
+}
