@@ -90,10 +90,11 @@ def test_a_tab_without_data_cannot_be_pressed_and_those_of_other_methods_are_awa
 
 
 def choosing() -> list:
-    """One step among eight candidates, of which the second is taken; the processors double what they leave."""
-    top = [Candidate(50 + i, f" w{i}", share, 2 * share) for i, share in enumerate((0.3, 0.2, 0.1, 0.08, 0.06, 0.04, 0.02))]
-    return [(0.1, Step(0, 2.0, 1.0, 51, top)), (0.1, replace(commit(0, "sampled"), ids=[51], pieces=[" w1"], text=" w1")),
-            (0.1, Done("length"))]
+    """One step among seven candidates, of which the second is taken; the processors double what they leave."""
+    shares = (0.3, 0.2, 0.1, 0.08, 0.06, 0.04, 0.02)
+    top = [Candidate(50 + i, f" w{i}", share, 2 * share) for i, share in enumerate(shares)]
+    taken = replace(commit(0, "sampled"), ids=[51], pieces=[" w1"], text=" w1")
+    return [(0.1, Step(0, 2.0, 1.0, 51, top)), (0.1, taken), (0.1, Done("length"))]
 
 
 def test_the_choice_shows_six_candidates_with_the_models_own_probability(page, feed):

@@ -1,4 +1,4 @@
-"""The page as a stage: lanes and one view beside each other, knobs that do not cover the text, what a prompt may expect."""
+"""The page as a stage: lanes and one view beside each other, and knobs that do not cover the text."""
 from __future__ import annotations
 
 import re
