@@ -14,7 +14,7 @@ class Stage {
     this.made = new WeakMap(); // by trace: the settings it was started with
     document.addEventListener("settings-chosen", () => this.update());
     const sizes = new ResizeObserver(() => this.update());
-    for (const node of [app.root, app.root.closest(".stage")]) if (node) sizes.observe(node);
+    for (const node of [app.root, app.root.closest(".stage"), document.body]) if (node) sizes.observe(node); // a note above it moves it
     const editor = document.querySelector("#editor");
     if (editor) new MutationObserver(() => this.update()).observe(editor, { childList: true, subtree: true }); // a card was opened or complains
     new MutationObserver(() => this.update()).observe(document.body, { attributes: true, attributeFilter: ["class"] }); // large type, a lesson
