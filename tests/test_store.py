@@ -185,7 +185,7 @@ def test_after_a_shared_prompt_only_private_tokens_take_memory(once, capacity):
 
 @pytest.mark.parametrize("new", [70, 4000])
 def test_a_lane_passes_the_length_limit_to_its_cache(llama, new):
-    session = prepare(Models(llama[0]), [LaneConfig("greedy")], Prompt("The green bird"), Limits(max_new_tokens=new))
+    session = prepare(Models(llama[0]), [LaneConfig("greedy")], Prompt("abc"), Limits(max_new_tokens=new))
     lane = session._runners[0].lane
     assert lane.target.store.capacity == (lane.prompt_length, min(lane.prompt_length + new, llama[0].context))
 

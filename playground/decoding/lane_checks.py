@@ -101,8 +101,15 @@ def check_some_ready(lanes: list[LaneConfig], around: Surroundings) -> None:
 
 def remarks(lanes: list[LaneConfig]) -> list[str]:
     """What is to know about the constraints of lanes that can be started, in sentences, each once."""
-    constraints = [assemble(lane).constraint for lane in lanes]
-    return list(dict.fromkeys(remark for constraint in constraints if constraint for remark in constraint.remarks()))
+    return list(dict.fromkeys(remark for lane in lanes for remark in _remarks(lane)))
+
+
+def _remarks(lane: LaneConfig) -> list[str]:
+    try:
+        constraint = assemble(lane).constraint
+    except Refusal:  # the run says why
+        return []
+    return constraint.remarks() if constraint else []
 
 
 def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask) -> LaneCheck:
