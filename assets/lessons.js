@@ -1,6 +1,7 @@
 // Guided lessons: a list, and a panel with the steps of one lesson. A step points at a part of the page, asks for a prediction, sets the
 // page up and runs it, and takes the answer from the visitor's own run. Until the prediction is made the results on the page are covered.
 // All text enters the page as textContent.
+const SKIMMED = 250; // ms on a step until its prompt and lanes are shown
 const { lessons, shown } = __LESSONS__;
 const PLACE = "decoding-playground.lesson"; // stored in the browser: the name of a lesson and its step
 const ROOM = 12; // pixels between the target and the edge of the window
@@ -239,10 +240,13 @@ class Lessons {
     const key = keyOf(this.step.settings);
     if (key === this.prepared) return;
     this.prepared = key;
-    trigger("prepare", { lesson: this.lesson.name, step: this.at });
+    const step = { lesson: this.lesson.name, step: this.at };
+    clearTimeout(this.preparing); // of steps that are skimmed only the last is set up: Gradio may drop an event during another
+    this.preparing = setTimeout(() => trigger("prepare", step), SKIMMED);
   }
 
   setUp() {
+    clearTimeout(this.preparing);
     this.prepared = keyOf(this.step.settings);
     this.last.expect(this.step.settings);
     trigger("set_up", { lesson: this.lesson.name, step: this.at });

@@ -168,7 +168,7 @@ class Page:
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
         self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
-        opened_step = {"queue": False, "trigger_mode": "always_last", **PRIVATE}  # steps may be skimmed
+        opened_step = {"queue": False, "trigger_mode": "multiple", **PRIVATE}  # steps may be skimmed: none is dropped
         self.lessons.prepare(handlers.set_up, [self.model, self.draft], asked, **opened_step)
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
