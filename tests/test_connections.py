@@ -316,6 +316,7 @@ def test_the_limit_on_open_files_leaves_some_to_the_process():
 # --- what is logged ---
 
 def test_exhausted_descriptors_are_logged_once(caplog):
+    caplog.set_level("WARNING", logger="playground")  # commands, called in another test, silence it
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(AcceptErrors())
     for _ in range(2000):

@@ -34,7 +34,9 @@ def made(target=None, seed: int = 0, **knobs):
 
 def lane_counts(target, draft, length: int, gamma: int) -> tuple[int, int, int]:
     """Accepted and drafted tokens and rounds of a real greedy lane."""
-    models = Models(Model(target, byte_tokenizer(), "target"), Model(draft, byte_tokenizer(), "draft"))
+    tokenizer = deepcopy(byte_tokenizer())
+    tokenizer.eos_token = None  # as the simulation, which ends nowhere before the length
+    models = Models(Model(target, tokenizer, "target"), Model(draft, tokenizer, "draft"))
     lane = speculative_lane("draft_model", "greedy_match", depth=gamma)
     events = [s.event for s in prepare(models, [lane], Prompt(PROMPT), Limits(0, length))]
     drafts = [len(event.tokens) for event in events if isinstance(event, Draft)]
@@ -64,7 +66,8 @@ def alike():
     with torch.no_grad():
         for weights in draft.parameters():
             weights += torch.randn_like(weights) * weights.std() * 0.15
-    target.generation_config.eos_token_id = [319]  # never drafted, so every draft has its full length
+    # never drafted, so every draft has its full length
+    target.config.eos_token_id = target.generation_config.eos_token_id = [319]
     return target, draft
 
 
