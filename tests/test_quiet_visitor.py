@@ -20,8 +20,8 @@ from attacks import ATTACKS, Attack
 from visitor import Server, TurnedAway, Visitor, is_sentence, request, start_page
 
 pytestmark = pytest.mark.security
-# Seconds beyond the quiet visitor's longest gap without an attack: 2 where this file runs alone. Another test worker may
-# hold one of two cores for seconds.
+# Seconds beyond the quiet visitor's longest gap without an attack: 2 where this file runs alone; another test worker
+# may hold one of two cores for seconds.
 MOST_DELAY = 8.0 if "PYTEST_XDIST_WORKER" in os.environ else 2.0
 LONGEST_ANSWER = 20.0  # seconds until an attack has an answer
 AFTERMATH = 1.0  # seconds watched after the answer, for work that goes on without a client
