@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -84,6 +85,12 @@ def home(homes, monkeypatch) -> Path:
     folder.mkdir()
     monkeypatch.setenv("PLAYGROUND_HOME", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def audible() -> None:
+    """Each test hears the log, which commands that were called in this process before have silenced."""
+    logging.getLogger("playground").setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
