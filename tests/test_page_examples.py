@@ -121,7 +121,8 @@ def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(contro
         tools_notice="t",
         model_notice="m",
         lanes_notice="l",
-            form_notice="f",
+        form_notice="f",
+        show_remarks=lambda *_: {},
     )
     plain = next(i for i, example in enumerate(examples()) if not {"model", "draft"} & {*example})
     own = {"model": "my/own", "draft": "my/other"}
