@@ -4,8 +4,9 @@
 
 The page is started here with the bundled models, once for each attacker, in public mode. Every visitor has a loopback
 address of its own (Linux); an attacker has four, and a process of its own. The result is one row of a table for each
-attacker, and exit code 1 where a visitor waited longer than MOST_GAP between two tokens, a run was lost, a visitor was
-refused, the server ended or its log has a traceback. Run it on a machine that does nothing else.
+attacker (RULE says what `holds` means), and exit code 1 where one does not hold. Progress goes to stderr. With `--out`
+the figures are written after each attacker, and a second call with the same file goes on with those that are missing.
+Run it on a machine that does nothing else.
 """
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 import random
 import secrets
+import signal
 import socket
 import sys
 import time
@@ -23,16 +26,26 @@ from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from attacks import ATTACKS
 from visitor import Server, TurnedAway, Visitor, request, start_page
 
+MOST_FIRST = 5.0  # seconds from Run to the first token: a request, the answer's stream, a seat and the prefill
 MOST_GAP = 2.0  # seconds between two tokens of a quiet visitor
+RULE = (
+    f"It holds if no run of a quiet visitor waits longer than {MOST_FIRST:.0f} s for its first token or {MOST_GAP:.0f} "
+    "s between two tokens, no run is lost or refused, and the server stays up without a traceback in its log, while "
+    "the attacker attacks to the end."
+)
 LENGTH = 64  # tokens of a run
+LONGEST = 120.0  # seconds after which a run counts as lost
+PROGRESS = 10.0  # seconds between two lines of progress
 SOURCES = ("127.0.0.66", "127.0.0.67", "127.0.0.68", "127.0.0.69")  # of an attacker
 HEAD = "POST /gradio_api/{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\n{more}\r\n\r\n"
 FORM = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a.jsonl"\r\n\r\n%s\r\n--b--\r\n'
@@ -144,20 +157,24 @@ CONNECTIONS = {
 ATTACKERS = CONNECTIONS | {attack.name: text(attack.name) for attack in ATTACKS}
 
 
-def attack_until(name: str, port: int, until: float) -> None:
-    while time.time() < until:
+def attack_for(name: str, port: int, seconds: float, times: Any) -> None:
+    """Attack again and again; `times` counts how often the attacker began."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        times.value += 1
         with suppress(OSError):
             ATTACKERS[name](port)
 
 
 @contextmanager
-def attacking(name: str, port: int, seconds: float) -> Iterator[None]:
-    process = multiprocessing.get_context("spawn").Process(
-        target=attack_until, args=(name, port, time.time() + seconds), daemon=True
-    )
+def attacking(seen: Seen, port: int, seconds: float) -> Iterator[None]:
+    context = multiprocessing.get_context("spawn")
+    times = context.Value("i", 0)
+    process = context.Process(target=attack_for, args=(seen.attacker, port, seconds, times), daemon=True)
     process.start()
     try:
         yield
+        seen.attacks, seen.attacked = times.value, process.exitcode in (None, 0)
     finally:
         process.kill()
         process.join()
@@ -171,29 +188,52 @@ class Seen:
 
     attacker: str
     visitors: int
+    attacks: int = 0
+    attacked: bool = False  # to the end: an attacker that breaks off would measure nothing
     ended: int = 0
     lost: list[str] = field(default_factory=list)
-    firsts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)  # the longest of each run
+    firsts: list[float] = field(default_factory=list)  # from Run to the first token of each run
+    gaps: list[float] = field(default_factory=list)  # the longest between two tokens of each run
     grown_mb: float = 0.0
     alive: bool = True
     tracebacks: int = 0
 
     @property
+    def first_holds(self) -> bool:
+        return max(self.firsts, default=float("inf")) <= MOST_FIRST
+
+    @property
+    def gap_holds(self) -> bool:
+        return max(self.gaps, default=float("inf")) <= MOST_GAP
+
+    @property
     def holds(self) -> bool:
-        kept = self.alive and not self.lost and not self.tracebacks
-        return bool(kept and self.gaps and max(self.gaps) <= MOST_GAP)
+        kept = self.attacked and self.alive and not self.lost and not self.tracebacks
+        return kept and self.first_holds and self.gap_holds
 
     def row(self) -> str:
-        first = sorted(self.firsts)[int(0.95 * (len(self.firsts) - 1))] if self.firsts else float("nan")
-        longest = max(self.gaps, default=float("nan"))
-        above = sum(gap > MOST_GAP for gap in self.gaps)
-        return (f"| {self.attacker} | {self.visitors} | {self.ended} | {len(self.lost)} | {first:.2f} s "
-                f"| {longest:.2f} s | {above} | {self.grown_mb:+.0f} MB | {'yes' if self.holds else 'NO'} |")
+        cells = (self.attacker, self.attacks, self.ended, len(self.lost), _seconds(_p95(self.firsts)),
+                 _seconds(max(self.firsts, default=None)), _seconds(max(self.gaps, default=None)),
+                 f"{self.grown_mb:+.0f} MB", "yes" if self.first_holds else "NO", "yes" if self.gap_holds else "NO",
+                 "yes" if self.holds else "NO")
+        return f"| {' | '.join(map(str, cells))} |"
+
+    def progress(self) -> str:
+        return (f"{self.ended} runs, {len(self.lost)} lost, longest wait for a first token "
+                f"{_seconds(max(self.firsts, default=None))}, between tokens {_seconds(max(self.gaps, default=None))}")
 
 
-TABLE = """| attacker | visitors | runs ended | lost | first token, p95 | longest gap | gaps > 2 s | memory | holds |
-|---|---|---|---|---|---|---|---|---|"""
+def _p95(values: list[float]) -> float | None:
+    return sorted(values)[int(0.95 * (len(values) - 1))] if values else None
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f} s"
+
+
+HEADINGS = ("attacker", "attacks", "runs ended", "lost", "wait for first token, p95", "longest",
+            "longest gap", "memory", f"first token <= {MOST_FIRST:.0f} s", f"gaps <= {MOST_GAP:.0f} s", "holds")
+TABLE = f"| {' | '.join(HEADINGS)} |\n{'|---' * len(HEADINGS)}|"
 
 
 async def visit(seen: Seen, address: str, number: int, until: float, think: float) -> None:
@@ -204,15 +244,16 @@ async def visit(seen: Seen, address: str, number: int, until: float, think: floa
             try:
                 await visitor.open()
                 await run_once(seen, visitor)
-            except (TurnedAway, httpx.HTTPError, OSError, TimeoutError) as trouble:
+            except (TurnedAway, httpx.HTTPError, OSError, TimeoutError, ValueError) as trouble:
                 seen.lost.append(f"{type(trouble).__name__}: {trouble}"[:200])
 
 
 async def run_once(seen: Seen, visitor: Visitor) -> None:
     """One run; lost unless it ends."""
     sent = last = time.monotonic()
-    gap, begun, ended = 0.0, False, False
-    async with aclosing(visitor.ask("run", request(prompt="The green bird", length=LENGTH))) as answers:
+    gap, begun, ended, said = 0.0, False, False, []
+    asked = visitor.ask("run", request(prompt="The green bird", length=LENGTH), within=LONGEST)
+    async with aclosing(asked) as answers:
         async for message in answers:
             if message.has_tokens:
                 if begun:
@@ -221,34 +262,84 @@ async def run_once(seen: Seen, visitor: Visitor) -> None:
                     seen.firsts.append(message.at - sent)
                 begun, last = True, message.at
             ended = ended or message.ends_run
+            said = message.sentences() if message.kind == "process_completed" and not ended else said
     if ended:
         seen.ended += 1
         seen.gaps.append(gap)
     else:
-        seen.lost.append("the run did not end")
+        seen.lost.append(" ".join(["the run did not end", *said])[:200])
 
 
 async def crowd(seen: Seen, server: Server, given: argparse.Namespace) -> None:
-    until, before = time.monotonic() + given.seconds, server.footprint()["mb"]
+    begun = time.monotonic()
+    until, before, reported = begun + given.seconds, server.footprint()["mb"], begun
     visits = [visit(seen, server.address, number, until, given.think) for number in range(given.visitors)]
     crowd = asyncio.gather(*visits)
     while not crowd.done():
-        seen.alive = server.alive
-        seen.grown_mb = max(seen.grown_mb, server.footprint()["mb"] - before) if seen.alive else seen.grown_mb
         await asyncio.wait([crowd], timeout=1)
+        seen.alive = server.alive
+        with suppress(psutil.Error):  # the server has just ended
+            seen.grown_mb = max(seen.grown_mb, server.footprint()["mb"] - before)
+        if (now := time.monotonic()) - reported >= PROGRESS:
+            reported = now
+            report(f"  {now - begun:.0f} of {given.seconds:.0f} s: {seen.progress()}")
     await crowd
+
+
+def report(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def beside(name: str, given: argparse.Namespace) -> Seen:
     """What the visitors of a fresh page see beside one attacker."""
     server, seen = start_page(), Seen(name, given.visitors)
     try:
-        with attacking(name, urlsplit(server.address).port, given.seconds):
+        with attacking(seen, urlsplit(server.address).port, given.seconds):
             asyncio.run(crowd(seen, server, given))
         seen.alive, seen.tracebacks = server.alive, server.tracebacks()
     finally:
         server.stop()
     return seen
+
+
+# --- figures that outlive an interruption ---
+
+def settings(given: argparse.Namespace) -> dict[str, float]:
+    return {"visitors": given.visitors, "seconds": given.seconds, "think": given.think, "length": LENGTH}
+
+
+def measured(given: argparse.Namespace) -> dict[str, Seen]:
+    """The figures in `--out` by attacker; exits where they were measured otherwise."""
+    if not given.out or not given.out.exists():
+        return {}
+    stored = json.loads(given.out.read_text(encoding="utf-8"))
+    if stored["settings"] != settings(given):
+        sys.exit(f"{given.out} was measured with {stored['settings']}: give the same settings, or another --out.")
+    return {one["attacker"]: Seen(**one) for one in stored["attackers"]}
+
+
+def store(found: dict[str, Seen], given: argparse.Namespace) -> None:
+    """Write all figures; a call that is interrupted leaves the file as it was."""
+    if given.out:
+        figures = {"settings": settings(given), "rule": RULE, "attackers": [asdict(seen) for seen in found.values()]}
+        part = given.out.with_name(given.out.name + ".part")
+        part.write_text(json.dumps(figures, indent=1), encoding="utf-8")
+        os.replace(part, given.out)
+
+
+def measure(given: argparse.Namespace) -> dict[str, Seen]:
+    """Measure beside the attackers that `--out` does not have yet, and print a row for each."""
+    found = measured(given)
+    print(f"{given.visitors} visitors for {given.seconds:.0f} s beside each attacker. {RULE}\n\n{TABLE}", flush=True)
+    for number, name in enumerate(given.only, start=1):
+        report(f"[{number} of {len(given.only)}] {name}" + (": measured before" if name in found else ""))
+        if name not in found:
+            found[name] = beside(name, given)
+            store(found, given)
+        print(found[name].row(), flush=True)
+        for why in found[name].lost[:3]:
+            report(f"  lost: {why}")
+    return found
 
 
 def options(arguments: list[str]) -> argparse.Namespace:
@@ -259,7 +350,7 @@ def options(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=list(CONNECTIONS), choices=list(ATTACKERS), metavar="NAME",
                         help="attackers; those on connections if not given, `--list` prints all")
     parser.add_argument("--list", action="store_true", help="print the names of all attackers")
-    parser.add_argument("--out", type=Path, help="where all figures go as JSON")
+    parser.add_argument("--out", type=Path, help="where all figures go as JSON; attackers that it has are skipped")
     return parser.parse_args(arguments)
 
 
@@ -268,14 +359,9 @@ def main(arguments: list[str]) -> int:
     if given.list:
         print("\n".join(ATTACKERS))
         return 0
-    print(TABLE, flush=True)
-    everything = []
-    for name in given.only:
-        everything.append(seen := beside(name, given))
-        print(seen.row(), *(f"  lost: {why}" for why in seen.lost[:3]), sep="\n", flush=True)
-    if given.out:
-        given.out.write_text(json.dumps([asdict(seen) for seen in everything], indent=1), encoding="utf-8")
-    return int(not all(seen.holds for seen in everything))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the page and the attacker end as well
+    found = measure(given)
+    return int(not all(found[name].holds for name in given.only))
 
 
 if __name__ == "__main__":
