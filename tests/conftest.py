@@ -69,6 +69,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left := set(items) - set(kept):
         config.hook.pytest_deselected(items=[item for item in items if item in left])
     items[:] = kept
+    for item in kept:
+        if item.get_closest_marker("long"):
+            item.add_marker(pytest.mark.timeout(0))
 
 
 @pytest.fixture(scope="session")

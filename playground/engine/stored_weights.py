@@ -94,7 +94,8 @@ def is_quantised(network: nn.Module) -> bool:
 
 def is_plain(weight: Any) -> bool:
     """Whether a weight is a plain tensor of floats. One of torchao is a subclass that calls itself float32."""
-    return type(weight) in (nn.Parameter, Tensor) and weight.dtype in FULL
+    packed = type(weight).__module__.partition(".")[0] == "torchao"
+    return isinstance(weight, Tensor) and not packed and weight.dtype in FULL
 
 
 def parameter_count(network: PreTrainedModel) -> int:
