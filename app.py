@@ -28,16 +28,16 @@ from importlib.util import find_spec
 from playground.engine.heap_memory import limit_arenas
 from playground.errors import Refusal
 from playground.request_limits import quoted
-from playground.ui.classroom import Classroom
-from playground.ui.framing import embedders
-from playground.ui.model_loader import ModelRequest
-from playground.ui.pages import build
-from playground.ui.request_guard import EVERY_INTERFACE
-from playground.ui.serving import Stop, launch_options, protect, serve_until
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
-from playground.ui.uploads import own_folder
-from playground.ui.zero_gpu import on_zero
+from playground.ui.classroom.classroom import Classroom
+from playground.ui.components.theme import theme_options
+from playground.ui.guard.framing import embedders
+from playground.ui.guard.request_guard import EVERY_INTERFACE
+from playground.ui.guard.uploads import own_folder
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.pages import build
+from playground.ui.server.serving import Stop, launch_options, protect, serve_until
+from playground.ui.server.site import Site
+from playground.ui.server.zero_gpu import on_zero
 
 VISITORS = 200  # at a time: each stream takes a thread, which sleeps most of the time
 

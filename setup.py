@@ -6,8 +6,8 @@ setup(
     package_dir={"playground.assets": "assets"},
     package_data={
         "playground.assets": ["**/*"],
-        "playground.bench": ["*.json"],
-        "playground.pocket.world": ["plots/*"],
+        "playground.bench.speed": ["*.json"],
+        "playground.questions.world": ["plots/*"],
     },
     include_package_data=False,
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
-from playground.ui.playable_result import PlayableResult as Result
+from playground.ui.play.playable_result import PlayableResult as Result
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from playground.contract.lane_config import LaneConfig
     from playground.decoding.session import Models, Session
     from playground.decoding.visitor_memory import Memory
-    from playground.engine.load import Loading, Shelf
+    from playground.engine.loading.load import Loading, Shelf
     from playground.engine.model import Model
     from playground.remote.remote_server import RemoteServer
 
@@ -66,9 +66,9 @@ def load(
     """
     from playground.decoding import program_input as given
     from playground.decoding.session import Models
-    from playground.engine import catalogue
-    from playground.engine.load import Loading
-    from playground.engine.weight_changes import WeightChanges
+    from playground.engine.checkpoint import catalogue
+    from playground.engine.checkpoint.weight_changes import WeightChanges
+    from playground.engine.loading.load import Loading
     from playground.training.public_heads import names_head
     changes = WeightChanges.of_model(quantization)
     name, quantization = changes.named(given.read_name(model or catalogue.BUNDLED[0].name)), changes.quantization
@@ -124,8 +124,8 @@ def with_weights(
 
 
 def _new_shelf() -> Shelf:
-    from playground.engine.load import Shelf
-    from playground.engine.loaded_model import loaded_model
+    from playground.engine.loading.load import Shelf
+    from playground.engine.loading.loaded_model import loaded_model
     return Shelf(
         lambda network, tokenizer, facts: loaded_model(
             network, tokenizer, facts.name, facts.revision, facts.quantization
@@ -135,7 +135,7 @@ def _new_shelf() -> Shelf:
 
 def _check_found(name: str, options: Loading) -> None:
     """Raise Refusal for a model or a device that is not there, without loading anything; no name is no model."""
-    from playground.engine.hub_files import find_source
+    from playground.engine.checkpoint.hub_files import find_source
     options.resolve()
     if name:
         find_source(name)
@@ -143,7 +143,7 @@ def _check_found(name: str, options: Loading) -> None:
 
 def _table(name: str, draft: str) -> Models:
     from playground.decoding.session import Models
-    from playground.engine.table_denoiser import OracleDenoiser
+    from playground.engine.canvas.table_denoiser import OracleDenoiser
     if draft != NO_DRAFT:
         raise Refusal("The oracle takes no draft model: choose none.", "draft")
     return Models(OracleDenoiser.bundled(name))

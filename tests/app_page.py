@@ -17,7 +17,7 @@ import saved
 from chromium import PATIENCE, chromium, new_context
 from playwright.sync_api import BrowserContext, Page, expect
 
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 # positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle

@@ -8,10 +8,10 @@ import pytest
 
 from playground.events import Commit, Done, Header, Stamped
 from playground.trace import Trace
-from playground.ui.admission_queue import AdmissionQueue, QueueLimits, Share
-from playground.ui.pages import build
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
+from playground.ui.components.theme import theme_options
+from playground.ui.server.admission_queue import AdmissionQueue, QueueLimits, Share
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 
 
 class Counting:

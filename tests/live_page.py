@@ -8,7 +8,7 @@ import gradio as gr
 import pytest
 from chromium import chromium, new_context
 
-from playground.ui.live_view import Lanes
+from playground.ui.play.live_view import Lanes
 
 ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "attribute", "missed", "pace")
 

@@ -28,7 +28,7 @@ from playwright.sync_api import Browser, Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # the file is run as a script
 
-from playground.ui.settings import Settings  # noqa: E402
+from playground.ui.components.settings import Settings  # noqa: E402
 
 NOTES = (ROOT / "tests" / "measure_page.js").read_text(encoding="utf-8")
 TIMEOUT = 300  # seconds after which something is broken rather than slow
@@ -358,7 +358,7 @@ def machine(browser: Browser, repeats: int, runs: int) -> dict[str, Any]:
 
     import torch
 
-    from playground.bench.speed_report import machine as facts  # imports torch
+    from playground.bench.speed.speed_report import machine as facts  # imports torch
 
     return {
         **facts(torch.device("cpu")),

@@ -14,8 +14,8 @@ from playground.bench.bookkeeping.generated_model import GeneratedLayers
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
+from playground.engine.loading.mtp_layers import MtpLayers
 from playground.engine.model import Model
-from playground.engine.mtp_layers import MtpLayers
 
 VOCABULARY = 320
 TOKENIZER = byte_tokenizer()

@@ -7,7 +7,7 @@ import pytest
 
 from playground.pocket import data
 from playground.pocket import tokenizer as tokens
-from playground.pocket.world import TASKS
+from playground.questions.world import TASKS
 
 
 def some(task, count=40, seed=3, held_out=False):

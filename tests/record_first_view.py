@@ -19,8 +19,8 @@ import playground  # noqa: E402
 from playground.decoding.session import leave_a_core  # noqa: E402
 from playground.decoding.visitor_memory import Memory  # noqa: E402
 from playground.trace import Trace  # noqa: E402
-from playground.ui.settings import Settings  # noqa: E402
-from playground.ui.site import FIRST_SETTINGS, Site  # noqa: E402
+from playground.ui.components.settings import Settings  # noqa: E402
+from playground.ui.server.site import FIRST_SETTINGS, Site  # noqa: E402
 
 
 def recorded(models, settings: Settings) -> Trace:

@@ -35,11 +35,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the file is run as a scrip
 from playground.contract import discover  # noqa: E402
 from playground.contract.metadata import facts  # noqa: E402
 from playground.decoding.visitor_memory import Memory  # noqa: E402
-from playground.engine.catalogue import ORACLE  # noqa: E402
+from playground.engine.checkpoint.catalogue import ORACLE  # noqa: E402
 from playground.errors import Refusal  # noqa: E402
-from playground.ui.settings import Settings  # noqa: E402
-from playground.ui.site import Site  # noqa: E402
-from playground.ui.worker import Run  # noqa: E402
+from playground.ui.components.settings import Settings  # noqa: E402
+from playground.ui.server.site import Site  # noqa: E402
+from playground.ui.server.worker import Run  # noqa: E402
 
 GROWTH = 0.05  # of memory after the warm-up
 WARM_UP = 0.4  # share of all runs

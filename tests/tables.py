@@ -28,13 +28,13 @@ from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.engine.attention_mask import CAUSAL
+from playground.engine.attention.attention_mask import CAUSAL
+from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.kv_buffer import UNKNOWN, Capacity
-from playground.engine.kv_cache import KVCache
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.events import Failed
+from playground.grammar.matcher import GrammarEngine
 
 # random outcomes of one distribution: a text of two or three tokens over a few letters stays far below
 MOST_COURSES = 50_000

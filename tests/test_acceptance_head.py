@@ -21,7 +21,6 @@ from playground.algorithms.speculative.acceptance_head import (
     learn,
     loss,
 )
-from playground.bench.questions import ask
 from playground.cli import main
 from playground.contract import find
 from playground.decoding import fitted_weights as fitted
@@ -30,6 +29,7 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Done, Draft, Failed, Verdict
+from playground.questions.questions import ask
 from playground.training import draft_rollouts as guesses
 from playground.training.draft_rollouts import Sampling
 from support.laws import AT_ONE, EXACT, WRONG, tables

@@ -13,9 +13,9 @@ from torch import Tensor
 from toys import byte_tokenizer, network, save
 
 import playground
-from playground.engine.adapter_config import AdapterConfig
-from playground.engine.load import Loading, Shelf, estimate, load
-from playground.engine.loaded_model import loaded_model
+from playground.engine.checkpoint.adapter_config import AdapterConfig
+from playground.engine.loading.load import Loading, Shelf, estimate, load
+from playground.engine.loading.loaded_model import loaded_model
 from playground.errors import Refusal
 
 CPU = Loading("cpu", "float32")

@@ -9,8 +9,12 @@ from chromium import PATIENCE
 from counting import Counting, committed, counting_site
 
 from playground.errors import Refusal
-from playground.ui import admission_queue, handlers
-from playground.ui.admission_queue import (
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.guard.readers import FrameReader
+from playground.ui.play import handlers
+from playground.ui.play.handlers import Visit
+from playground.ui.server import admission_queue
+from playground.ui.server.admission_queue import (
     API,
     GAME,
     PAGE,
@@ -23,10 +27,7 @@ from playground.ui.admission_queue import (
     Visitor,
     address_of,
 )
-from playground.ui.handlers import Visit
-from playground.ui.readers import FrameReader
-from playground.ui.settings import Rules, Settings
-from playground.ui.worker import Worker
+from playground.ui.server.worker import Worker
 from support.visits import request, stream
 
 LOUD, QUIET = Visitor("loud", "10.0.0.1"), Visitor("quiet", "10.0.0.2")
@@ -221,7 +222,7 @@ def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monke
 @pytest.mark.slow
 def test_a_local_run_can_be_held_indefinitely(monkeypatch):
     monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
-    monkeypatch.setattr("playground.ui.worker.HELD_PATIENCE", 0.1)
+    monkeypatch.setattr("playground.ui.server.worker.HELD_PATIENCE", 0.1)
     site = counting_site(lambda models, settings, memory: Counting([]))
     page, changes = stream(site)
     visit = next(change[page.visit] for change in changes if page.visit in change)
@@ -257,7 +258,7 @@ def test_when_the_server_stops_every_run_ends_with_a_sentence_and_new_ones_are_r
 
 def test_a_client_that_fetches_nothing_has_left(monkeypatch):
     now, backlog = [0.0], [0]
-    monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
+    monkeypatch.setattr("playground.ui.guard.readers.monotonic", lambda: now[0])
     reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
     for second in range(1, 40):
         now[0], backlog[0] = float(second), second
@@ -267,7 +268,7 @@ def test_a_client_that_fetches_nothing_has_left(monkeypatch):
 
 def test_a_client_that_stops_fetching_gets_more_time(monkeypatch):
     now, backlog = [0.0], [0]
-    monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
+    monkeypatch.setattr("playground.ui.guard.readers.monotonic", lambda: now[0])
     reader, heard = FrameReader(lambda: backlog[0], idle=30, opening=10), []
     for second in range(1, 60):
         now[0], backlog[0] = float(second), max(0, second - 5)
@@ -280,7 +281,7 @@ def test_a_client_that_stops_fetching_gets_more_time(monkeypatch):
 )
 def test_a_client_that_fetches_messages_stays(monkeypatch, backlogs):
     now = [0.0]
-    monkeypatch.setattr("playground.ui.readers.monotonic", lambda: now[0])
+    monkeypatch.setattr("playground.ui.guard.readers.monotonic", lambda: now[0])
     waiting = iter(backlogs)
     reader = FrameReader(lambda: next(waiting), idle=3, opening=3)
     for second in range(len(backlogs)):

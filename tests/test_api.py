@@ -12,8 +12,8 @@ import torch
 
 import playground
 from playground.contract.lane_config import LaneConfig
-from playground.engine import catalogue, hub_files
-from playground.engine.load import Shelf
+from playground.engine.checkpoint import catalogue, hub_files
+from playground.engine.loading.load import Shelf
 from playground.engine.model import Model
 from support.api_models import PROMPT, models, saved  # noqa: F401
 

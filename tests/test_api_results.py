@@ -14,7 +14,7 @@ from playground.events import Branches, Commit, Done, Failed, Header, Stamped
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS
 from playground.trace.result import Result
-from playground.ui.standalone import to_html
+from playground.ui.play.standalone import to_html
 from support.api_models import PROMPT, models, saved  # noqa: F401
 
 

@@ -8,15 +8,15 @@ import torch
 from toys import network
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from playground.bench.baselines import Baseline, twin
-from playground.bench.model_shapes import KNOWN, assemble, build
-from playground.bench.speed_defaults import COMPILED
-from playground.bench.speed_prompts import Task
-from playground.bench.speed_report import processor
-from playground.bench.text_baselines import PAIRS, PLAIN
-from playground.bench.timing import compare, failures, time_rounds
+from playground.bench.speed.baselines import Baseline, twin
+from playground.bench.speed.model_shapes import KNOWN, assemble, build
+from playground.bench.speed.speed_defaults import COMPILED
+from playground.bench.speed.speed_prompts import Task
+from playground.bench.speed.speed_report import processor
+from playground.bench.speed.text_baselines import PAIRS, PLAIN
+from playground.bench.speed.timing import compare, failures, time_rounds
 from playground.engine.hooks import install_plans, use_own_attention
-from playground.engine.load import Loading
+from playground.engine.loading.load import Loading
 from playground.errors import Refusal
 from support.speed_benches import folder, measured, saved  # noqa: F401
 
@@ -144,6 +144,6 @@ def test_shapes_are_quantised_to_nf4_on_a_gpu_only(loading, named):
 
 
 def test_a_shape_that_does_not_fit_is_refused_before_it_is_built(monkeypatch):
-    monkeypatch.setattr("playground.bench.model_shapes.free_bytes", lambda device: 10**9)
+    monkeypatch.setattr("playground.bench.speed.model_shapes.free_bytes", lambda device: 10**9)
     with pytest.raises(Refusal, match="Llama 3.1 8B takes about .* in bfloat16, and 1.0 GB are free on cpu"):
         build("8b", Loading("cpu", "bfloat16"))

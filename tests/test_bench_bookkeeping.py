@@ -12,7 +12,8 @@ from playground.bench.bookkeeping.bookkeeping_report import page, verdict
 from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping, BookkeepingTrial
 from playground.bench.bookkeeping.generated_model import ForwardClock, generated_pair
 from playground.bench.bookkeeping.strategy_lanes import MEASURED, lane_of, measured_names, settings_of
-from playground.cli import bench_bookkeeping, main
+from playground.cli import main
+from playground.cli.bench import bookkeeping as bench_bookkeeping
 from playground.contract import find
 from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal

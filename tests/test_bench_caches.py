@@ -27,7 +27,7 @@ from playground.bench.caches.policy_lane import PolicyLane, random_model, some_t
 from playground.bench.caches.recall_score import BudgetedEntrant, Measured, RecallTrial, chart, questions
 from playground.bench.caches.step_timing import AGAIN, StepRatio, StepTimes, TimedLanes, ratios
 from playground.bench.charts import Chart, below
-from playground.bench.results import Score
+from playground.bench.survey.results import Score
 from playground.cli import main
 from playground.contract import Full, find, make
 from playground.decoding.session import Models

@@ -8,13 +8,13 @@ from pairs import pair
 
 from playground.bench.compute import compute_report as report
 from playground.bench.compute.compute_lanes import PLAIN, SETTINGS, entrants, policies
-from playground.bench.questions import Question
-from playground.bench.results import Score
-from playground.bench.survey import Answer, survey
+from playground.bench.survey.results import Score
+from playground.bench.survey.survey import Answer, survey
 from playground.cli import main
 from playground.contract import make
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
+from playground.questions.questions import Question
 
 QUESTIONS = [Question(task, text, "bird", chat=False) for task in ("one", "two") for text in ("The green", "A red fox")]
 
@@ -95,7 +95,7 @@ def test_only_compute_policies_can_be_named():
 
 
 def test_rows_that_were_measured_before_are_kept_unless_they_are_measured_again(rows):
-    from playground.cli.bench_compute import _joined
+    from playground.cli.bench.compute import _joined
     before = {"settings": {"seed": 1}, "rows": report.document({}, rows)["rows"]}
     later = [made(PLAIN, "one", 1.0, 1.0), made("ffn_skip new", "one", 0.5, 0.6)]
     joined = _joined(before, {"seed": 1}, later)

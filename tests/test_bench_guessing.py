@@ -9,8 +9,6 @@ import pytest
 import torch
 from pairs import network, pair
 
-from playground.bench.baselines import TwinModels
-from playground.bench.questions import Question
 from playground.bench.speculation import speed_summary
 from playground.bench.speculation.findings import (
     FULL,
@@ -24,12 +22,14 @@ from playground.bench.speculation.observe import LibraryExaminer, ObservedAnswer
 from playground.bench.speculation.speculation_report import document, page, sections
 from playground.bench.speculation.speculative_lanes import AIMS, PAIRS, PLAIN, Pair, entrants, pairs
 from playground.bench.speculation.speed_summary import summary
+from playground.bench.speed.baselines import TwinModels
 from playground.cli import main
 from playground.contract import discover
 from playground.contract.lane_config import assemble
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Stamped
+from playground.questions.questions import Question
 
 pytestmark = pytest.mark.bench
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 from toys import byte_tokenizer, network
 
-from playground.bench.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
-from playground.bench.baselines import TwinModels, twin
-from playground.bench.block_timing import FORWARDS, binary_tree, blocks, cache_memory, prefilled_cache
-from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
 from playground.bench.measurements import Measurement
-from playground.bench.minimal_loop import Loop
-from playground.bench.speed_defaults import (
+from playground.bench.speed.bandwidth_limit import bytes_a_token, cache_bytes_a_token, weight_bytes
+from playground.bench.speed.baselines import TwinModels, twin
+from playground.bench.speed.block_timing import FORWARDS, binary_tree, blocks, cache_memory, prefilled_cache
+from playground.bench.speed.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
+from playground.bench.speed.minimal_loop import Loop
+from playground.bench.speed.speed_defaults import (
     ALLOCATED,
     COMPILED,
     FORMULA,
@@ -28,12 +28,12 @@ from playground.bench.speed_defaults import (
     STATIC,
     Grid,
 )
-from playground.bench.speed_prompts import Task, read_tasks
-from playground.bench.speed_suite import Suite
-from playground.bench.speed_tables import NOT_MEASURED, BenchRun, tables
+from playground.bench.speed.speed_prompts import Task, read_tasks
+from playground.bench.speed.speed_suite import Suite
+from playground.bench.speed.speed_tables import NOT_MEASURED, BenchRun, tables
+from playground.bench.speed.timer import Timer
+from playground.bench.speed.timing import TimedText
 from playground.bench.spread import Spread
-from playground.bench.timer import Timer
-from playground.bench.timing import TimedText
 from playground.cli import main
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -158,7 +158,7 @@ def test_a_tied_lm_head_counts_as_read(twice):
 
 
 def test_the_bandwidth_limit_is_the_time_of_a_tokens_bytes_at_the_copys_bandwidth(twice, monkeypatch):
-    monkeypatch.setattr("playground.bench.bandwidth_limit.SIZES", {"cpu": 1 << 20})
+    monkeypatch.setattr("playground.bench.speed.bandwidth_limit.SIZES", {"cpu": 1 << 20})
     suite = Suite(
         twice, Grid(contexts=(16,), lanes=(), length=4, compiled=False), ["decoding"], lambda share, text: None
     )
@@ -172,7 +172,7 @@ def test_the_bandwidth_limit_is_the_time_of_a_tokens_bytes_at_the_copys_bandwidt
 
 def test_a_timer_measures_its_with_statement(monkeypatch):
     moments = iter([2.0, 5.0])
-    monkeypatch.setattr("playground.bench.timer.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("playground.bench.speed.timer.perf_counter", lambda: next(moments))
     with Timer(torch.device("cpu")) as timer:
         pass
     assert timer.seconds == 3.0

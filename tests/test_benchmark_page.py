@@ -15,26 +15,33 @@ from app_page import browser, expect  # noqa: F401
 from pairs import pair
 from playwright.sync_api import Page
 
-from playground.bench.questions import ask
-from playground.bench.results import COLUMNS, ResultRow, Score
 from playground.bench.spread import Spread
-from playground.bench.survey import Answer, Entrant, survey
-from playground.bench.user_questions import LONGEST, questions_in
+from playground.bench.survey.results import COLUMNS, ResultRow, Score
+from playground.bench.survey.survey import Answer, Entrant, survey
 from playground.cli.lane_options import read_lane
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Prompt, prepare
 from playground.errors import Refusal
-from playground.pocket.world import TASKS
-from playground.ui import benchmark_page as benchmark
-from playground.ui import gallery
-from playground.ui.benchmark_page import Forecast, SurveyVisit
-from playground.ui.pages import build
-from playground.ui.results_table import MEANINGS, answers_to, table_value
-from playground.ui.settings import WIDEST, Rules, Settings
-from playground.ui.site import Site
-from playground.ui.survey_run import MOST_LETTERS, SurveySession, SurveySettings, judge_for, survey_session, written
-from playground.ui.theme import theme_options
-from playground.ui.worker import Worker
+from playground.questions.questions import ask
+from playground.questions.user_questions import LONGEST, questions_in
+from playground.questions.world import TASKS
+from playground.ui.benchmark import benchmark_page as benchmark
+from playground.ui.benchmark.benchmark_page import Forecast, SurveyVisit
+from playground.ui.benchmark.results_table import MEANINGS, answers_to, table_value
+from playground.ui.benchmark.survey_run import (
+    MOST_LETTERS,
+    SurveySession,
+    SurveySettings,
+    judge_for,
+    survey_session,
+    written,
+)
+from playground.ui.components.settings import WIDEST, Rules, Settings
+from playground.ui.components.theme import theme_options
+from playground.ui.play import gallery
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
+from playground.ui.server.worker import Worker
 
 pytestmark = pytest.mark.bench
 
@@ -391,7 +398,7 @@ def test_a_survey_that_is_stopped_drops_the_answer_under_way():
 
 def test_seconds_exclude_the_turns_of_others(monkeypatch):
     ticks, others = count(), []
-    monkeypatch.setattr("playground.bench.survey.perf_counter", lambda: next(ticks) + 1000 * len(others))
+    monkeypatch.setattr("playground.bench.survey.survey.perf_counter", lambda: next(ticks) + 1000 * len(others))
     session, answers = survey_session(pair(), replace(TWO, lanes=[GREEDY], repeats=1), Rules()), []
     while not session.finished:
         answers += session.advance()

@@ -14,8 +14,8 @@ import playground
 from playground.algorithms.diffusion.finished_blocks import FinishedBlocks
 from playground.decoding.canvas import check_fit
 from playground.decoding.session import Models
-from playground.engine.block_denoiser import BlockDenoiser, KnownFirstDenoiser
-from playground.engine.masked_models import masking_of
+from playground.engine.canvas.block_denoiser import BlockDenoiser, KnownFirstDenoiser
+from playground.engine.canvas.masked_models import masking_of
 from playground.errors import Refusal
 from support.canvases import LENGTH, MASK, PROMPT, computed, course, denoiser, difference, run
 from support.public_denoisers import weights

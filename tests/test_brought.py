@@ -8,16 +8,16 @@ import jsonschema
 import pytest
 from pairs import pair
 
-from playground.bench import question_inputs as brought
-from playground.bench.question_inputs import BRINGS, READ_THROUGH, TRUSTED, Lacking, bare, filled
-from playground.bench.questions import Question, ask
-from playground.bench.survey import Answer, Entrant, survey
-from playground.bench.user_questions import questions_in
+from playground.bench.survey.survey import Answer, Entrant, survey
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
-from playground.pocket.world import arithmetic, facts, programs
-from playground.pocket.world.attributes import VALUES
+from playground.questions import question_inputs as brought
+from playground.questions.question_inputs import BRINGS, READ_THROUGH, TRUSTED, Lacking, bare, filled
+from playground.questions.questions import Question, ask
+from playground.questions.user_questions import questions_in
+from playground.questions.world import arithmetic, facts, programs
+from playground.questions.world.attributes import VALUES
 from strategies.search import pg_td
 
 MANY = 24  # questions of a task

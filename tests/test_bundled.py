@@ -8,7 +8,7 @@ import pytest
 import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
-from playground.engine.catalogue import BUNDLED_MODELS
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
 from playground.errors import Refusal
 
 STORY = "Tell me a story about Mia."

@@ -9,13 +9,13 @@ import pytest
 from safetensors import safe_open
 
 import playground
-from playground.bench.questions import ask
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.events import Forward
+from playground.questions.questions import ask
 from playground.trace import metrics
 from support.commits import ids
 from support.speculation import speculative_lane

@@ -17,13 +17,13 @@ from playground.cli.training_texts import read_texts
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt
-from playground.engine.hub_files import find_source
+from playground.engine.checkpoint.hub_files import find_source
 from playground.errors import Refusal
 from playground.remote.completion_request import CompletionRequest
 from playground.remote.remote_lane import RemoteLane
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import MARK
-from playground.ui import lessons
+from playground.ui.play import lessons
 
 TEXT = "Once upon a time"
 JSON_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json")

@@ -12,8 +12,8 @@ from toys import byte_tokenizer
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Settled
 from playground.decoding.session import Limits, Prompt, prepare
-from playground.engine.kv_cache import KVCache
-from playground.engine.tokens import Tokens
+from playground.engine.cache.kv_cache import KVCache
+from playground.engine.text.tokens import Tokens
 from playground.events import Cache, Stamped
 from playground.trace.cache_contents import (
     base36,

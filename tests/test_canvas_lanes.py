@@ -14,8 +14,8 @@ from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Session
-from playground.engine.canvas_pass import CanvasPass
-from playground.engine.table_denoiser import OracleDenoiser
+from playground.engine.canvas.canvas_pass import CanvasPass
+from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Commit, Done, Fill, Forward, Header, Mask, Stamped
 from playground.trace import Trace, check

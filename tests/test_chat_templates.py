@@ -9,10 +9,10 @@ import pytest
 from toys import byte_tokenizer
 from transformers import AutoTokenizer
 
-from playground.engine.catalogue import BUNDLED_MODELS
-from playground.engine.chat_prompt import written
-from playground.engine.chat_template import Chat, render
-from playground.engine.tokens import Tokens
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
+from playground.engine.text.chat_prompt import written
+from playground.engine.text.chat_template import Chat, render
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.request_limits import MARK
 

@@ -19,16 +19,16 @@ import app
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.trace import Trace
-from playground.ui import classroom as module
-from playground.ui import frame_log
-from playground.ui.classroom import Classroom, Follower
-from playground.ui.classroom_routes import FOLLOWER, guard_of, routes_of
-from playground.ui.frame_log import FrameLog
-from playground.ui.join_attempts import PERIOD, JoinAttempts, Pace
-from playground.ui.lessons import lessons
-from playground.ui.settings import Rules
-from playground.ui.site import Site
-from playground.ui.worker import Worker
+from playground.ui.classroom import classroom as module
+from playground.ui.classroom.classroom import Classroom, Follower
+from playground.ui.classroom.classroom_routes import FOLLOWER, guard_of, routes_of
+from playground.ui.classroom.join_attempts import PERIOD, JoinAttempts, Pace
+from playground.ui.components.settings import Rules
+from playground.ui.play.lessons import lessons
+from playground.ui.server import frame_log
+from playground.ui.server.frame_log import FrameLog
+from playground.ui.server.site import Site
+from playground.ui.server.worker import Worker
 
 FIRST_VIEW = ASSETS / "traces" / "first_view.jsonl"
 SAMPLING = lessons()["temperature"]
@@ -150,7 +150,7 @@ def test_after_a_minute_wrong_codes_are_forgotten(classroom, monkeypatch):
     for _ in range(60):
         classroom.attempts.add_wrong("10.0.0.9")
     now = time.monotonic()
-    monkeypatch.setattr("playground.ui.join_attempts.monotonic", lambda: now + PERIOD + 1)
+    monkeypatch.setattr("playground.ui.classroom.join_attempts.monotonic", lambda: now + PERIOD + 1)
     assert try_code(classroom, classroom.code, "10.0.0.9") < 5
 
 

@@ -7,7 +7,7 @@ import pytest
 from transformers import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from playground.engine.config_limits import check_raw_config
+from playground.engine.checkpoint.config_limits import check_raw_config
 from playground.errors import Refusal
 
 CAUSAL = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -12,8 +12,8 @@ from time import perf_counter
 
 import pytest
 
-from playground.engine.confined_child import BrokenLimit, Busy, Cancelled, ChildLesson, ConfinedChild, ConfinedTask
-from playground.engine.confined_walls import syscall_filter
+from playground.confined.child import BrokenLimit, Busy, Cancelled, ChildLesson, ConfinedChild, ConfinedTask
+from playground.confined.walls import syscall_filter
 from support.confined_attacks import ATTACKS, BOUNDS
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say or enforce it")

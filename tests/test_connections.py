@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from playground.ui import connections as connections_module
-from playground.ui.connections import AcceptErrors, BoundedProtocol, ConnectionLimits, Connections, OnceAMinute
+from playground.ui.guard import connections as connections_module
+from playground.ui.guard.connections import AcceptErrors, BoundedProtocol, ConnectionLimits, Connections, OnceAMinute
 
 ROOT = Path(__file__).parents[1]
 SLOW_ANSWER = 300_000_000
@@ -306,7 +306,7 @@ def test_closed_connections_leave_nothing_behind(monkeypatch):
 def test_the_limit_on_open_files_leaves_some_to_the_process():
     code = (
         "from resource import *; setrlimit(RLIMIT_NOFILE, (%d, %d))\n"
-        "from playground.ui.connections import most_connections; print(most_connections())"
+        "from playground.ui.guard.connections import most_connections; print(most_connections())"
     )
     for most, connections in ((64, 16), (256, 160), (1024, 800)):
         asked = subprocess.run([sys.executable, "-c", code % (most, most)], cwd=ROOT, capture_output=True, check=True)
@@ -341,7 +341,7 @@ resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
 sys.path.insert(0, "tests")
 import uvicorn
 from test_connections import app
-from playground.ui.connections import Connections
+from playground.ui.guard.connections import Connections
 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
 threading.Thread(target=server.run, daemon=True).start()
 while not server.started: pass

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from playground.engine.tokens import Reader, Tokens
+from playground.engine.text.tokens import Reader, Tokens
 from support.tokenizer_kinds import BYTES, KINDS
 
 TEXTS = [

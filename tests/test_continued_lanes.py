@@ -4,8 +4,8 @@ import copy
 import pytest
 
 import playground
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
+from playground.grammar.matcher import GrammarEngine
 from support.scripted_networks import chain, save, scripted
 from support.tokenizer_kinds import KINDS
 

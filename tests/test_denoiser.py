@@ -14,8 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrain
 
 import playground
 from playground.decoding.session import Models
-from playground.engine.denoiser import MaskedDenoiser
-from playground.engine.masked_models import masking_of, public_config
+from playground.engine.canvas.denoiser import MaskedDenoiser
+from playground.engine.canvas.masked_models import masking_of, public_config
 from playground.errors import Refusal
 from support.public_denoisers import weights
 

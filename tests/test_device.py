@@ -17,9 +17,9 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
 from playground.decoding.stream import experts_figure
-from playground.engine.cuda_graphs import BLOCK_SIZES, GraphSegment
 from playground.engine.expert_routing import ExpertRouting
-from playground.engine.loaded_model import loaded_model
+from playground.engine.graphs.cuda_graphs import BLOCK_SIZES, GraphSegment
+from playground.engine.loading.loaded_model import loaded_model
 from playground.engine.model import Model
 from playground.engine.sampling import in_float64
 from playground.events import Commit, Done, Event, Failed

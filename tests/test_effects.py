@@ -20,12 +20,12 @@ from playground.bench.effects.grammar_effect import BOUND, BOUND_DRAWN, DRAWN, f
 from playground.bench.effects.speculation_effect import AIMS, DRAFTED, LOOKED_UP, speculation
 from playground.bench.effects.switching_effect import ALONE, SWITCHES, switching
 from playground.bench.effects.voting_effect import polled, votes
-from playground.bench.questions import Question
-from playground.bench.results import Paired, Score
-from playground.bench.survey import Answer
+from playground.bench.survey.results import Paired, Score
+from playground.bench.survey.survey import Answer
 from playground.cli import main
 from playground.contract.lane_config import assemble
-from playground.pocket.world import records
+from playground.questions.questions import Question
+from playground.questions.world import records
 
 SVG = "{http://www.w3.org/2000/svg}"
 Making = Callable[[str, Question, int], dict]

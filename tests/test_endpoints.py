@@ -19,14 +19,14 @@ from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.trace.comparison import baseline_of, compared
-from playground.ui.api import compare_endpoint, run_endpoint
-from playground.ui.gallery import examples
-from playground.ui.handlers import Handlers
-from playground.ui.model_loader import ModelRequest
-from playground.ui.pages import build
-from playground.ui.playground_page import Page
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.play.gallery import examples
+from playground.ui.play.handlers import Handlers
+from playground.ui.play.playground_page import Page
+from playground.ui.server.api import compare_endpoint, run_endpoint
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 
 PROMPT = "The red fox"
 NAMES = {"/run", "/compare", "/strategies", "/examples", "/questions"}

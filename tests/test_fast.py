@@ -9,8 +9,9 @@ from architectures import tiny
 from torch import nn
 from toys import byte_tokenizer
 
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.fused_llama import (
+from playground.engine.graphs.fused_llama import (
     DTYPES,
     MODEL_TYPES,
     ONEDNN_FROM,
@@ -20,7 +21,6 @@ from playground.engine.fused_llama import (
     build_fused_llama,
 )
 from playground.engine.hooks import Call, LayerPlan
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 
 TEXT = [5, 9, 2, 7, 7, 1, 40, 3]
@@ -124,8 +124,8 @@ def test_in_float64_a_block_keeps_all_its_digits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("most, small", [(REORDER_UP_TO, True), (0, False)], ids=["small", "large"])
 def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, dtype):
-    monkeypatch.setattr("playground.engine.fused_llama.REORDER_UP_TO", most)
-    monkeypatch.setattr("playground.engine.fused_llama.ONEDNN_FROM", 1)
+    monkeypatch.setattr("playground.engine.graphs.fused_llama.REORDER_UP_TO", most)
+    monkeypatch.setattr("playground.engine.graphs.fused_llama.ONEDNN_FROM", 1)
     products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.linears]
     # not every processor supports bfloat16
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -16,9 +16,9 @@ from playground.errors import Refusal
 from playground.events import Done, Forward
 from playground.trace import Trace, check
 from playground.trace.transcript import sequences
-from playground.ui.kept_runs import kept_run
-from playground.ui.settings import Fork, Rules, Settings
-from playground.ui.worker import Worker
+from playground.ui.components.settings import Fork, Rules, Settings
+from playground.ui.play.kept_runs import kept_run
+from playground.ui.server.worker import Worker
 from support.sessions import MODEL
 
 LANES = [LaneConfig("greedy"), LaneConfig("sample"), LaneConfig("greedy", extras=[("top_k", {"k": 3})])]

@@ -10,11 +10,11 @@ from chromium import PATIENCE, chromium, new_context
 from counting import Counting, counting_site
 from playwright.sync_api import Page, Route, expect
 
-from playground.ui.pages import build
-from playground.ui.run_streams import PLACE, RunStream
-from playground.ui.serving import launch_options
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
+from playground.ui.components.theme import theme_options
+from playground.ui.server.pages import build
+from playground.ui.server.run_streams import PLACE, RunStream
+from playground.ui.server.serving import launch_options
+from playground.ui.server.site import Site
 
 LENGTH, FIRST = 120, 3  # tokens of a run; those that it commits without being asked
 FRAMES = f"**{PLACE}/*"

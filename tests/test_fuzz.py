@@ -26,20 +26,20 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from playground.bench.user_questions import questions_in, read_questions
 from playground.contract import discover, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
+from playground.questions.user_questions import questions_in, read_questions
 from playground.trace import Trace, check
 from playground.trace.csv_export import COLUMNS, FORMULA, NUMBER, to_csv
 from playground.trace.lane_metrics import metrics
 from playground.trace.transcript import sequences
-from playground.ui.api import _settings
-from playground.ui.frames import recording, trace_of
-from playground.ui.lessons import read_lesson
-from playground.ui.settings import Rules, Settings
-from playground.ui.standalone import to_html
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.play.lessons import read_lesson
+from playground.ui.play.standalone import to_html
+from playground.ui.server.api import _settings
+from playground.ui.server.frames import recording, trace_of
 from support.traces import everything
 
 ROOT = Path(__file__).parents[1]
@@ -461,7 +461,7 @@ def _compile_in_turn(pipe: Any) -> None:
     """Compile what comes through a pipe and report the outcome; runs in a child process."""
     from transformers import AutoTokenizer
 
-    from playground.engine.grammar_matcher import GrammarEngine
+    from playground.grammar.matcher import GrammarEngine
     tokenizer = AutoTokenizer.from_pretrained(ROOT / "assets" / "models" / "pocket")
     engine = GrammarEngine(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
     while True:

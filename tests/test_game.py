@@ -14,12 +14,12 @@ from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.transcript import sequences
-from playground.ui import game_page as game
-from playground.ui import site as site_module
-from playground.ui.pages import build
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.theme import theme_options
+from playground.ui.game import game_page as game
+from playground.ui.server import site as site_module
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 
 HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
 PIECES = (" fox", " crow", " hen", " duck", " bee")

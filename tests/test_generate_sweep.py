@@ -2,7 +2,7 @@
 import pytest
 from generate_sweep import FORMS, NETWORKS, TEMPLATES, Case, cases, loosely, sweep
 
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from support.tokenizer_kinds import KINDS
 
 EVERY = 67  # of about two thousand cases

@@ -14,14 +14,14 @@ import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine import generation_settings
-from playground.engine.generation_settings import PROCESSORS, GenerationSettings, end_ids, stated_context
-from playground.engine.tokens import Tokens
+from playground.engine.text import generation_settings
+from playground.engine.text.generation_settings import PROCESSORS, GenerationSettings, end_ids, stated_context
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Note
 from playground.trace.result import Result
-from playground.ui.handlers import status
-from playground.ui.model_loader import ModelLoad
+from playground.ui.play.handlers import status
+from playground.ui.server.model_loader import ModelLoad
 from support.scripted_models import scripted_network, writes
 
 TOKENIZER = byte_tokenizer()

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import playground
-from playground.engine import gguf_files
-from playground.engine.catalogue import BUNDLED_MODELS
-from playground.engine.load import Loading, Shelf, estimate, load
-from playground.engine.loaded_model import loaded_model
+from playground.engine.checkpoint import gguf_files
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
+from playground.engine.loading.load import Loading, Shelf, estimate, load
+from playground.engine.loading.loaded_model import loaded_model
 from playground.errors import Refusal
 
 POCKET = BUNDLED_MODELS / "pocket"

@@ -15,7 +15,7 @@ import playground
 from playground.cli import main
 from playground.contract import find
 from playground.decoding.session import Models
-from playground.engine.load import Shelf
+from playground.engine.loading.load import Shelf
 from playground.errors import Refusal
 from playground.events import Failed
 from support.speculation import speculative_lane

@@ -10,9 +10,9 @@ from playwright.sync_api import Page, expect
 
 from playground.asset_files import ASSETS
 from playground.contract import discover
-from playground.ui import glossary
-from playground.ui.lessons import lessons
-from playground.ui.library_page import page as library
+from playground.ui.components import glossary
+from playground.ui.library.library_page import page as library
+from playground.ui.play.lessons import lessons
 
 LIVE = ASSETS / "live"
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from toys import END, byte_tokenizer
 
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 
 TOKENIZER = byte_tokenizer(merges=80)
 PADDING = 7

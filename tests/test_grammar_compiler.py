@@ -14,14 +14,14 @@ import pytest
 from llguidance import LLTokenizer
 from tables import TableModel
 
-from playground.engine import grammar_limits as limits
-from playground.engine import grammar_matcher as engine_module
-from playground.engine.grammar_client import Compiler, ContentCache, Vocabulary, compiled_tables
-from playground.engine.grammar_compiler import compile_grammar
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.lalr import Parser, table_of
-from playground.engine.schema_subset import check_size
 from playground.errors import Refusal
+from playground.grammar import limits
+from playground.grammar import matcher as engine_module
+from playground.grammar.client import Compiler, ContentCache, Vocabulary, compiled_tables
+from playground.grammar.compiler import compile_grammar
+from playground.grammar.lark.lalr import Parser, table_of
+from playground.grammar.matcher import GrammarEngine
+from playground.grammar.schema.subset import check_size
 from support.grammar_compilers import LATEST, NORMAL, lark_chain, model  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +120,7 @@ def test_closing_leaves_no_process_and_no_descriptor(model):
 @pytest.mark.slow
 def test_the_compiler_ends_with_the_process_that_started_it():
     program = (
-        "import sys; from playground.engine.grammar_client import Compiler; made = Compiler(); made.compile('syncode',"
+        "import sys; from playground.grammar.client import Compiler; made = Compiler(); made.compile('syncode',"
         " 'start: /a/');print(made.pid, flush=True); import os; os._exit(9)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
@@ -132,7 +132,7 @@ def test_the_compiler_ends_with_the_process_that_started_it():
 
 def test_the_compiler_needs_neither_torch_nor_transformers():
     program = (
-        "import sys, playground.engine.confined_server, playground.engine.grammar_work as work; work.warm();"
+        "import sys, playground.confined.server, playground.grammar.work as work; work.warm();"
         "print({'torch', 'transformers', 'numpy'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -16,11 +16,11 @@ from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine import grammar_limits as limits
-from playground.engine import grammar_matcher as engine_module
-from playground.engine.grammar_matcher import GrammarEngine
 from playground.errors import Refusal
 from playground.events import Failed
+from playground.grammar import limits
+from playground.grammar import matcher as engine_module
+from playground.grammar.matcher import GrammarEngine
 from support.grammar_compilers import LATEST, NORMAL, lark_chain, model  # noqa: F401
 
 LONG = limits.SOURCE_CHARACTERS + 1

@@ -8,11 +8,11 @@ import pytest
 from toys import byte_tokenizer
 from transformers import AutoTokenizer
 
-from playground.engine import chat_template
-from playground.engine.catalogue import BUNDLED_MODELS
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
 from playground.engine.sequence_classifier import SequenceClassifier
-from playground.engine.template_sandbox import LONGEST
-from playground.engine.tokens import Tokens
+from playground.engine.text import chat_template
+from playground.engine.text.template_sandbox import LONGEST
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 LATEST = 12.0  # seconds; the limit is 5, and a loaded machine starts the child in some more

@@ -11,8 +11,8 @@ import pytest
 
 from playground.errors import Refusal
 from playground.request_limits import PUBLIC
-from playground.ui.framing import Framing, embedders
-from playground.ui.request_guard import Denied, Hosts, check_json
+from playground.ui.guard.framing import Framing, embedders
+from playground.ui.guard.request_guard import Denied, Hosts, check_json
 from support.limited_pages import ROOT, public  # noqa: F401
 
 # --- over HTTP, against a public page ---
@@ -273,7 +273,7 @@ def test_reading_a_hostile_body_takes_linear_time(body):
         [
             sys.executable,
             "-c",
-            "import sys; from playground.ui.request_guard import *; from playground.request_limits import PUBLIC\n"
+            "import sys\nfrom playground.ui.guard.request_guard import *\nfrom playground.request_limits import PUBLIC\n"
             "try: check_json(sys.stdin.buffer.read(), PUBLIC)\nexcept Denied: pass",
         ],
         input=body,

@@ -9,13 +9,13 @@ from app_page import browser, expect, new_tab, visit  # noqa: F401
 from counting import Counting, counting_site, open_page
 
 from playground.errors import Refusal
-from playground.ui import internal_errors
-from playground.ui.benchmark_page import CONTROLS, SurveyHandlers
-from playground.ui.game_page import Game
-from playground.ui.handlers import Handlers
-from playground.ui.seed_sweep_panel import Repeats
-from playground.ui.settings import Settings
-from playground.ui.survey_run import SurveySettings
+from playground.ui.benchmark.benchmark_page import CONTROLS, SurveyHandlers
+from playground.ui.benchmark.survey_run import SurveySettings
+from playground.ui.components import internal_errors
+from playground.ui.components.settings import Settings
+from playground.ui.game.game_page import Game
+from playground.ui.play.handlers import Handlers
+from playground.ui.sweeps.seed_sweep_panel import Repeats
 
 ERRORS = (TypeError("unsupported operand"), ZeroDivisionError("division by zero"), RecursionError(), MemoryError())
 FAILED = "failed with an internal error"
@@ -63,7 +63,7 @@ def test_the_seeds_panel_is_free_after_an_error():
 
 def test_the_game_is_free_after_an_error(monkeypatch):
     site = counting_site(Falters(TypeError("no")))
-    monkeypatch.setattr("playground.ui.game_page.settings_of", lambda *values: Settings(prompt="one"))
+    monkeypatch.setattr("playground.ui.game.game_page.settings_of", lambda *values: Settings(prompt="one"))
     with gr.Blocks():
         game = Game(site)
     *_, last = game.start(None)
@@ -73,7 +73,7 @@ def test_the_game_is_free_after_an_error(monkeypatch):
 def test_the_benchmark_page_is_free_after_an_error(monkeypatch):
     page, site = page_with("idle", "busy"), counting_site(Falters())
     monkeypatch.setattr(site, "survey", Falters(ZeroDivisionError()).__call__)
-    monkeypatch.setattr("playground.ui.benchmark_page._facts", lambda choice, models: {}, raising=True)
+    monkeypatch.setattr("playground.ui.benchmark.benchmark_page._facts", lambda choice, models: {}, raising=True)
     page.show_refusal.side_effect = lambda refusal: {"notice": str(refusal)}
     choice = SurveySettings()
     *_, last = SurveyHandlers(site, page).run(None, "", *(getattr(choice, name) for name in CONTROLS))

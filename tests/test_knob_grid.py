@@ -11,9 +11,9 @@ from playground.contract import find
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.trace.knob_grid import cells, same_share
-from playground.ui.knob_sweep import Axis, KnobSweep, axis, knobs_of, swept, values_of
-from playground.ui.knob_sweep_panel import GridProgress
-from playground.ui.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.sweeps.knob_sweep import Axis, KnobSweep, axis, knobs_of, swept, values_of
+from playground.ui.sweeps.knob_sweep_panel import GridProgress
 
 SAMPLED = {"strategy": "sample", "knobs": {}, "extras": [["top_a", {"a": 0.1}]], "forced": []}
 KNOBS = {knob.name: knob for knob in find("sample").knobs()}

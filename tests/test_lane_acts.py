@@ -7,7 +7,7 @@ import pytest
 from app_page import address, browser, expect, open_settings, page, running, status, visit  # noqa: F401
 
 from playground.contract.lane_config import LaneConfig
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 GREEDY, SAMPLE, GUESSING = {"strategy": "greedy"}, {"strategy": "sample"}, {"strategy": "speculative"}
 PROMPT = "The red fox"

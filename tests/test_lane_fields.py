@@ -11,11 +11,11 @@ import playground
 from playground.cli.lane_options import read_recipe, read_recipes
 from playground.contract.lane_config import WEIGHTS, LaneConfig
 from playground.decoding import program_input
-from playground.engine.load import QUANTIZATIONS
+from playground.engine.loading.load import QUANTIZATIONS
 from playground.errors import Refusal
-from playground.ui.api import _settings as of_the_api
-from playground.ui.lessons import read_lesson
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.play.lessons import read_lesson
+from playground.ui.server.api import _settings as of_the_api
 
 LANE = LaneConfig(
     strategy="speculative",

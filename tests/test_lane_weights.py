@@ -10,8 +10,8 @@ from pairs import pair
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
 from playground.events import Commit, Failed
-from playground.ui.model_loader import ModelLoader, ModelRequest
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.server.model_loader import ModelLoader, ModelRequest
 
 
 @pytest.fixture(scope="module")

@@ -19,15 +19,15 @@ from playground.events import Done, Step
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff, metrics
 from playground.trace.transcript import sequences
-from playground.ui import live_view_assets as view
-from playground.ui import site as site_module
-from playground.ui.frames import recording
-from playground.ui.lane_editor import check
-from playground.ui.lessons import SHOWN, lessons, read_lesson, settings_of
-from playground.ui.pages import build
-from playground.ui.settings import DEFAULT, Rules
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
+from playground.ui.components.settings import DEFAULT, Rules
+from playground.ui.components.theme import theme_options
+from playground.ui.play import live_view_assets as view
+from playground.ui.play.lane_editor import check
+from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of
+from playground.ui.server import site as site_module
+from playground.ui.server.frames import recording
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 
 LESSON = "guessing-ahead"
 SUBJECTS = {

@@ -13,15 +13,15 @@ from playwright.sync_api import Page, expect
 from playground.contract import GUARANTEES, NEEDS, Decoder, discover, find, knob
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS
 from playground.contract.metadata import citation, description, link
-from playground.ui import library_page as library
-from playground.ui.demo_lanes import settings_for
-from playground.ui.gallery import examples
-from playground.ui.guarantee_labels import LIMIT, PROMISES, labelled
-from playground.ui.lane_editor import check
-from playground.ui.pages import build
-from playground.ui.settings import Settings
-from playground.ui.site import Site
-from playground.ui.theme import theme_options
+from playground.ui.components.guarantee_labels import LIMIT, PROMISES, labelled
+from playground.ui.components.settings import Settings
+from playground.ui.components.theme import theme_options
+from playground.ui.library import library_page as library
+from playground.ui.library.demo_lanes import settings_for
+from playground.ui.play.gallery import examples
+from playground.ui.play.lane_editor import check
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 
 STRATEGIES = list(discover().values())
 IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")

@@ -31,8 +31,8 @@ from playground import Result
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS, to_csv
-from playground.ui.frames import frame, new_name, recording
-from playground.ui.standalone import to_html
+from playground.ui.play.standalone import to_html
+from playground.ui.server.frames import frame, new_name, recording
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN
 from support.live_sequences import BEAMS, filling, lane, run_of
 

@@ -32,7 +32,7 @@ from playground.events import (
     Judged,
 )
 from playground.trace import Trace, check, metrics
-from playground.ui.frames import frame, new_name
+from playground.ui.server.frames import frame, new_name
 from support.live_sequences import BEAMS, filling, grown, lane, run_of
 
 READABLE = (

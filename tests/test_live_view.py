@@ -35,8 +35,8 @@ from playground.events import (
     Stamped,
 )
 from playground.trace import FORMAT, Trace, check, metrics
-from playground.ui.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
-from playground.ui.live_view_assets import script
+from playground.ui.play.live_view_assets import script
+from playground.ui.server.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN, commit
 
 READABLE = (

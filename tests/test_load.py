@@ -12,8 +12,8 @@ from load_page import CONTROLS, SEATS, Load, Outcome, Request, percentile, summa
 from soak import Report
 from visitor import ARGUMENTS
 
-from playground.ui.admission_queue import QueueLimits
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.server.admission_queue import QueueLimits
 
 ROOT = Path(__file__).parents[1]
 HELD = {"threads": 6, "handles": 9, "children": 0}

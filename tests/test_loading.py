@@ -17,11 +17,11 @@ from transformers import BertConfig, BertForMaskedLM, T5Config
 
 import playground
 from playground.engine import device_memory as memory
-from playground.engine import hub_files as sources
-from playground.engine import load as loading
-from playground.engine.catalogue import BUNDLED, SUGGESTED, entries, local_folder, partner
-from playground.engine.load import Loading, Shelf, check_draft, estimate, load, pick_device
-from playground.engine.tokens import Tokens
+from playground.engine.checkpoint import hub_files as sources
+from playground.engine.checkpoint.catalogue import BUNDLED, SUGGESTED, entries, local_folder, partner
+from playground.engine.loading import load as loading
+from playground.engine.loading.load import Loading, Shelf, check_draft, estimate, load, pick_device
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 CPU = Loading("cpu")

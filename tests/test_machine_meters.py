@@ -5,9 +5,9 @@ import psutil
 import pytest
 
 from playground.events import Note, Stamped
-from playground.ui import machine_meters
-from playground.ui.machine_meters import MachineMeters, gpu, memory, processor
-from playground.ui.worker import METERED, Run
+from playground.ui.server import machine_meters
+from playground.ui.server.machine_meters import MachineMeters, gpu, memory, processor
+from playground.ui.server.worker import METERED, Run
 
 
 class Counted(MachineMeters):

@@ -11,11 +11,11 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, Session, prepare
 from playground.engine.model import Model
-from playground.ui.fits import DeviceMemory
-from playground.ui.memory_watch import MemoryWatch
-from playground.ui.settings import Rules
-from playground.ui.site import Site
-from playground.ui.worker import TOO_LARGE, Worker
+from playground.ui.components.settings import Rules
+from playground.ui.server.fits import DeviceMemory
+from playground.ui.server.memory_watch import MemoryWatch
+from playground.ui.server.site import Site
+from playground.ui.server.worker import TOO_LARGE, Worker
 
 GB = 10**9
 

@@ -10,10 +10,10 @@ import pytest
 from chromium import PATIENCE
 
 from playground.errors import Refusal
-from playground.ui.fits import DeviceMemory, MemoryGuard, Needed, needed_by
-from playground.ui.model_loader import PENDING, ModelLoader, ModelRequest
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.server.fits import DeviceMemory, MemoryGuard, Needed, needed_by
+from playground.ui.server.model_loader import PENDING, ModelLoader, ModelRequest
+from playground.ui.server.site import Site
 
 GB = 10**9
 LARGE, OTHER, OWN = ModelRequest("Qwen/Qwen3-1.7B"), ModelRequest("HuggingFaceTB/SmolLM2-1.7B-Instruct"), ModelRequest()
@@ -55,7 +55,7 @@ def test_sets_that_are_kept_count_and_a_refused_one_is_not_loaded():
 
 
 def test_on_a_public_page_the_refusal_says_why_a_large_model_is_not_loaded(monkeypatch):
-    monkeypatch.setattr("playground.ui.site.MemoryGuard", lambda: guard(7.5, 8, 6))
+    monkeypatch.setattr("playground.ui.server.site.MemoryGuard", lambda: guard(7.5, 8, 6))
     site = Site(rules=Rules.for_visitors(), load=models)
     assert site.model_loader.request(site.model_request).result()
     with pytest.raises(Refusal, match="choose a smaller model"):

@@ -17,14 +17,15 @@ from playground.bench.models.models_report import page
 from playground.bench.models.tiny_networks import causal_types, tiny_network
 from playground.bench.models.trial import FAILS, WORKS, Finding, try_network, try_type
 from playground.cli import main
-from playground.engine import hooks, library_cache
+from playground.engine import hooks
 from playground.engine import model as models
-from playground.engine.attention_mask import Chunks
+from playground.engine.attention import library_cache
+from playground.engine.attention.attention_mask import Chunks
+from playground.engine.attention.library_masks import layer_reaches
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import attend_all
-from playground.engine.library_masks import layer_reaches
-from playground.engine.load import Loading, Shelf
-from playground.engine.load_check import LONGEST_PROMPT, ordinary_tokens, prompt_length
+from playground.engine.loading.load import Loading, Shelf
+from playground.engine.loading.load_check import LONGEST_PROMPT, ordinary_tokens, prompt_length
 from playground.engine.model import Model
 from playground.errors import Refusal
 

@@ -9,7 +9,7 @@ import pytest
 from playground.cli import main
 from playground.trace.csv_export import COLUMNS
 from playground.trace.lane_metrics import METRICS, definitions
-from playground.ui.results_table import MEANINGS
+from playground.ui.benchmark.results_table import MEANINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")

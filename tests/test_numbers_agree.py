@@ -12,12 +12,12 @@ from playground.contract.lane_config import LaneConfig, assemble, check_context
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.session import Prompt, prepare
-from playground.engine.hub_files import first_sentence
+from playground.engine.checkpoint.hub_files import first_sentence
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Step
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
-from playground.ui.site import ASSETS
+from playground.ui.server.site import ASSETS
 from support.live_runs import RUN
 
 LANES = {

@@ -23,10 +23,10 @@ from counting import committed
 
 from playground.events import Header
 from playground.trace import Trace
-from playground.ui import lane_editor as editor
-from playground.ui.live_view import Lanes
-from playground.ui.run_figures import draw
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.play import lane_editor as editor
+from playground.ui.play.live_view import Lanes
+from playground.ui.play.run_figures import draw
 
 
 @pytest.mark.journey

@@ -29,13 +29,13 @@ from playwright.sync_api import Page
 from toys import byte_tokenizer
 
 from playground.trace import Trace
-from playground.ui import worker
-from playground.ui.frames import CLOCK, SLOWEST
-from playground.ui.gallery import examples
-from playground.ui.pages import build
-from playground.ui.settings import Settings
-from playground.ui.theme import theme_options
-from playground.ui.worker import Worker
+from playground.ui.components.settings import Settings
+from playground.ui.components.theme import theme_options
+from playground.ui.play.gallery import examples
+from playground.ui.server import worker
+from playground.ui.server.frames import CLOCK, SLOWEST
+from playground.ui.server.pages import build
+from playground.ui.server.worker import Worker
 
 pytestmark = pytest.mark.journey
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}

@@ -14,7 +14,7 @@ from app_page import PATIENCE, running, status, tokens
 from chromium import chromium, new_context
 from playwright.sync_api import expect
 
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 

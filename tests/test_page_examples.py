@@ -17,11 +17,11 @@ from app_page import (  # noqa: F401
     visit,
 )
 
-from playground.bench.questions import gallery
-from playground.ui.gallery import examples
-from playground.ui.handlers import Handlers
-from playground.ui.settings import DEFAULT, Settings
-from playground.ui.site import Site
+from playground.questions.questions import gallery
+from playground.ui.components.settings import DEFAULT, Settings
+from playground.ui.play.gallery import examples
+from playground.ui.play.handlers import Handlers
+from playground.ui.server.site import Site
 
 
 def test_a_context_is_read_before_the_prompt_and_stays_folded_while_there_is_none(page, address):

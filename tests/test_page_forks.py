@@ -2,7 +2,7 @@
 
 from app_page import address, browser, choose_strategy, expect, page, running, status, tokens, visit  # noqa: F401
 
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 LENGTH = 8
 

@@ -7,8 +7,8 @@ import pytest
 from app_page import address, expect, tokens, visit  # noqa: F401
 from chromium import chromium, new_context
 
-from playground.ui.gallery import examples, free_prompt_note
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.play.gallery import examples, free_prompt_note
 
 TWO = Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}])
 

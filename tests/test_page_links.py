@@ -5,7 +5,7 @@ import re
 import pytest
 from app_page import address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample"}]
 SETTINGS = Settings(prompt="The green bird", length=8, lanes=LANES)

@@ -6,10 +6,10 @@ import re
 from app_page import TWO_LANES, address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 from pairs import pair
 
-import playground.ui.site as site_module
-from playground.ui.settings import Settings
-from playground.ui.site import Site
-from playground.ui.zero_gpu import RemoteRun
+import playground.ui.server.site as site_module
+from playground.ui.components.settings import Settings
+from playground.ui.server.site import Site
+from playground.ui.server.zero_gpu import RemoteRun
 
 TEXT = Settings(prompt="The green bird sings, and the red fox listens.", length=12, lanes=[{"strategy": "greedy"}])
 

@@ -10,17 +10,17 @@ from types import SimpleNamespace
 import pytest
 from app_page import address, browser, expect, open_settings, page, tokens, visit  # noqa: F401
 
+from playground.confined.child import Cancelled, ConfinedTask
 from playground.contract import discover
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane_checks import NewestChecks, Surroundings, check_ready
-from playground.engine.confined_child import Cancelled, ConfinedTask
-from playground.engine.grammar_client import check_constraint
 from playground.errors import Refusal
-from playground.ui.gallery import example_passage
-from playground.ui.lane_editor import check, judged
-from playground.ui.model_loader import ModelRequest
-from playground.ui.settings import Settings
-from playground.ui.site import Site
+from playground.grammar.client import check_constraint
+from playground.ui.components.settings import Settings
+from playground.ui.play.gallery import example_passage
+from playground.ui.play.lane_editor import check, judged
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.site import Site
 
 
 def greedy_with(name: str, **knobs) -> dict:
@@ -136,7 +136,7 @@ def test_a_cancelled_check_is_not_asked_of_the_compiler():
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a fork ends at its limit of time")
 def test_a_fork_ends_when_the_one_who_asked_hangs_up():
     ours, theirs = socket.socketpair()
-    waits = "import signal, socket; from playground.engine.confined_server import _end_with as end; "
+    waits = "import signal, socket; from playground.confined.server import _end_with as end; "
     waits += f"line = socket.socket(fileno={theirs.fileno()}); end(line); line.send(b'x'); signal.pause()"
     with theirs:
         fork = subprocess.Popen([sys.executable, "-c", waits], pass_fds=[theirs.fileno()])

@@ -4,7 +4,7 @@ from __future__ import annotations
 from app_page import address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 from completion_server import Answer, CompletionServer, text
 
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
 
 
 def connect(page, address: str, key: str = "") -> None:

@@ -5,14 +5,14 @@ import torch
 from tables import TableModel
 
 from playground.decoding.session import Models
-from playground.engine.load import DTYPES, QUANTIZATIONS
+from playground.engine.loading.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
-from playground.ui.gallery import TOPICS, examples
-from playground.ui.handlers import described
-from playground.ui.lane_editor import check
-from playground.ui.model_loader import ModelRequest
-from playground.ui.settings import CHOICES, Rules, Settings
-from playground.ui.site import Site
+from playground.ui.components.settings import CHOICES, Rules, Settings
+from playground.ui.play.gallery import TOPICS, examples
+from playground.ui.play.handlers import described
+from playground.ui.play.lane_editor import check
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.site import Site
 
 FULL = Settings(
     "Ünïcode ☃ <script>",

@@ -6,9 +6,9 @@ import pytest
 from app_page import TWO_LANES, address, browser, choose_strategy, expect, page, tokens, visit  # noqa: F401
 
 from playground.trace import Trace
-from playground.ui.settings import Settings
-from playground.ui.site import FIRST_SETTINGS, first_view
-from playground.ui.theme import ASSETS
+from playground.ui.components.settings import Settings
+from playground.ui.components.theme import ASSETS
+from playground.ui.server.site import FIRST_SETTINGS, first_view
 
 PHONE = {"width": 390, "height": 844}
 PALETTE = (ASSETS / "palette.css").read_text(encoding="utf-8").split(".dark {")

@@ -7,8 +7,8 @@ import pytest
 from app_page import address, browser, page, visit  # noqa: F401
 from playwright.sync_api import expect
 
-from playground.ui.pages import PLACES
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.server.pages import PLACES
 
 PHONE = {"width": 390, "height": 844}
 

@@ -9,9 +9,9 @@ from pairs import pair
 from toys import byte_tokenizer
 
 from playground.errors import Refusal
-from playground.ui.model_loader import ModelLoad, ModelRequest
-from playground.ui.settings import Settings
-from playground.ui.site import Site, _prompt_of
+from playground.ui.components.settings import Settings
+from playground.ui.server.model_loader import ModelLoad, ModelRequest
+from playground.ui.server.site import Site, _prompt_of
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
 TEMPLATE = (

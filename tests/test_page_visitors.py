@@ -22,11 +22,11 @@ from app_page import (  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
-from playground.ui.frames import CLOCK, SLOWEST
-from playground.ui.handlers import Handlers
-from playground.ui.settings import Settings
-from playground.ui.worker import Run, Worker
-from playground.ui.zero_gpu import RemoteRun, batches
+from playground.ui.components.settings import Settings
+from playground.ui.play.handlers import Handlers
+from playground.ui.server.frames import CLOCK, SLOWEST
+from playground.ui.server.worker import Run, Worker
+from playground.ui.server.zero_gpu import RemoteRun, batches
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
 
 
 def test_stop_is_offered_again_while_the_run_goes_on(monkeypatch):
-    monkeypatch.setattr("playground.ui.handlers.STOP_SHOWN_AGAIN", 0.0)
+    monkeypatch.setattr("playground.ui.play.handlers.STOP_SHOWN_AGAIN", 0.0)
     assert len(offers := offers_of_stop()) > 2 and all(offers)
 
 

@@ -79,4 +79,4 @@ def test_what_runs_in_a_child_only_is_not_loaded_by_the_page():
 
 def test_what_runs_in_a_child_only_is_imported_by_its_work_alone():
     assert imported()["jedi"] == imported()["parso"] == {"playground/algorithms/programs/attributes_work.py"}
-    assert imported()["jinja2"] == {"playground/engine/template_sandbox.py"}
+    assert imported()["jinja2"] == {"playground/engine/text/template_sandbox.py"}

@@ -8,8 +8,8 @@ from pocket_windows import folder, some, tokenizer  # noqa: F401
 from playground.errors import Refusal
 from playground.pocket import corpus, data
 from playground.pocket import tokenizer as tokens
-from playground.pocket.evaluate import ROOM, exam
-from playground.pocket.world import TASKS, Item, score
+from playground.pocket.cards.evaluate import ROOM, exam
+from playground.questions.world import TASKS, Item, score
 
 EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 

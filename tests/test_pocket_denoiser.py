@@ -12,11 +12,12 @@ import pytest
 import torch
 from pocket_windows import tokenizer  # noqa: F401
 
-from playground.pocket import architecture, block_loss, canvas_windows, masked_loss
+from playground.pocket import architecture
 from playground.pocket import tokenizer as tokens
 from playground.pocket.data import Batch, Windows
 from playground.pocket.model_roles import DENOISERS, EVERY, ROLES
-from playground.pocket.world import TASKS
+from playground.pocket.training import block_loss, canvas_windows, masked_loss
+from playground.questions.world import TASKS
 
 pytestmark = pytest.mark.bench
 END = tokens.SPECIALS.index(tokens.END)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from playground.pocket import architecture as models
-from playground.pocket import data, evaluate
-from playground.pocket import draft_acceptance as speculation
+from playground.pocket import data
 from playground.pocket import tokenizer as tokens
-from playground.pocket.card import card, curve, report, table
+from playground.pocket.cards import draft_acceptance as speculation
+from playground.pocket.cards import evaluate
+from playground.pocket.cards.card import card, curve, report, table
 from playground.pocket.generation import continuations
 from playground.pocket.model_roles import ROLES
-from playground.pocket.train import TrainingPlan, TrainingState
-from playground.pocket.world import TASKS
+from playground.pocket.training.train import TrainingPlan, TrainingState
+from playground.questions.world import TASKS
 
 
 def some(task, count=4, seed=3):

@@ -11,13 +11,13 @@ from torch.nn.functional import silu
 
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import experts_windows, train, upcycling
 from playground.pocket import pipeline as steps
 from playground.pocket.__main__ import parse
 from playground.pocket.data import Windows
-from playground.pocket.distill import ExpertsLoss
 from playground.pocket.model_roles import EVERY, EXPERTS, ROLES
-from playground.pocket.world import TASKS
+from playground.pocket.training import experts_windows, train, upcycling
+from playground.pocket.training.distill import ExpertsLoss
+from playground.questions.world import TASKS
 
 pytestmark = pytest.mark.bench
 

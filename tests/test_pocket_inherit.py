@@ -10,10 +10,10 @@ from playground.errors import Refusal
 from playground.pocket import architecture as models
 from playground.pocket import pipeline as steps
 from playground.pocket import tokenizer as tokens
-from playground.pocket import train
 from playground.pocket.__main__ import parse
-from playground.pocket.warm_start import carried, inherit
-from playground.pocket.world import TASKS
+from playground.pocket.training import train
+from playground.pocket.training.warm_start import carried, inherit
+from playground.questions.world import TASKS
 
 
 @pytest.fixture(scope="module")

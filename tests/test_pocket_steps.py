@@ -13,14 +13,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import corpus, data, train
+from playground.pocket import corpus, data
 from playground.pocket import pipeline as steps
-from playground.pocket import target_samples as samples
 from playground.pocket import tokenizer as tokens
 from playground.pocket.__main__ import main, parse
 from playground.pocket.atomic_files import new_folder, read_checkpoint, write_checkpoint, write_text
 from playground.pocket.model_roles import ROLES
-from playground.pocket.world import TASKS
+from playground.pocket.training import target_samples as samples
+from playground.pocket.training import train
+from playground.questions.world import TASKS
 
 
 def do(words, **options):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from playground.pocket.world import edit, lists, needle, program_steps, programs, record_kinds, records, score
+from playground.questions.world import edit, lists, needle, program_steps, programs, record_kinds, records, score
 from support.pocket_items import asking, some
 
 # --- records ---

@@ -7,12 +7,12 @@ from pocket_windows import folder, tokenizer  # noqa: F401
 from transformers import LlamaForCausalLM
 
 from playground.pocket import architecture as models
-from playground.pocket import precision
 from playground.pocket import tokenizer as tokens
-from playground.pocket import train as training
 from playground.pocket.data import STAGES
-from playground.pocket.distill import DraftLoss, soft
-from playground.pocket.muon import Muon, orthogonal
+from playground.pocket.training import precision
+from playground.pocket.training import train as training
+from playground.pocket.training.distill import DraftLoss, soft
+from playground.pocket.training.muon import Muon, orthogonal
 
 pytestmark = pytest.mark.bench
 

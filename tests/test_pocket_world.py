@@ -13,7 +13,7 @@ import pytest
 from playground.errors import Refusal
 from playground.pocket.__main__ import parse
 from playground.pocket.__main__ import show as show_command
-from playground.pocket.world import (
+from playground.questions.world import (
     TASKS,
     arithmetic,
     chat,
@@ -31,8 +31,8 @@ from playground.pocket.world import (
     show,
     stories,
 )
-from playground.pocket.world.attributes import DOES, QUESTIONS, STATEMENTS, VALUES
-from playground.pocket.world.wording import Wordings, count, expand
+from playground.questions.world.attributes import DOES, QUESTIONS, STATEMENTS, VALUES
+from playground.questions.world.wording import Wordings, count, expand
 from support.pocket_items import asking, some
 
 EACH_TASK = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)

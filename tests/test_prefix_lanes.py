@@ -15,8 +15,8 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding import shared_prefix as prefixes
 from playground.decoding import stream
 from playground.decoding.session import Limits, Models, Prompt, Session, prepare
-from playground.engine import segment_attention
-from playground.engine.kv_cache import KVCache
+from playground.engine.attention import segment_attention
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Cache, Commit, Done, Event, Failed, Forward, Note
 from playground.trace import check

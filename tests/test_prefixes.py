@@ -10,11 +10,11 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 
-from playground.engine import cascade_attention as prefix
-from playground.engine import segment_attention
-from playground.engine.cascade_attention import PartialAttention, attend_part, merge
+from playground.engine.attention import cascade_attention as prefix
+from playground.engine.attention import segment_attention
+from playground.engine.attention.cascade_attention import PartialAttention, attend_part, merge
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from support.recorded_forwards import recorded
 from support.shared_prefixes import plain_mean

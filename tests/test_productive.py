@@ -10,13 +10,13 @@ from llguidance import LLMatcher
 from toys import byte_tokenizer
 
 from playground.contract import make
-from playground.engine.gbnf_expressions import rules_of
-from playground.engine.grammar_client import compiled_tables
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.productive_rules import endless, rules_of_lark
-from playground.engine.productive_schema import lost_places, without_endless
-from playground.engine.schema_source import understood
 from playground.errors import Refusal
+from playground.grammar.client import compiled_tables
+from playground.grammar.lark.gbnf_expressions import rules_of
+from playground.grammar.lark.productive_rules import endless, rules_of_lark
+from playground.grammar.matcher import GrammarEngine
+from playground.grammar.schema.productive_schema import lost_places, without_endless
+from playground.grammar.schema.source import understood
 
 TOKENIZER = byte_tokenizer(merges=0)
 INTEGER = {"type": "integer", "minimum": 0, "maximum": 9}

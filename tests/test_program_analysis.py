@@ -18,11 +18,11 @@ import playground
 from playground.algorithms.programs import program_attributes as client
 from playground.algorithms.programs.attribute_bounds import BOUNDS
 from playground.algorithms.programs.program_attributes import analyst, attributes
+from playground.confined.child import ConfinedChild
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
-from playground.engine.confined_child import ConfinedChild
 from playground.events import Figure
-from playground.ui.worker import Worker
+from playground.ui.server.worker import Worker
 from support.confined_attacks import BOUNDS as SHORT
 
 ACCOUNT = (

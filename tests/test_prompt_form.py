@@ -11,7 +11,7 @@ from toys import byte_tokenizer
 from playground import run
 from playground.cli import main
 from playground.decoding.session import Prompt
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]

@@ -9,7 +9,7 @@ from playground import compare, run, score
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models, Prompt
 from playground.engine.model import Model
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 BEYOND = "<think>"

@@ -13,8 +13,8 @@ from playground import run, score
 from playground.cli import main
 from playground.decoding.session import Models, Prompt
 from playground.engine.model import Model
-from playground.ui.handlers import Handlers
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.play.handlers import Handlers
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}"

@@ -10,22 +10,22 @@ import pytest
 from pairs import pair
 from tables import TableModel
 
-from playground.bench import questions
-from playground.bench.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
 from playground.cli import terminal_view as screen
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Judged
-from playground.pocket.world import TASKS, arithmetic, context_qa, facts, programs
+from playground.questions import questions
+from playground.questions.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
+from playground.questions.world import TASKS, arithmetic, context_qa, facts, programs
 from playground.trace import Trace, check
 from playground.trace.result import Result
-from playground.ui.gallery import TASKS as TITLES
-from playground.ui.gallery import picked, question_note
-from playground.ui.model_loader import ModelRequest
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.play.gallery import TASKS as TITLES
+from playground.ui.play.gallery import picked, question_note
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.site import Site
 
 EACH = pytest.mark.parametrize(
     "question", gallery(), ids=[f"{question.task} {i}" for i, question in enumerate(gallery())]

@@ -11,10 +11,10 @@ from playground.decoding import logit_lens, scoring, stream
 from playground.decoding.logit_lens import look
 from playground.decoding.scoring import score
 from playground.decoding.session import Models, Prompt, Session
+from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
-from playground.engine.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Commit, Done, Failed, Step
 from playground.trace import check

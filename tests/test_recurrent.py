@@ -20,11 +20,11 @@ from playground.decoding import stream
 from playground.decoding.limits import Limits
 from playground.decoding.logit_lens import look
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine import recurrent_layers, recurrent_scan, recurrent_state
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
-from playground.engine.recurrent_state import RecurrentMemory
+from playground.engine.recurrent import recurrent_layers, recurrent_scan, recurrent_state
+from playground.engine.recurrent.recurrent_state import RecurrentMemory
 from playground.errors import Refusal
 from playground.events import Cache, Commit, Draft, Failed, Forward, Verdict
 from playground.trace import check

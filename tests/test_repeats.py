@@ -16,8 +16,8 @@ from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.result import Result
 from playground.trace.seed_sweep import outcomes
-from playground.ui.seed_sweep_panel import SweepProgress, listing
-from playground.ui.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.sweeps.seed_sweep_panel import SweepProgress, listing
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample", "knobs": {"top_k": 9}}]
 HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"

@@ -15,11 +15,13 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 
-import playground.engine.cuda_graphs as engine
+import playground.engine.graphs.cuda_graphs as engine
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
-from playground.engine.attention_mask import Window
-from playground.engine.cuda_graphs import (
+from playground.engine.attention.attention_mask import Window
+from playground.engine.cache.kv_cache import KVCache
+from playground.engine.forward_input import ForwardInput
+from playground.engine.graphs.cuda_graphs import (
     BLOCK_SIZES,
     MIN_CAPACITY,
     Bucket,
@@ -32,9 +34,7 @@ from playground.engine.cuda_graphs import (
     capacities,
     run_eagerly,
 )
-from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.events import Commit, Done
 from support.kv_caches import chain, scratch_row, words

@@ -7,10 +7,10 @@ from architectures import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import byte_tokenizer
 
-import playground.engine.cuda_graphs as engine
-from playground.engine.cuda_graphs import GraphBuffers, run_eagerly
+import playground.engine.graphs.cuda_graphs as engine
+from playground.engine.cache.kv_buffer import KVBuffer
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_buffer import KVBuffer
+from playground.engine.graphs.cuda_graphs import GraphBuffers, run_eagerly
 from playground.engine.model import Model
 from support.recorded_forwards import recorded, tensors
 from support.replayed_forwards import EXACT, Both, pair, small_rooms, wander  # noqa: F401
@@ -107,7 +107,7 @@ def no_memory(*_):
 
 
 def test_a_text_whose_recording_finds_no_memory_goes_on_eagerly(small_rooms, caplog):
-    caplog.set_level("WARNING", logger="playground.engine.cuda_graphs")
+    caplog.set_level("WARNING", logger="playground.engine.graphs.cuda_graphs")
     tries, pair = [], (recorded("llama", lambda run: no_memory(tries.append(run))), plain_llama())
     both = wander(Both(pair), seed=0)
     assert both.worst < EXACT and len(tries) == 1, "one attempt for each text"

@@ -10,24 +10,24 @@ from types import SimpleNamespace
 import gradio as gr
 import pytest
 
-from playground.bench.questions import Question
-from playground.bench.survey import Answer
-from playground.bench.survey_export import as_csv
-from playground.bench.user_questions import questions_in
+from playground.bench.survey.survey import Answer
+from playground.bench.survey.survey_export import as_csv
 from playground.errors import Refusal
 from playground.events import Failed
+from playground.questions.questions import Question
+from playground.questions.user_questions import questions_in
 from playground.request_limits import MAX_SEED
-from playground.ui import game_page as game
-from playground.ui import lane_editor as editor
-from playground.ui import lessons
-from playground.ui.benchmark_page import SurveyHandlers
-from playground.ui.event_fields import number, text, whole_number
-from playground.ui.gallery import picked
-from playground.ui.handlers import Handlers, Visit
-from playground.ui.playground_page import Page
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
-from playground.ui.survey_run import SurveySettings
+from playground.ui.benchmark.benchmark_page import SurveyHandlers
+from playground.ui.benchmark.survey_run import SurveySettings
+from playground.ui.components.event_fields import number, text, whole_number
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.game import game_page as game
+from playground.ui.play import lane_editor as editor
+from playground.ui.play import lessons
+from playground.ui.play.gallery import picked
+from playground.ui.play.handlers import Handlers, Visit
+from playground.ui.play.playground_page import Page
+from playground.ui.server.site import Site
 from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
 
 GREEDY = {"strategy": "greedy"}
@@ -338,7 +338,7 @@ TOO_MUCH = {
 def test_no_request_within_the_limits_holds_the_worker_for_two_seconds(public, heavy):
     import playground
     from playground.decoding.visitor_memory import Memory
-    from playground.ui.site import _prepare
+    from playground.ui.server.site import _prepare
     settings = Settings("The red fox", length=60, lanes=[{"knobs": {}, "extras": [], "forced": []} | HEAVY[heavy]])
     settings.check(STRANGERS)
     session = _prepare(playground.load(MODELS["target"], MODELS["draft"]), settings, Memory())

@@ -7,8 +7,8 @@ from math import inf
 import pytest
 
 from playground.request_limits import PUBLIC
-from playground.ui.request_guard import Hosts, RequestGuard
-from playground.ui.request_shares import Denied, Most, RequestShareLimits, RequestShares, SharedAmount
+from playground.ui.guard.request_guard import Hosts, RequestGuard
+from playground.ui.guard.request_shares import Denied, Most, RequestShareLimits, RequestShares, SharedAmount
 
 
 class Client:

@@ -8,7 +8,7 @@ import brotli
 import pytest
 from starlette.datastructures import Headers
 
-from playground.ui.response_cache import ResponseCache, StoredPage
+from playground.ui.guard.response_cache import ResponseCache, StoredPage
 
 TEXT = b"the same for everyone " * 100
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from playground.engine.attention_mask import EMPTY, Focus
+from playground.engine.attention.attention_mask import EMPTY, Focus
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import ForwardInput, Model
 from support.kv_caches import chain, exact_softmax, feed, words
 from support.laws import EXACT

@@ -9,8 +9,8 @@ import torch
 from torch.nn.functional import pad
 
 from playground.contract import Merge
-from playground.engine.kv_buffer import MergeMap
-from playground.engine.kv_cache import KVCache
+from playground.engine.cache.kv_buffer import MergeMap
+from playground.engine.cache.kv_cache import KVCache
 from support.kv_caches import chain, feed, words
 from support.laws import EXACT
 from support.retained_slots import Both, evict, grow, llama, mask, pair  # noqa: F401

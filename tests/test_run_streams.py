@@ -12,17 +12,17 @@ from counting import Counting, counting_site
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from playground.ui import frame_log, run_streams
-from playground.ui.classroom import Classroom
-from playground.ui.classroom_routes import guard_of, routes_of
-from playground.ui.frame_log import EventStream
-from playground.ui.frames import frame, new_name
-from playground.ui.handlers import Handlers
-from playground.ui.kept_runs import LONGEST_NAME
-from playground.ui.run_streams import RunStream, RunStreams, stream_route
-from playground.ui.site import Site
-from playground.ui.worker import Worker
-from playground.ui.zero_gpu import RemoteRun, batches
+from playground.ui.classroom.classroom import Classroom
+from playground.ui.classroom.classroom_routes import guard_of, routes_of
+from playground.ui.play.handlers import Handlers
+from playground.ui.play.kept_runs import LONGEST_NAME
+from playground.ui.server import frame_log, run_streams
+from playground.ui.server.frame_log import EventStream
+from playground.ui.server.frames import frame, new_name
+from playground.ui.server.run_streams import RunStream, RunStreams, stream_route
+from playground.ui.server.site import Site
+from playground.ui.server.worker import Worker
+from playground.ui.server.zero_gpu import RemoteRun, batches
 from support.visits import stream as visit_stream
 
 

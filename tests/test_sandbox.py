@@ -16,8 +16,8 @@ import pytest
 
 from playground.algorithms.programs import sandbox
 from playground.algorithms.programs.confined import policy
-from playground.bench.questions import gallery
-from playground.pocket.world import programs
+from playground.questions.questions import gallery
+from playground.questions.world import programs
 from support.sandboxes import CANARY, CLASS_PATTERN, SECRET, Bait, bait, program, without  # noqa: F401
 
 FOLDER = Path(__file__).with_name("escapes")

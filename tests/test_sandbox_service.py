@@ -14,17 +14,17 @@ import pytest
 import playground
 from playground.algorithms.programs import sandbox
 from playground.algorithms.programs.confined import syscalls
-from playground.bench.questions import ask, gallery, judging, verdict
-from playground.bench.survey import score
+from playground.bench.survey.survey import score
 from playground.cli import terminal_view as screen
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Prompt, prepare
 from playground.errors import Refusal
 from playground.events import Judged
+from playground.questions.questions import ask, gallery, judging, verdict
 from playground.trace.result import Result
-from playground.ui.settings import Rules
-from playground.ui.survey_run import judge_for
+from playground.ui.benchmark.survey_run import judge_for
+from playground.ui.components.settings import Rules
 from support.sandboxes import CANARY, CLASS_PATTERN, bait, without  # noqa: F401
 
 

@@ -13,10 +13,10 @@ from playground.cli import main
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane_checks import judge
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.schema_source import read_schema, understood
 from playground.errors import Refusal
 from playground.events import Note
+from playground.grammar.matcher import GrammarEngine
+from playground.grammar.schema.source import read_schema, understood
 
 ANSWER = {"type": "object", "properties": {"answer": {"enum": [7]}}, "required": ["answer"],
           "additionalProperties": False}

@@ -14,9 +14,9 @@ import torch
 from toys import byte_tokenizer
 
 from playground.contract import Constraint, find, make
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 
 TOKENIZER = byte_tokenizer(merges=0)
 END = TOKENIZER.eos_token_id

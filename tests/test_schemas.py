@@ -33,11 +33,11 @@ from playground.bench.schemas.schema_trial import (
 from playground.bench.schemas.schemas_report import OUTCOMES, document, group_rows, schema_rows, verdict
 from playground.cli import main
 from playground.contract import make
-from playground.engine.grammar_matcher import Grammar, GrammarEngine, Matcher
-from playground.engine.schema_subset import enforceable, unlike
-from playground.engine.string_formats import PATTERNS
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import Grammar, GrammarEngine, Matcher
+from playground.grammar.schema.string_formats import PATTERNS
+from playground.grammar.schema.subset import enforceable, unlike
 
 FOLDER = Path(__file__).parent / "schemas"
 CASES = read_cases(str(FOLDER))

@@ -9,8 +9,8 @@ from app_page import address, browser, expect, page, status, tokens, visit  # no
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 
-from playground.ui.response_cache import ResponseCache
-from playground.ui.script_files import address_of, script_route
+from playground.ui.components.script_files import address_of, script_route
+from playground.ui.guard.response_cache import ResponseCache
 
 ONE, OTHER = "const a = 'ä';" * 100, "const b = 2;"
 

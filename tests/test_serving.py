@@ -27,14 +27,14 @@ from fastapi import HTTPException
 
 from playground.events import Commit
 from playground.trace import Trace
-from playground.ui import worker as worker_module
-from playground.ui.admission_queue import PAGE, STOPPING, Visitor
-from playground.ui.pages import build
-from playground.ui.record import Record
-from playground.ui.serving import health, launch_options
-from playground.ui.sessions import Events, Retention, Sweeper, _check
-from playground.ui.settings import Rules
-from playground.ui.worker import DIED, Worker
+from playground.ui.components.settings import Rules
+from playground.ui.guard.sessions import Events, Retention, Sweeper, _check
+from playground.ui.server import worker as worker_module
+from playground.ui.server.admission_queue import PAGE, STOPPING, Visitor
+from playground.ui.server.pages import build
+from playground.ui.server.record import Record
+from playground.ui.server.serving import health, launch_options
+from playground.ui.server.worker import DIED, Worker
 from support.visits import request, stream
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -231,7 +231,7 @@ def test_sessions_of_visitors_who_left_are_dropped(closed, age, live, kept):
 
 def test_unfetched_messages_are_dropped(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("playground.ui.sessions.monotonic", lambda: now[0])
+    monkeypatch.setattr("playground.ui.guard.sessions.monotonic", lambda: now[0])
     app = app_with(holder(closed=False, age=0), unread={"never read": 9, "read": 0})
     sweeper, messages = Sweeper(app, Retention()), app.get_blocks()._queue.pending_messages_per_session
     sweeper.sweep()

@@ -12,14 +12,14 @@ from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.engine.attention.segment_attention import Segment
 from playground.engine.forward_input import ForwardInput
-from playground.engine.load import Loading, estimate, load
-from playground.engine.loaded_model import loaded_model
+from playground.engine.loading.load import Loading, estimate, load
+from playground.engine.loading.loaded_model import loaded_model
 from playground.engine.model import Model
-from playground.engine.segment_attention import Segment
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed
-from playground.ui.machine_meters import gpu
+from playground.ui.server.machine_meters import gpu
 from support.gpu_standin import Standin
 
 PROMPT = Prompt("the red fox, the red fox, the")
@@ -174,7 +174,7 @@ def test_a_model_that_two_gpus_do_not_divide_is_refused_before_it_is_read(tmp_pa
     folder = saved(tmp_path, original)
     machine = two_gpus(original)
     machine.memory[1] = (2 * machine.memory[0][0] // 3, machine.memory[1][1])
-    with machine, patch("playground.engine.load.read_network") as read, pytest.raises(Refusal, match="divided"):
+    with machine, patch("playground.engine.loading.load.read_network") as read, pytest.raises(Refusal, match="divided"):
         load(folder, AUTO)
     assert not read.called
 

@@ -15,7 +15,7 @@ from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
 from playground.trace.result import Result
-from playground.ui.standalone import to_html
+from playground.ui.play.standalone import to_html
 from support.shell_runs import PROMPT, ROOT, assert_one_line, no_models, pair, saved, shell, show  # noqa: F401
 
 SCHEMA = {

@@ -9,7 +9,8 @@ import sys
 import pytest
 from saved import CONTEXT
 
-from playground.cli import bench_speed, remaining_time
+from playground.cli import remaining_time
+from playground.cli.bench import speed as bench_speed
 from playground.cli.terminal_view import Screen
 from playground.contract import find
 from playground.errors import Refusal

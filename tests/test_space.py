@@ -9,13 +9,13 @@ import pytest
 from packaging.requirements import Requirement
 
 from playground.cli import main
-from playground.cli.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
+from playground.cli.space.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
 from playground.errors import Refusal
-from playground.ui.model_loader import ModelRequest
-from playground.ui.pages import build
-from playground.ui.run_controls import ModelDropdown
-from playground.ui.settings import Rules, Settings
-from playground.ui.site import Site
+from playground.ui.components.run_controls import ModelDropdown
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.pages import build
+from playground.ui.server.site import Site
 from support.folders import links_of
 
 ROOT = Path(__file__).parents[1]

@@ -13,16 +13,16 @@ import torch
 from pace import here
 
 import playground
-from playground.bench.baselines import Baseline, TwinModels, load_twice
-from playground.bench.block_timing import blocks, prefilled_cache
-from playground.bench.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
-from playground.bench.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
-from playground.bench.speed_prompts import Task
-from playground.bench.speed_suite import prompt_ids
+from playground.bench.speed.baselines import Baseline, TwinModels, load_twice
+from playground.bench.speed.block_timing import blocks, prefilled_cache
+from playground.bench.speed.decode_timing import decode_baselines, first_token_baselines, without_end_tokens
+from playground.bench.speed.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, SILENT_LANE, apart, block, together
+from playground.bench.speed.speed_prompts import Task
+from playground.bench.speed.speed_suite import prompt_ids
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Limits, Models, Prompt, prepare
-from playground.engine.catalogue import BUNDLED
-from playground.engine.load import Loading
+from playground.engine.checkpoint.catalogue import BUNDLED
+from playground.engine.loading.load import Loading
 from playground.engine.model import Model
 from playground.events import Commit, Done, Event, Forward, Verdict
 

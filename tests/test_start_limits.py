@@ -16,11 +16,11 @@ from toys import save
 
 import app
 from playground import request_limits
-from playground.engine.load import Loading, load
+from playground.engine.loading.load import Loading, load
 from playground.errors import Refusal
 from playground.request_limits import LOCAL, PUBLIC, RequestLimits, quoted
-from playground.ui import gallery, lessons
-from playground.ui.settings import Rules, Settings
+from playground.ui.components.settings import Rules, Settings
+from playground.ui.play import gallery, lessons
 from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
 
 LONGEST_EXAMPLE = 4096  # tokens: an example may be longer than a public page runs it

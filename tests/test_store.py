@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine.attention_mask import EMPTY, Slots, Window
+from playground.engine.attention.attention_mask import EMPTY, Slots, Window
+from playground.engine.cache.kv_buffer import UNKNOWN, Capacity, KVBuffer
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.kv_buffer import UNKNOWN, Capacity, KVBuffer
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from support.kv_caches import chain, feed, scratch_row, twins, words
 from support.laws import EXACT

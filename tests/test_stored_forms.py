@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from toys import network, save
 
 import playground
-from playground.engine.load import Loading, Shelf, estimate, load
-from playground.engine.loaded_model import loaded_model
+from playground.engine.loading.load import Loading, Shelf, estimate, load
+from playground.engine.loading.loaded_model import loaded_model
 from playground.errors import Refusal
 
 CPU = Loading("cpu", "float32")

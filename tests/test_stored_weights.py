@@ -9,9 +9,9 @@ from toys import save
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import playground
-from playground.engine import stored_weights
-from playground.engine.load import Loading, estimate, load
-from playground.engine.stored_weights import stored_form
+from playground.engine.loading import stored_weights
+from playground.engine.loading.load import Loading, estimate, load
+from playground.engine.loading.stored_weights import stored_form
 from playground.errors import Refusal
 from support import quantised_checkpoints as forms
 
@@ -109,7 +109,7 @@ def test_a_form_whose_package_is_missing_names_it_before_weights_are_read(tmp_pa
     if importlib.util.find_spec("gptqmodel"):
         pytest.skip("gptqmodel is installed")
     folder = str(forms.gptq(tmp_path / "model"))
-    monkeypatch.setattr("playground.engine.load.read_network", lambda *args: pytest.fail("weights were read"))
+    monkeypatch.setattr("playground.engine.loading.load.read_network", lambda *args: pytest.fail("weights were read"))
     with pytest.raises(Refusal, match="stored in the form gptq 4-bit, .*optimum.* It needs gptqmodel as well"):
         loaded(folder)
 
@@ -138,7 +138,7 @@ def test_a_stored_form_is_not_quantised_again(folders, name):
 
 @pytest.mark.parametrize("name, takes", [("nf4 (stored)", "in nf4"), ("fp8 (stored)", "in float32")])
 def test_a_stored_form_that_does_not_fit_is_not_to_be_quantised(folders, name, takes, monkeypatch):
-    monkeypatch.setattr("playground.engine.load.free_bytes", lambda device: 10_000)
+    monkeypatch.setattr("playground.engine.loading.load.free_bytes", lambda device: 10_000)
     with pytest.raises(Refusal, match=f"takes about .* {takes}, and .* free on cpu: choose a smaller model"):
         load(folders(name), Loading("cpu", "float32"))
 
@@ -192,7 +192,7 @@ def test_a_zero_gpu_page_refuses_weights_that_a_gpu_must_read(folders):
 
 def test_the_status_line_and_the_name_of_a_draft_say_how_weights_are_stored(folders):
     from playground.decoding.session import Models
-    from playground.ui.handlers import described
+    from playground.ui.play.handlers import described
 
     target = loaded(folders("fp8 (stored)")).target
     assert "fp8 (stored) · float32 · cpu" in described(Models(target))

@@ -14,8 +14,8 @@ from playground.contract import Constraint, find, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.grammar_matcher import Matcher
 from playground.events import Figure, Note
+from playground.grammar.matcher import Matcher
 from strategies.constrained.awrs import token_rejection as rejections
 from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
 from support.byte_grammars import TOKENIZER, TOKENS

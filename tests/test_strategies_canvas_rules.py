@@ -17,7 +17,7 @@ from playground.decoding.canvas import Canvas
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
-from playground.engine.table_denoiser import OracleDenoiser
+from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.events import Figure, Note
 from strategies.diffusion.adablock import AdaBlock
 from strategies.diffusion.bacd import BACD

@@ -17,9 +17,9 @@ from playground.contract import Constraint, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
-from playground.engine.grammar_matcher import GrammarEngine
 from playground.errors import Refusal
 from playground.events import Commit, Failed
+from playground.grammar.matcher import GrammarEngine
 
 CheckedSchema = find("checked_schema")
 TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only

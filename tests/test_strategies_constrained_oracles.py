@@ -23,7 +23,7 @@ from toys import byte_tokenizer
 
 from playground.contract import Constraint, Decoder, find
 from playground.contract.lane_config import Assembly
-from playground.engine.grammar_matcher import GrammarEngine
+from playground.grammar.matcher import GrammarEngine
 from strategies.constrained.static.csr_trie import CsrTrie
 
 Choice, Gbnf, JsonSchema, Lark, Regex, Static = (

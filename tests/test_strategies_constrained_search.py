@@ -16,7 +16,7 @@ from playground.algorithms.search import beams
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.grammar_matcher import GrammarEngine
+from playground.grammar.matcher import GrammarEngine
 from support.search_runs import logp
 
 PATTERN = "(the|then) (fox|bird) (sing|listen)s"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from playground.contract import Held, find, make
 from playground.contract.lane_config import LaneConfig
-from playground.engine.attention_parts import Projections
+from playground.engine.attention.attention_parts import Projections
 from support.budget_policies import TREE, best, roomy, with_policy
 from support.eviction import alone, course, models
 from support.wrong_variants import variants_of

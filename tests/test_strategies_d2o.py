@@ -19,7 +19,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Prompt, prepare
-from playground.engine.kv_buffer import MergedTokens, MergeMap
+from playground.engine.cache.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check
 from playground.trace.cache_contents import contents

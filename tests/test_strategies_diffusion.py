@@ -24,10 +24,10 @@ from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
 from playground.decoding.rng import Draws
 from playground.decoding.session import Session
-from playground.engine import catalogue
-from playground.engine.load import Loading
-from playground.engine.load import load as load_network
-from playground.engine.table_denoiser import OracleDenoiser
+from playground.engine.canvas.table_denoiser import OracleDenoiser
+from playground.engine.checkpoint import catalogue
+from playground.engine.loading.load import Loading
+from playground.engine.loading.load import load as load_network
 from playground.errors import Refusal
 from playground.events import Commit, Event, Failed, Fill, Forward, Header, Note
 from playground.trace import Trace, check

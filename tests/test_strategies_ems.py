@@ -15,7 +15,7 @@ from registry import Collapse
 from playground.algorithms.kv_cache.attention_scores import AttentionScores
 from playground.algorithms.kv_cache.slot_merging import nearest
 from playground.contract import make
-from playground.engine.kv_buffer import MergeMap
+from playground.engine.cache.kv_buffer import MergeMap
 from strategies.kv_cache.ems import EMS, shares
 from support.budget_policies import TREE, HandRule, Seen, best, roomy, with_policy
 from support.ems_settings import EMS_TIGHT

@@ -16,8 +16,8 @@ from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Silent
 from playground.decoding.rng import Draws
-from playground.engine.load import check_draft
-from playground.engine.tokens import Tokens
+from playground.engine.loading.load import check_draft
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Figure, Switch
 from support.sampled_texts import ead

@@ -9,7 +9,7 @@ from transformers.models.diffusion_gemma import generation_diffusion_gemma as li
 import playground
 from playground.decoding.canvas import Canvas
 from playground.decoding.session import Models
-from playground.engine.noise_denoiser import NoiseDenoiser
+from playground.engine.canvas.noise_denoiser import NoiseDenoiser
 from playground.errors import Refusal
 from strategies.diffusion import entropy_bound as module
 from support.canvases import LENGTH, PROMPT, course, forwards, run

@@ -10,13 +10,13 @@ import torch
 from tables import TableModel, Text, write
 
 import playground
-from playground.bench.questions import gallery
 from playground.contract import make
 from playground.contract.lane_config import assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Commit, Forward, Note
+from playground.questions.questions import gallery
 from strategies.search.exact_extract import SpanSearch
 from support.search_runs import logp, of, run
 from support.speculation import GREEDY

@@ -15,7 +15,7 @@ from playground.algorithms.diffusion.position_filter import (
 )
 from playground.contract import make
 from playground.decoding import fitted_weights as fitted
-from playground.engine.table_denoiser import OracleDenoiser
+from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.errors import Refusal
 from playground.events import Note
 from playground.training import canvas_fitting

@@ -17,9 +17,9 @@ from toys import byte_tokenizer
 from playground.algorithms.constrained.bundled_grammars import NAMES
 from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import make
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 from support.byte_grammars import TOKENIZER, TOKENS, accepts, engine  # noqa: F401
 from support.dates import is_day
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from playground.algorithms.kv_cache.attention_scores import CHUNK, RecentAttention, move_scores
 from playground.algorithms.kv_cache.slot_merging import NearestSlots, merge_by_mean, merge_sizes, nearest
 from playground.contract import Merge
-from playground.engine.kv_buffer import KVBuffer, MergedTokens, MergeMap, selected_indices
+from playground.engine.cache.kv_buffer import KVBuffer, MergedTokens, MergeMap, selected_indices
 from support.slot_meetings import by_loop, slots
 
 # --- which slots merge into which ---

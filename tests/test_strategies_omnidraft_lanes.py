@@ -17,7 +17,7 @@ from playground.decoding.session import Models, Prompt, prepare
 from playground.engine.model import Model
 from playground.events import Done, Draft, Event, Failed, Forward
 from playground.trace import check
-from playground.ui.model_menu import drafts
+from playground.ui.components.model_menu import drafts
 from support.laws import AT_ONE, EXACT
 from support.online_drafting import speculative_lane
 from support.speculation import GREEDY

@@ -26,7 +26,7 @@ from playground.bench import parallel_limits
 from playground.bench.parallel_limits import counted, decoders, document, page
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
-from playground.engine.catalogue import LISTS, TABLES
+from playground.engine.checkpoint.catalogue import LISTS, TABLES
 from playground.errors import Refusal
 from playground.events import Figure, Note
 

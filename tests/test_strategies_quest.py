@@ -6,7 +6,7 @@ import torch
 
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly
-from playground.engine.attention_mask import RowsAndSlots
+from playground.engine.attention.attention_mask import RowsAndSlots
 from support.budget_policies import roomy
 from support.eviction import PROMPT, alone, course, models
 from support.wrong_variants import variants_of

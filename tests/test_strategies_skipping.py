@@ -17,9 +17,9 @@ from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
+from playground.engine.attention.segment_attention import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
-from playground.engine.segment_attention import Segment
 from playground.errors import Refusal
 from playground.events import Draft, Forward, Verdict
 from playground.trace import metrics

@@ -10,8 +10,7 @@ from runs import figures, run
 from torch.nn.functional import silu
 
 import playground
-from playground.bench.questions import ask
-from playground.bench.survey import prompt_of
+from playground.bench.survey.survey import prompt_of
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
@@ -21,7 +20,8 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.layer_choices import ComputePass
 from playground.errors import Refusal
 from playground.events import Figure, Verdict
-from playground.pocket.world import TASKS
+from playground.questions.questions import ask
+from playground.questions.world import TASKS
 from playground.training.calibration import CalibrationTexts
 from strategies.adaptive_compute.stop_exit import classes_of, untrained
 from support.commits import ids

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from playground.contract import Constraint, find
-from playground.engine.tagged_grammar import open_tag
 from playground.errors import Refusal
+from playground.grammar.tagged_grammar import open_tag
 from support.texts_of_masks import check_texts, engine  # noqa: F401
 
 Tags = find("structural_tags")

@@ -11,9 +11,9 @@ import torch
 from toys import END
 
 from playground.contract import make
-from playground.engine.byte_dfa import DEAD, compiled, encoded
-from playground.engine.grammar_matcher import GrammarEngine
 from playground.errors import Refusal
+from playground.grammar.lark.byte_dfa import DEAD, compiled, encoded
+from playground.grammar.matcher import GrammarEngine
 from strategies.constrained.syncode import Terminals
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore, StoredMasks
 from support.dates import is_day

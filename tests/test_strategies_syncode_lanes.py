@@ -10,9 +10,9 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.decoding.session import Models, Prompt, prepare
-from playground.engine import grammar_limits as limits
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.grammar import limits
 from strategies.constrained import syncode
 from strategies.constrained.syncode import Terminals
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore, StoredMasks, stored

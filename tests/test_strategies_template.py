@@ -11,10 +11,10 @@ from playground.contract import Constraint, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Prompt, prepare
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.template_grammar import Template
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Forward
+from playground.grammar.matcher import GrammarEngine
+from playground.grammar.template_grammar import Template
 from support.texts_of_masks import check_texts, engine  # noqa: F401
 
 FilledTemplate = find("template")

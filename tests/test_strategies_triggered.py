@@ -15,9 +15,9 @@ import pytest
 from toys import byte_tokenizer
 
 from playground.contract import Constraint, find
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 from support.texts_of_masks import check_texts, engine  # noqa: F401
 
 Triggered = find("triggered")

@@ -3,7 +3,7 @@ import re
 from pathlib import Path
 
 from playground.contract import discover
-from playground.engine.catalogue import ORACLE
+from playground.engine.checkpoint.catalogue import ORACLE
 
 PAGE = Path(__file__).parents[1] / "docs" / "strategy-list.md"
 

@@ -12,15 +12,15 @@ import pytest
 from pairs import pair
 
 import playground
-from playground.bench.questions import Question, ask
-from playground.bench.results import Score, paired, sections, sign_test, table
-from playground.bench.survey import Answer, Entrant, Progress, score, survey
-from playground.bench.survey_export import as_csv, document, page
-from playground.bench.survey_figures import acceptance, quality
-from playground.bench.user_questions import questions_in
+from playground.bench.survey.results import Score, paired, sections, sign_test, table
+from playground.bench.survey.survey import Answer, Entrant, Progress, score, survey
+from playground.bench.survey.survey_export import as_csv, document, page
+from playground.bench.survey.survey_figures import acceptance, quality
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.errors import Refusal
+from playground.questions.questions import Question, ask
+from playground.questions.user_questions import questions_in
 from playground.trace.lane_metrics import LaneRecord
 
 GREEDY = Entrant("greedy", LaneConfig("greedy"))

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from saved import save_models
 
-from playground.bench.survey import score
-from playground.bench.user_questions import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
+from playground.bench.survey.survey import score
 from playground.cli import main
-from playground.cli.bench_survey import read_entrants
+from playground.cli.bench.survey import read_entrants
 from playground.cli.lane_options import read_lane
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
+from playground.questions.user_questions import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,8 +9,8 @@ from transformers import AutoModelForMultimodalLM
 import playground
 from playground.bench.models.tiny_networks import tiny_config
 from playground.bench.models.trial import tokenizer
-from playground.engine.load import Loading, load
-from playground.engine.text_parts import KINDS
+from playground.engine.loading.load import Loading, load
+from playground.engine.loading.text_parts import KINDS
 from playground.errors import Refusal
 
 IDS = torch.tensor([[5, 9, 2, 7, 7, 30, 31, 9, 2, 11, 12, 40]])
@@ -74,7 +74,7 @@ def test_names_of_older_and_newer_files_mean_the_same_weights(tmp_path, names):
 
 @pytest.mark.refuses
 def test_a_text_part_with_another_rotary_embedding_would_fail_that_comparison(tmp_path, monkeypatch):
-    from playground.engine import text_parts
+    from playground.engine.loading import text_parts
     folder, expected = saved("qwen2_vl", tmp_path)
     fields = text_parts._fields
     monkeypatch.setattr(text_parts, "_fields", lambda inner: fields(inner) | {

@@ -6,7 +6,7 @@ import torch
 from toys import network, save
 from transformers import AutoModelForCausalLM, DeepseekV3Config
 
-from playground.engine.load import Loading, load
+from playground.engine.loading.load import Loading, load
 from playground.engine.sequence_classifier import load_classifier
 from playground.errors import Refusal
 from support.quantised_checkpoints import edited, gptq, read, stored

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from gradio.utils import get_upload_folder
 
-from playground.ui.benchmark_page import SurveyHandlers
-from playground.ui.request_shares import Denied, Most
-from playground.ui.uploads import PREFIX, Uploads, check_form, own_folder, remove, sweep
+from playground.ui.benchmark.benchmark_page import SurveyHandlers
+from playground.ui.guard.request_shares import Denied, Most
+from playground.ui.guard.uploads import PREFIX, Uploads, check_form, own_folder, remove, sweep
 
 FORM = "multipart/form-data; boundary=b"
 

@@ -13,8 +13,8 @@ from playground.algorithms.fairy_tales import TALES
 from playground.cli import main
 from playground.cli.training_texts import read_texts
 from playground.contract import discover, make
-from playground.engine.catalogue import CARD, entries, is_local, made_models, partner
-from playground.engine.load import Loading, Shelf, load
+from playground.engine.checkpoint.catalogue import CARD, entries, is_local, made_models, partner
+from playground.engine.loading.load import Loading, Shelf, load
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.variants import LoadedNetwork, VariantOrder, make_variant

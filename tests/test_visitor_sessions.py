@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from fastapi import HTTPException
 
-from playground.ui.admission_queue import PAGE, AdmissionQueue, Visitor
-from playground.ui.request_shares import CLIENT
-from playground.ui.visitor_sessions import VisitorSessions
+from playground.ui.guard.request_shares import CLIENT
+from playground.ui.guard.visitor_sessions import VisitorSessions
+from playground.ui.server.admission_queue import PAGE, AdmissionQueue, Visitor
 
 MINE, STRANGER = "1.1.1.1", "6.6.6.6"
 

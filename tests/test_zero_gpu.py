@@ -15,10 +15,10 @@ from packaging.requirements import Requirement
 
 import playground
 from playground.decoding.host_models import HostModel
-from playground.engine.load import Shelf
-from playground.ui.settings import Settings
-from playground.ui.survey_run import SurveySettings
-from playground.ui.zero_gpu import LEAST, MOST, seconds
+from playground.engine.loading.load import Shelf
+from playground.ui.benchmark.survey_run import SurveySettings
+from playground.ui.components.settings import Settings
+from playground.ui.server.zero_gpu import LEAST, MOST, seconds
 
 ROOT = Path(__file__).parents[1]
 PROMPT = "Tell me a story about Mia."

@@ -23,7 +23,7 @@ from playground.events import (
 )
 from playground.trace import Trace
 from playground.trace.cache_contents import write_layers
-from playground.ui.frames import frame, new_name
+from playground.ui.server.frames import frame, new_name
 
 Happened = list[tuple[float, Event]]
 SHARED = {

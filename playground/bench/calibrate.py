@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import playground
 from playground.algorithms.programs.partial_programs import Calibration
-from playground.bench.questions import PROGRAMS, ask
 from playground.decoding.session import Models
+from playground.questions.questions import PROGRAMS, ask
 from playground.trace import Trace
 
 HOLES = 4

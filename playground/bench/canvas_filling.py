@@ -14,8 +14,8 @@ from playground.bench.report_text import Rows, facts_table, markdown_page, secti
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.session import Models
-from playground.pocket.canvas_scores import ROWS, exam
-from playground.pocket.world import Item, score
+from playground.pocket.cards.canvas_scores import ROWS, exam
+from playground.questions.world import Item, score
 
 BASELINE, AUTOREGRESSIVE = "one position per forward", "autoregressive, greedy"
 BLOCK = {"block_length": 16}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def make_variant(options: Namespace) -> bool:
     """Make a model, printing measurements during training; raises Refusal. Ctrl-C leaves no files behind."""
     texts = read_texts(options.texts)
-    from playground.engine.catalogue import BUNDLED
+    from playground.engine.checkpoint.catalogue import BUNDLED
     from playground.training import variants as learning  # late, since it imports torch
     method, base = of_kind("variant", options), options.model or BUNDLED[0].name
     order = learning.VariantOrder(method, base, options.called, options.seed)
@@ -105,7 +105,7 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
 def _train_on_canvas(cls: type[Strategy], options: Namespace) -> bool:
     """Train what a canvas decoder learns of a denoiser, the bundled one by default, and store it."""
     texts = read_texts(options.texts) if options.texts else []
-    from playground.engine.catalogue import BUNDLED, TABLES
+    from playground.engine.checkpoint.catalogue import BUNDLED, TABLES
     from playground.training.canvas_fitting import fit_canvas
     options.model = options.model or next(entry.name for entry in BUNDLED if entry.fills and entry.name not in TABLES)
     model = load(options, draft=False).target
@@ -203,7 +203,7 @@ def of_kind(kind: str, options: Namespace) -> Strategy:
 
 
 def _load(name: str, options: Namespace) -> LoadedNetwork:
-    from playground.engine import load as loading
+    from playground.engine.loading import load as loading
     from playground.training.variants import LoadedNetwork
     if not options.verbose:
         silence_libraries()

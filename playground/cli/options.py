@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from playground.bench.caches.caches_defaults import BUDGETS, PACED, WEIGHED
 from playground.bench.caches.caches_defaults import PARTS as CACHE_PARTS
 from playground.bench.caches.caches_defaults import SHAPES as CACHE_SHAPES
-from playground.bench.speed_defaults import PARTS, SHAPES, Grid
+from playground.bench.speed.speed_defaults import PARTS, SHAPES, Grid
 from playground.errors import Refusal
 
 SPECULATION, SPECULATION_PAGE = "docs/guessing.json", "docs/guessing.md"
@@ -44,12 +44,12 @@ def parser() -> CommandParser:
         ("run", "run_lanes:run", _run, "run one strategy on a prompt"),
         ("compare", "run_lanes:compare", _compare, "run several strategies on one prompt side by side"),
         ("replay", "replay_trace:play", _replay, "show a recorded run again"),
-        ("bench", "bench_speed:measure", _bench,
+        ("bench", "bench.speed:measure", _bench,
          "measure speed, compared with the transformers library on the same weights; or test strategies on questions"),
         ("study", "run_study:study", _study, "analyse recorded runs"),
         ("fit", "fit_and_variant:fit", _fit, "fit a strategy's knobs or weights to a model"),
         ("variant", "fit_and_variant:make_variant", _variant, "make a new model from another; it joins the catalogue"),
-        ("space", "prepare_space:prepare", _space, "prepare the folder of a Hugging Face Space, and check it"),
+        ("space", "space.prepare_space:prepare", _space, "prepare the folder of a Hugging Face Space, and check it"),
     ))
     return whole
 
@@ -106,27 +106,27 @@ def _bench(command: CommandParser) -> None:
         "engines | models | bookkeeping]"
     )
     _add(commands, (
-        ("speed", "bench_speed:measure", _speed,
+        ("speed", "bench.speed:measure", _speed,
          "measure speed: texts, single forwards, lanes, first tokens, memory, and the machine's limits"),
-        ("survey", "bench_survey:measure", _survey, "run strategies on questions: scores and costs"),
-        ("effects", "bench_effects:record", _effects, "record the effects of strategies on the bundled models"),
-        ("caches", "bench_caches:measure", _caches,
+        ("survey", "bench.survey:measure", _survey, "run strategies on questions: scores and costs"),
+        ("effects", "bench.effects:record", _effects, "record the effects of strategies on the bundled models"),
+        ("caches", "bench.caches:measure", _caches,
          "measure the cache policies side by side: recall, memory freed, and time per step"),
-        ("compute", "bench_compute:measure", _compute,
+        ("compute", "bench.compute:measure", _compute,
          "measure the compute policies: score against the share of FLOPs and of time"),
-        ("speculation", "bench_speculation:measure", _speculation,
+        ("speculation", "bench.speculation:measure", _speculation,
          "measure every lossless speculative strategy, task by task, compared with the library's"),
-        ("diffusion", "bench_diffusion:measure", _diffusion,
+        ("diffusion", "bench.diffusion:measure", _diffusion,
          "measure the decoders of masked canvases, task by task: scores, forwards and seconds"),
-        ("parallel", "bench_parallel:measure", _parallel,
+        ("parallel", "bench.parallel:measure", _parallel,
          "measure what filling positions together costs, on list tasks over the exact table of their answers"),
-        ("schemas", "bench_schemas:measure", _schemas,
+        ("schemas", "bench.schemas:measure", _schemas,
          "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
-        ("engines", "bench_engines:measure", _engines,
+        ("engines", "bench.engines:measure", _engines,
          "compare llguidance with XGrammar, which is installed separately: masks, times and differences"),
-        ("models", "bench_models:measure", _model_types,
+        ("models", "bench.models:measure", _model_types,
          "try every causal model type of the transformers library on a tiny random network"),
-        ("bookkeeping", "bench_bookkeeping:measure", _bookkeeping,
+        ("bookkeeping", "bench.bookkeeping:measure", _bookkeeping,
          "measure the overhead of every strategy outside forwards: CPU time and recorded events"),
     ))
 

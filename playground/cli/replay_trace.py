@@ -13,7 +13,7 @@ from playground.errors import Refusal
 from playground.trace import Trace, check, replay
 from playground.trace.csv_export import to_csv
 from playground.trace.result import Result
-from playground.ui.standalone import to_html
+from playground.ui.play.standalone import to_html
 
 WRITERS = {"csv": to_csv, "html": to_html}
 

@@ -7,13 +7,13 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from playground import with_weights
-from playground.bench.questions import judging, known, turns
 from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import read_recipe, read_recipes
 from playground.cli.load_models import load, show_progress
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
 from playground.contract.lane_config import LaneConfig, check_startable
 from playground.errors import Refusal
+from playground.questions.questions import judging, known, turns
 from playground.remote.remote_server import RemoteServer
 from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result

@@ -7,15 +7,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from playground.contract.base import Strategy
-from playground.engine.attention_mask import EMPTY
+from playground.engine.attention.attention_mask import EMPTY
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.engine.attention_mask import RowsAndSlots
-    from playground.engine.attention_parts import AttentionParts
-    from playground.engine.cascade_attention import PartialAttention
-    from playground.engine.kv_buffer import MergeMap, QuantisedRows
+    from playground.engine.attention.attention_mask import RowsAndSlots
+    from playground.engine.attention.attention_parts import AttentionParts
+    from playground.engine.attention.cascade_attention import PartialAttention
+    from playground.engine.cache.kv_buffer import MergeMap, QuantisedRows
     from playground.events import Event
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from playground.contract import (
     find,
     make,
 )
-from playground.engine.weight_changes import QUANTIZED
+from playground.engine.checkpoint.weight_changes import QUANTIZED
 from playground.errors import Refusal
 from playground.events import Part
 from playground.request_limits import QUOTED, quoted

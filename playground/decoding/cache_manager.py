@@ -8,14 +8,14 @@ from torch import Tensor
 
 from playground.contract import CachePolicy, Held, Strategy
 from playground.decoding.recorder import Recorder, Settled
-from playground.engine.attention_mask import Focus, Renumbering, Window
+from playground.engine.attention.attention_mask import Focus, Renumbering, Window
 from playground.engine.heap_memory import give_back
 from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.kv_buffer import MergedTokens
-    from playground.engine.kv_cache import KVCache
+    from playground.engine.cache.kv_buffer import MergedTokens
+    from playground.engine.cache.kv_cache import KVCache
     from playground.engine.model import Model
     from playground.events import Event
 

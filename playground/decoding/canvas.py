@@ -28,9 +28,9 @@ from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
-from playground.engine.canvas_pass import CanvasPass
+from playground.engine.canvas.canvas_pass import CanvasPass
 from playground.engine.sampling import entropy
-from playground.engine.tokens import Reader
+from playground.engine.text.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Event, Fill, Forward, Note, Reason, rounded
 
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from playground.contract import Constraint, Decoder
     from playground.contract.lane_config import Assembly
     from playground.decoding.limits import Limits
-    from playground.engine.denoiser import CanvasStates, MaskedDenoiser
-    from playground.engine.grammar_matcher import Matcher
+    from playground.engine.canvas.denoiser import CanvasStates, MaskedDenoiser
+    from playground.engine.canvas.table_denoiser import OracleDenoiser
     from playground.engine.model import Model
-    from playground.engine.table_denoiser import OracleDenoiser
+    from playground.grammar.matcher import Matcher
 
 
 def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) -> None:

@@ -9,7 +9,7 @@ import torch
 from playground.contract import Sampler
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
-from playground.engine.generation_settings import TOGGLES, GenerationSettings, TextFrame, kept_scores
+from playground.engine.text.generation_settings import TOGGLES, GenerationSettings, TextFrame, kept_scores
 from playground.events import Note
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from playground.contract import Strategy
-from playground.engine.catalogue import BUNDLED_MODELS, made_models
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS, made_models
 from playground.engine.model import Model
 from playground.errors import Refusal
 

@@ -14,11 +14,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import playground
 from playground.decoding.session import Models
-from playground.engine.load import Facts, Shelf
-from playground.engine.loaded_model import loaded_model
+from playground.engine.loading.load import Facts, Shelf
+from playground.engine.loading.loaded_model import loaded_model
+from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
-from playground.engine.stored_weights import is_quantised
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 GPU, DTYPE = "cuda", "bfloat16"  # of ZeroGPU, whose parent process cannot look them up
@@ -64,7 +64,7 @@ def load_on_host(
 
     device, draft_device: not used, as there is one GPU.
     """
-    from playground.engine.catalogue import PACKED
+    from playground.engine.checkpoint.catalogue import PACKED
     if quantization != "none" or draft in PACKED:
         raise Refusal("Weights are quantised on a GPU, which this page has only during a run: choose no quantization.",
                       "draft" if draft in PACKED else "quantization")

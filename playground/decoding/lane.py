@@ -42,14 +42,14 @@ from playground.decoding.visitor_memory import Memory
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.model import Model
 from playground.engine.sequence_classifier import load_classifier
-from playground.engine.tokens import Reader
+from playground.engine.text.tokens import Reader
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Draft, Event, Note, Reason, Rollback, Verdict
 
 if TYPE_CHECKING:
     from playground.contract import Drafter, Strategy
     from playground.contract.lane_config import Assembly
-    from playground.engine.grammar_matcher import Matcher
+    from playground.grammar.matcher import Matcher
 
 
 class Lane:

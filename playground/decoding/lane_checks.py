@@ -12,11 +12,11 @@ from functools import cache
 from threading import Lock
 from typing import Any
 
+from playground.confined.child import Cancelled, ConfinedTask
 from playground.contract import Constraint
 from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft, check_model
-from playground.engine.confined_child import Cancelled, ConfinedTask
-from playground.engine.grammar_client import check_constraint
 from playground.errors import Refusal
+from playground.grammar.client import check_constraint
 
 
 @dataclass(frozen=True)

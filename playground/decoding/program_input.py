@@ -17,7 +17,7 @@ import torch
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.session import Models, Prompt
-from playground.engine.weight_changes import check_weights
+from playground.engine.checkpoint.weight_changes import check_weights
 from playground.errors import Refusal
 from playground.request_limits import check_text, quoted
 

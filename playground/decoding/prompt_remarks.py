@@ -6,8 +6,8 @@ from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
-from playground.engine.chat_template import Chat, render
-from playground.engine.tokens import Tokens
+from playground.engine.text.chat_template import Chat, render
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 ANSWER = "answer0text"

@@ -18,10 +18,10 @@ from playground.trace.cache_contents import holes, spans, with_targets, write_he
 
 if TYPE_CHECKING:
     from playground.decoding.rows import Rows
-    from playground.engine.freed_slots import FreedSlots
-    from playground.engine.kv_buffer import MergedTokens
-    from playground.engine.kv_cache import KVCache
-    from playground.engine.tokens import Tokens
+    from playground.engine.cache.freed_slots import FreedSlots
+    from playground.engine.cache.kv_buffer import MergedTokens
+    from playground.engine.cache.kv_cache import KVCache
+    from playground.engine.text.tokens import Tokens
 
 FAVOURITES = 5  # masked tokens that are listed
 

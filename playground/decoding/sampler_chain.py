@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from playground.contract import Constraint, EarlyExit, Sampler
     from playground.contract.interfaces import SequenceInterface
     from playground.decoding.checked_text import CheckedText
-    from playground.engine.grammar_matcher import Matcher
+    from playground.grammar.matcher import Matcher
 
 Coin = Callable[[float, str, Sequence[int], int], bool]  # coin(probability, purpose, history, lineage)
 HIDDEN_STATES = "hidden"  # key of the lm_head's input among the tensors that samplers mix

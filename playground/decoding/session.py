@@ -31,9 +31,9 @@ from playground.decoding.prompt_remarks import remarks_on
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
-from playground.engine.load import differences
+from playground.engine.checkpoint.weight_changes import adds_adapter
+from playground.engine.loading.load import differences
 from playground.engine.model import Model
-from playground.engine.weight_changes import adds_adapter
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
 from playground.request_limits import check_text, quoted, without_mark

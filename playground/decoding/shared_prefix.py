@@ -16,14 +16,14 @@ from torch import Tensor
 
 from playground.decoding.requests import Feed, Steps
 from playground.decoding.stream import answer_of, chunk_of
+from playground.engine.cache.kv_buffer import Capacity
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
-from playground.engine.kv_buffer import Capacity
 
 if TYPE_CHECKING:
     from playground.decoding.lane_state import LaneState
     from playground.decoding.stream import Stream
-    from playground.engine.kv_cache import KVCache
+    from playground.engine.cache.kv_cache import KVCache
 
 # prompt length in tokens from which it is stored once; a shorter one is copied, which costs a small model less than
 # attention in two parts

@@ -18,12 +18,12 @@ from playground.decoding.committed_states import CommittedStates
 from playground.decoding.requests import Feed, Request, Steps, in_background, side_by_side
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import HIDDEN_STATES
-from playground.engine.attention_mask import EMPTY
+from playground.engine.attention.attention_mask import EMPTY
+from playground.engine.cache.kv_buffer import Capacity
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.host_copies import read_lists
-from playground.engine.kv_buffer import Capacity
 from playground.engine.layer_choices import ComputePass
 from playground.engine.model import Model
 from playground.events import Figure, Note

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from playground.engine.kv_cache import KVCache
-from playground.engine.segment_attention import Segment
+from playground.engine.attention.segment_attention import Segment
+from playground.engine.cache.kv_cache import KVCache
 
 Blend = tuple[list[int], list[float]]
 """Tokens and weights: a row whose input embedding is the weighted mean of these tokens' embeddings."""

@@ -21,17 +21,17 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
-from playground.engine.attention_mask import Reach
-from playground.engine.eager_attention import Scoring
+from playground.engine.attention.attention_mask import Reach
+from playground.engine.attention.eager_attention import Scoring
+from playground.engine.attention.segment_attention import attend_all
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.layer_choices import ComputePass
-from playground.engine.recurrent_scan import Scan
-from playground.engine.segment_attention import attend_all
+from playground.engine.recurrent.recurrent_scan import Scan
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.recurrent_layers import Recurrence
-    from playground.engine.segment_attention import Segment
+    from playground.engine.attention.segment_attention import Segment
+    from playground.engine.recurrent.recurrent_layers import Recurrence
 
 ATTENTION = "playground"  # name of the attention function in transformers
 IGNORED = {

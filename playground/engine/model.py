@@ -12,21 +12,17 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
-from playground.engine.attention_mask import Reach
-from playground.engine.cuda_graphs import GraphReplay, build_graph_replay
+from playground.engine.attention.attention_mask import Reach
+from playground.engine.attention.library_cache import LibraryAttention
+from playground.engine.attention.library_masks import layer_reaches
+from playground.engine.attention.segment_attention import Segment
+from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.expert_routing import expert_weights, install_routing
-from playground.engine.finite_weights import logits_refusal
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
-from playground.engine.fused_llama import FusedLlama, build_fused_llama
-from playground.engine.generation_settings import (
-    UNSTATED_CONTEXT,
-    GenerationSettings,
-    bounds_line,
-    end_ids,
-    stated_context,
-)
-from playground.engine.grammar_matcher import GrammarEngine
+from playground.engine.graphs.cuda_graphs import GraphReplay, build_graph_replay
+from playground.engine.graphs.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.hooks import (
     Call,
     LayerPlan,
@@ -37,18 +33,22 @@ from playground.engine.hooks import (
     use_own_attention,
 )
 from playground.engine.host_copies import on_device
-from playground.engine.kv_buffer import UNKNOWN, Capacity
-from playground.engine.kv_cache import KVCache
 from playground.engine.layer_choices import ComputePass, NetworkParts
-from playground.engine.library_cache import LibraryAttention
-from playground.engine.library_masks import layer_reaches
-from playground.engine.load_check import Reference, largest_error
-from playground.engine.mtp_layers import MtpLayers, count_of
-from playground.engine.recurrent_layers import Recurrence, find_recurrence
-from playground.engine.segment_attention import Segment
-from playground.engine.stored_weights import is_plain, parameter_count, rounds_inputs
-from playground.engine.tokens import Tokens
+from playground.engine.loading.finite_weights import logits_refusal
+from playground.engine.loading.load_check import Reference, largest_error
+from playground.engine.loading.mtp_layers import MtpLayers, count_of
+from playground.engine.loading.stored_weights import is_plain, parameter_count, rounds_inputs
+from playground.engine.recurrent.recurrent_layers import Recurrence, find_recurrence
+from playground.engine.text.generation_settings import (
+    UNSTATED_CONTEXT,
+    GenerationSettings,
+    bounds_line,
+    end_ids,
+    stated_context,
+)
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 
 log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that shows whether layers can be resumed

@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
-from playground.engine.chat_prompt import written
-from playground.engine.config_limits import check_raw_config
+from playground.engine.checkpoint.config_limits import check_raw_config
+from playground.engine.checkpoint.hub_files import fetch, find_source, first_sentence, tensors, unseen
 from playground.engine.device_memory import HEADROOM, free_bytes, loaded_bytes, size_text
-from playground.engine.hub_files import fetch, find_source, first_sentence, tensors, unseen
-from playground.engine.load import read_tokenizer
-from playground.engine.stored_weights import StoredForm, cast_rest, stored_form
-from playground.engine.unused_weights import check_unused
+from playground.engine.loading.load import read_tokenizer
+from playground.engine.loading.stored_weights import StoredForm, cast_rest, stored_form
+from playground.engine.loading.unused_weights import check_unused
+from playground.engine.text.chat_prompt import written
 from playground.errors import Refusal
 
 

@@ -61,7 +61,7 @@ def work(options):
 
 def show(options):
     """Print some items of the small world."""
-    from playground.pocket.world import show
+    from playground.questions.world import show
     found = show.items(options.task, options.n, options.seed, grade=options.grade, held_out=options.held_out)
     print("\n".join(map(show.as_json if options.json else show.as_text, found)))
 

@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 from playground.errors import Refusal
-from playground.pocket.world import Item, is_held_out
+from playground.questions.world import Item, is_held_out
 
 PLAIN = str.maketrans({"“": '"', "”": '"', "’": "'", "‘": "'", "—": "-", "–": "-", "\u00a0": " "})
 FRONT_MATTER = 3000               # characters of titles and contents at the start of most books

@@ -18,7 +18,7 @@ from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
 from playground.pocket.architecture import within_documents
-from playground.pocket.world import TASKS, facts, names, recall, revise
+from playground.questions.world import TASKS, facts, names, recall, revise
 
 SHARES = dict(          # of the training tokens; answers are what counts, so a task with short ones needs more
     tales=.04,          # natural English; a small model learns only fragments of it

@@ -12,30 +12,23 @@ import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-from playground.engine.load import pick_device
+from playground.engine.loading.load import pick_device
 from playground.errors import Refusal
 from playground.pocket import architecture as models
-from playground.pocket import (
-    canvas_scores,
-    canvas_windows,
-    card,
-    corpus,
-    data,
-    denoiser_card,
-    experts_card,
-    experts_windows,
-)
-from playground.pocket import distill as distilling
-from playground.pocket import evaluate as measuring
-from playground.pocket import target_samples as samples
+from playground.pocket import corpus, data
 from playground.pocket import tokenizer as tokens
 from playground.pocket.atomic_files import new_folder, write_text
-from playground.pocket.block_loss import block_loss
-from playground.pocket.masked_loss import MASK, masked_loss
+from playground.pocket.cards import canvas_scores, card, denoiser_card, experts_card
+from playground.pocket.cards import evaluate as measuring
 from playground.pocket.model_roles import DENOISERS, EVERY, EXPERTS, ROLES
-from playground.pocket.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
-from playground.pocket.upcycling import upcycled
-from playground.pocket.warm_start import inherit, trained_before
+from playground.pocket.training import canvas_windows, experts_windows
+from playground.pocket.training import distill as distilling
+from playground.pocket.training import target_samples as samples
+from playground.pocket.training.block_loss import block_loss
+from playground.pocket.training.masked_loss import MASK, masked_loss
+from playground.pocket.training.train import Trainer, TrainingPlan, data_loss, read_state, target_loss
+from playground.pocket.training.upcycling import upcycled
+from playground.pocket.training.warm_start import inherit, trained_before
 
 TARGET = ROLES["target"]
 TEXTS = ("samples", "texts.jsonl")          # folder and file of the texts sampled from the target

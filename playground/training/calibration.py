@@ -18,9 +18,9 @@ from torch.nn.utils.rnn import pad_sequence
 from playground.algorithms.adaptive_compute.policy_training import TextBatch
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import CachePolicy, ComputePolicy, Decoder, LayerChoices, LayerSteps
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
-from playground.engine.hub_files import Progress, unseen
 from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -166,8 +166,8 @@ def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:
 def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = ()) -> list[list[int]]:
     """Training questions of the small world with their answers in random order, as token ids; by default of all tasks.
     """
-    from playground.pocket.world import TASKS
-    from playground.pocket.world.show import items
+    from playground.questions.world import TASKS
+    from playground.questions.world.show import items
     asked = [item for task in tasks or TASKS for item in items(task, each, seed)]
     Random(seed).shuffle(asked)
     tokens, size = model.tokens, min(WINDOW, model.context)

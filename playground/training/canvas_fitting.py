@@ -15,8 +15,8 @@ from torch import Tensor
 
 from playground.algorithms.diffusion.position_filter import Round, oracle_rounds
 from playground.contract import CanvasDecoder
-from playground.engine.denoiser import MaskedDenoiser
-from playground.engine.hub_files import Progress, unseen
+from playground.engine.canvas.denoiser import MaskedDenoiser
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.draft_rollouts import openings, world_prompts

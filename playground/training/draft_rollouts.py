@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.speculative.acceptance_head import DraftSamples
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
-from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.engine.sampling import greedy
 from playground.errors import Refusal
@@ -35,8 +35,8 @@ MIXED = 0.15  # share of the target's tokens that are not replaced when the draf
 
 def world_prompts(model: Model, seed: int, each: int = EACH) -> list[list[int]]:
     """Training questions of the small world in random order, as token ids, with the model's chat template if any."""
-    from playground.pocket.world import TASKS
-    from playground.pocket.world.show import items
+    from playground.questions.world import TASKS
+    from playground.questions.world.show import items
     asked = [item for task in TASKS for item in items(task, each, seed)]
     Random(seed).shuffle(asked)
     if not model.tokens.tokenizer.chat_template:

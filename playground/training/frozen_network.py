@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
-from playground.engine.stored_weights import is_quantised
 from playground.errors import Refusal
 
 

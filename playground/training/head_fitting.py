@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.algorithms.draft_heads.head_training import FirstLayers, HeadBatch
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan, decoder_layers
-from playground.engine.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note

@@ -15,10 +15,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from playground.engine.catalogue import is_local
-from playground.engine.hub_files import fetch_files, locate, tensors
+from playground.engine.checkpoint.catalogue import is_local
+from playground.engine.checkpoint.hub_files import fetch_files, locate, tensors
+from playground.engine.checkpoint.model_files import SINGLE, TOKENIZER
 from playground.engine.model import Model
-from playground.engine.model_files import SINGLE, TOKENIZER
 from playground.errors import Refusal
 
 Weights = dict[str, Tensor]

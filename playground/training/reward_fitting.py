@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from playground.algorithms.search.reward_head import GradedAnswer
-from playground.engine.catalogue import made_models
-from playground.engine.hub_files import Progress, unseen
+from playground.engine.checkpoint.catalogue import made_models
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from playground.contract import Strategy
-    from playground.pocket.world import Item
+    from playground.questions.world import Item
 
 SOURCES = {"arithmetic": 600, "facts": 200, "context_qa": 200, "lists": 300}  # questions per task; answers are short
 QUESTIONS = 264  # of these, in random order, are asked
@@ -74,7 +74,7 @@ def fit_rewards(
 
 def questions(seed: int) -> list[Item]:
     """Training questions of the small world in random order."""
-    from playground.pocket.world.show import items
+    from playground.questions.world.show import items
     asked = [item for task, count in SOURCES.items() for item in items(task, count, seed)]
     Random(seed).shuffle(asked)
     return asked[:QUESTIONS]
@@ -123,7 +123,7 @@ def _known(path: Path, count: int) -> list[tuple[int, list[int]]]:
 @torch.inference_mode()
 def _graded(model: Model, question: int, item: Item, prompt: list[int], tokens: list[int]) -> GradedAnswer | None:
     """One answer with its states and its grade; None for an empty one. A truncated one is graded as it is."""
-    from playground.pocket.world import score
+    from playground.questions.world import score
     text = tokens[:-1] if tokens[-1] in model.end_ids else tokens
     if not text:
         return None

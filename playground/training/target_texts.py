@@ -12,10 +12,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
-from playground.engine.catalogue import made_models
+from playground.engine.cache.kv_cache import KVCache
+from playground.engine.checkpoint.catalogue import made_models
+from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
-from playground.engine.hub_files import Progress, unseen
-from playground.engine.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.training.draft_rollouts import Sampling, openings, world_prompts

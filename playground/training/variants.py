@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import Strategy, Variant
-from playground.engine.catalogue import BUNDLED, CARD, entries, made_models, partner
+from playground.engine.checkpoint.catalogue import BUNDLED, CARD, entries, made_models, partner
+from playground.engine.checkpoint.hub_files import Progress, first_sentence, unseen
 from playground.engine.forward_input import ForwardInput
-from playground.engine.hub_files import Progress, first_sentence, unseen
-from playground.engine.load import Facts
+from playground.engine.loading.load import Facts
+from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
-from playground.engine.stored_weights import is_quantised
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts

@@ -12,11 +12,11 @@ from playground.algorithms.constrained.completions import Completions
 from playground.algorithms.constrained.partial_json import inside_string, read_partial
 from playground.algorithms.constrained.schema_verdict import SchemaJudge, needs_judging, relaxed, words_of
 from playground.contract import Constraint, knob
-from playground.engine.byte_matcher import ByteMatcher
-from playground.engine.grammar_limits import STEP_SECONDS, check_text
-from playground.engine.schema_source import read_schema
-from playground.engine.schema_subset import FIXED_WHITESPACE, check_size
 from playground.errors import Refusal
+from playground.grammar.byte_matcher import ByteMatcher
+from playground.grammar.limits import STEP_SECONDS, check_text
+from playground.grammar.schema.source import read_schema
+from playground.grammar.schema.subset import FIXED_WHITESPACE, check_size
 
 EXAMPLE = json.dumps({
     "type": "object",

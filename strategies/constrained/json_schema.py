@@ -2,9 +2,9 @@
 import json
 
 from playground.contract import Constraint, knob
-from playground.engine.grammar_limits import check_text
-from playground.engine.schema_source import read_schema
-from playground.engine.schema_subset import FIXED_WHITESPACE
+from playground.grammar.limits import check_text
+from playground.grammar.schema.source import read_schema
+from playground.grammar.schema.subset import FIXED_WHITESPACE
 
 EXAMPLE = (
     '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name",'

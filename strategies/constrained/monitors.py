@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.programs.program_attributes import attributes, check_available
+from playground.confined.child import ConfinedTask
 from playground.contract import Sampler, knob
 from playground.contract.sampler import Consultation
-from playground.engine.confined_child import ConfinedTask
-from playground.engine.grammar_limits import CODE_CHARACTERS, check_text
 from playground.engine.sampling import REMOVED, first_largest
 from playground.events import Event, Figure, Note
+from playground.grammar.limits import CODE_CHARACTERS, check_text
 
 SHOWN = 8  # names
 PART = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_") | frozenset(range(0x80, 0x100))

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from playground.contract import Constraint, knob
-from playground.engine.grammar_limits import check_text
-from playground.engine.schema_source import read_schema
-from playground.engine.tagged_grammar import TaggedSource, open_tag
-from playground.engine.triggered_grammar import TriggeredSource
 from playground.errors import Refusal
 from playground.events import Event, Figure
+from playground.grammar.limits import check_text
+from playground.grammar.schema.source import read_schema
+from playground.grammar.tagged_grammar import TaggedSource, open_tag
+from playground.grammar.triggered_grammar import TriggeredSource
 
 FORMATS = ("schema", "regex", "lark", "gbnf", "choice")
 EXAMPLE = json.dumps({

@@ -3,8 +3,8 @@ from collections.abc import Callable, Iterator
 from typing import ClassVar
 
 from playground.contract import Constraint, knob
-from playground.engine.template_grammar import Template
 from playground.events import Event, Figure
+from playground.grammar.template_grammar import Template
 
 EXAMPLE = "Name: {{name:[A-Z][a-z]{2,8}}}\nAge: {{age:[0-9]{1,2}}} years\n"
 

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 from playground.contract import Constraint, knob
-from playground.engine.grammar_limits import check_text
-from playground.engine.schema_source import SchemaSource, understood
-from playground.engine.schema_subset import FIXED_WHITESPACE
-from playground.engine.tagged_grammar import TaggedSource
-from playground.engine.triggered_grammar import TriggeredSource
 from playground.errors import Refusal
 from playground.events import Event, Note
+from playground.grammar.limits import check_text
+from playground.grammar.schema.source import SchemaSource, understood
+from playground.grammar.schema.subset import FIXED_WHITESPACE
+from playground.grammar.tagged_grammar import TaggedSource
+from playground.grammar.triggered_grammar import TriggeredSource
 
 EXAMPLE = json.dumps([
     {

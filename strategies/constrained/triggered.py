@@ -1,7 +1,7 @@
 """A constraint that applies after a trigger string."""
 from playground.contract import Constraint, knob
-from playground.engine.schema_source import read_schema
-from playground.engine.triggered_grammar import TriggeredSource
+from playground.grammar.schema.source import read_schema
+from playground.grammar.triggered_grammar import TriggeredSource
 
 
 class Triggered(Constraint):

@@ -4,8 +4,8 @@ from __future__ import annotations
 import pytest
 from toys import END, byte_tokenizer
 
-from playground.engine.grammar_matcher import GrammarEngine
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
+from playground.grammar.matcher import GrammarEngine
 
 TOKENIZER = byte_tokenizer(merges=80)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))

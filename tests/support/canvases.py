@@ -14,8 +14,8 @@ from playground.decoding.canvas import Canvas
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
-from playground.engine.denoiser import MaskedDenoiser
-from playground.engine.loaded_model import loaded_model
+from playground.engine.canvas.denoiser import MaskedDenoiser
+from playground.engine.loading.loaded_model import loaded_model
 from playground.events import Event, Failed, Fill, Forward
 
 MASK = 7

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from playground.engine.task_bounds import TaskBounds
+from playground.confined.task_bounds import TaskBounds
 
 BOUNDS = TaskBounds(cpu_seconds=1.0, wall_seconds=2.0, memory_bytes=64 << 20, answer_bytes=1 << 20, lessons=2)
 REACHED, KEPT = "reached", "kept out"

@@ -5,7 +5,7 @@ import pytest
 from tables import TableModel
 from toys import byte_tokenizer
 
-from playground.engine import grammar_limits as limits
+from playground.grammar import limits
 
 # the last one allows for other load
 LATEST = limits.SLOT_SECONDS + limits.WALL_SECONDS + limits.REPEATED_SECONDS + 2

@@ -10,7 +10,7 @@ from architectures import tiny
 from toys import byte_tokenizer
 from transformers import PreTrainedModel
 
-from playground.engine.kv_cache import KVCache
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import ForwardInput, Model
 
 TOKENS = 96

@@ -8,11 +8,11 @@ import pytest
 import saved
 
 from playground.request_limits import PUBLIC
-from playground.ui.model_loader import ModelRequest
-from playground.ui.pages import build
-from playground.ui.serving import launch_options, protect
-from playground.ui.settings import Rules
-from playground.ui.site import Site
+from playground.ui.components.settings import Rules
+from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.pages import build
+from playground.ui.server.serving import launch_options, protect
+from playground.ui.server.site import Site
 
 ROOT = Path(__file__).parents[2]
 STRANGERS = Rules.for_visitors()

@@ -14,7 +14,7 @@ from playground.contract import Merge
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from playground.engine.kv_buffer import MergeMap
+from playground.engine.cache.kv_buffer import MergeMap
 from support.budget_policies import HandRule
 from support.eviction import LENGTH, PROMPT, LivePositions, live_positions, models
 

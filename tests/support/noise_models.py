@@ -5,7 +5,7 @@ import torch
 from toys import byte_tokenizer
 from transformers import DiffusionGemmaConfig, DiffusionGemmaForBlockDiffusion
 
-from playground.engine.noise_denoiser import NoiseDenoiser
+from playground.engine.canvas.noise_denoiser import NoiseDenoiser
 
 BLOCK = 6
 TEXT = dict(

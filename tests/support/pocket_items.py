@@ -8,5 +8,5 @@ def some(task, count=40, seed=3, held_out=False, grade=None):
 
 
 def asking(seed):
-    from playground.pocket.world.item import Voice
+    from playground.questions.world.item import Voice
     return Voice(random.Random(seed))

@@ -8,7 +8,7 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 
-import playground.engine.cuda_graphs as engine
+import playground.engine.graphs.cuda_graphs as engine
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from support.kv_caches import chain, words

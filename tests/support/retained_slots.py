@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from playground.engine.attention_mask import EMPTY, Slots
-from playground.engine.kv_cache import KVCache
+from playground.engine.attention.attention_mask import EMPTY, Slots
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import Model
 from support.kv_caches import twins, words
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import torch
 
-from playground.engine.cascade_attention import PartialAttention
+from playground.engine.attention.cascade_attention import PartialAttention
 
 
 def plain_mean(first: PartialAttention, second: PartialAttention) -> torch.Tensor:

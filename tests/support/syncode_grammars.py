@@ -4,7 +4,7 @@ from __future__ import annotations
 from toys import byte_tokenizer
 
 from playground.contract import make
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 
 TOKENIZER = byte_tokenizer(merges=40)
 CROSSING = [

@@ -8,7 +8,7 @@ import pytest
 from toys import byte_tokenizer
 
 from playground.contract import Constraint
-from playground.engine.grammar_matcher import GrammarEngine, Matcher
+from playground.grammar.matcher import GrammarEngine, Matcher
 
 TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
-from playground.ui.handlers import Handlers
-from playground.ui.settings import Settings
+from playground.ui.components.settings import Settings
+from playground.ui.play.handlers import Handlers
 
 
 def stream(site, prompt: str = "one"):

@@ -117,8 +117,8 @@ def main(offload: str) -> None:
     pretend_a_cuda_build()
     from playground.decoding.forked_session import Siblings
     from playground.decoding.visitor_memory import Memory
-    from playground.ui.settings import Settings
-    from playground.ui.site import Site
+    from playground.ui.components.settings import Settings
+    from playground.ui.server.site import Site
     site = Site()
     give_forked_processes_a_gpu()
     site.warm(wait=True)

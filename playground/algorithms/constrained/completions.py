@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
-from playground.engine.byte_matcher import ByteMatcher
+from playground.grammar.byte_matcher import ByteMatcher
 
 CLOSING = {ord('"'): 0.0, ord("]"): 0.0, ord("}"): 0.0, ord(","): 1.0, ord(" "): 1.0, ord("["): 1.5, ord("{"): 1.5}
 OTHER, STEP = 2.0, 0.1  # costs of any other byte: of the first one, and what each one after it costs more

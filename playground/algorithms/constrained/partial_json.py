@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from playground.engine.grammar_limits import NUMBER_DIGITS, SCHEMA_DEPTH
 from playground.errors import Refusal
+from playground.grammar.limits import NUMBER_DIGITS, SCHEMA_DEPTH
 
 STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 NUMBER = re.compile(r"-?[0-9]{1,1000}(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")

@@ -16,9 +16,9 @@ from math import inf
 from typing import Any
 
 from playground.algorithms.constrained.partial_json import UNFINISHED, Open
-from playground.engine.schema_keywords import CHECKABLE, DATA
-from playground.engine.schema_subset import MAPS
 from playground.errors import Refusal
+from playground.grammar.schema.keywords import CHECKABLE, DATA
+from playground.grammar.schema.subset import MAPS
 
 BESIDE = tuple(CHECKABLE - {"oneOf"})  # left out of what the mask enforces
 NOTES = frozenset(

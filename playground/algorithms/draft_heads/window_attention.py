@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.draft_heads.head_layers import Place
-from playground.engine.attention_mask import as_bias
-from playground.engine.cascade_attention import attend_part, merge
+from playground.engine.attention.attention_mask import as_bias
+from playground.engine.attention.cascade_attention import attend_part, merge
 from playground.engine.host_copies import moved
 
 Project = Callable[[list[int], Tensor], tuple[Tensor, Tensor]]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from playground.engine.kv_buffer import MergedTokens
+from playground.engine.cache.kv_buffer import MergedTokens
 from playground.engine.sampling import REMOVED
 
 CHUNK = 64  # positions by which buffers grow

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.linalg import vector_norm
 
 from playground.contract import Merge
-from playground.engine.attention_logits import attention_logits
-from playground.engine.kv_buffer import MergeMap, selected_indices
+from playground.engine.attention.attention_logits import attention_logits
+from playground.engine.cache.kv_buffer import MergeMap, selected_indices
 from playground.engine.sampling import REMOVED
 
 # slots compared with all others at a time: the products of all pairs of a long prompt would exceed several caches

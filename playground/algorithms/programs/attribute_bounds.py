@@ -1,5 +1,5 @@
 """The limits of one analysis of a program, which `attributes_work` makes."""
-from playground.engine.task_bounds import TaskBounds
+from playground.confined.task_bounds import TaskBounds
 
 WAIT_SECONDS = 30.0  # for one of the places, while other lanes go on
 BOUNDS = TaskBounds(

@@ -11,7 +11,7 @@ from functools import cache
 from importlib.util import find_spec
 
 from playground.algorithms.programs.attribute_bounds import BOUNDS, WAIT_SECONDS
-from playground.engine.confined_child import BrokenLimit, Busy, ConfinedChild, ConfinedTask
+from playground.confined.child import BrokenLimit, Busy, ConfinedChild, ConfinedTask
 from playground.errors import Refusal
 
 

@@ -20,16 +20,16 @@ from torch import Tensor
 from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.made_tokens import made_tokenizer
 from playground.decoding.stream import PIECE
-from playground.engine.attention_parts import Projections
+from playground.engine.attention.attention_parts import Projections
+from playground.engine.attention.segment_attention import Segment, attend_all
+from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
+from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.grammar_matcher import GrammarEngine
 from playground.engine.hooks import Call, LayerPlan
-from playground.engine.kv_buffer import UNKNOWN, Capacity
-from playground.engine.kv_cache import KVCache
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, attending_rows
-from playground.engine.segment_attention import Segment, attend_all
-from playground.engine.tokens import Tokens
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
+from playground.grammar.matcher import GrammarEngine
 
 HEADS, HEAD_DIM = 8, 4  # of keys and values
 WIDTH = 64  # of hidden states

@@ -26,7 +26,7 @@ from playground.engine.heap_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.kv_cache import KVCache
+    from playground.engine.cache.kv_cache import KVCache
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from playground.bench.bandwidth_limit import kv_heads
+from playground.bench.speed.bandwidth_limit import kv_heads
 from playground.contract import CachePolicy, Full, discover
 from playground.contract.lane_config import LaneConfig
 

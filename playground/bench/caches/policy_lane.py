@@ -5,14 +5,14 @@ import torch
 
 from playground.bench.caches.caches_defaults import SHAPES
 from playground.bench.caches.policy_configs import Point
-from playground.bench.model_shapes import assemble as network
+from playground.bench.speed.model_shapes import assemble as network
 from playground.contract.lane_config import assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder, Silent
-from playground.engine.kv_cache import KVCache
-from playground.engine.load import Loading
+from playground.engine.cache.kv_cache import KVCache
+from playground.engine.loading.load import Loading
 from playground.engine.model import Model
 from playground.events import Failed
 

@@ -16,12 +16,12 @@ from playground.bench.caches.policy_configs import FULL, default_points, full_ca
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import score
 from playground.bench.effects.eviction_effect import needles
-from playground.bench.questions import Question, ask
 from playground.bench.report_text import Rows
-from playground.bench.results import Score, score_text
-from playground.bench.survey import Answer, Entrant, prompt_of, survey
+from playground.bench.survey.results import Score, score_text
+from playground.bench.survey.survey import Answer, Entrant, prompt_of, survey
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import Question, ask
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models

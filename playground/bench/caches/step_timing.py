@@ -13,8 +13,8 @@ from playground.bench.caches.caches_defaults import SLOWER
 from playground.bench.caches.policy_configs import FULL, Point
 from playground.bench.caches.policy_lane import PolicyLane, some_tokens
 from playground.bench.report_text import Rows, number, spread_text
+from playground.bench.speed.timer import Timer
 from playground.bench.spread import Spread
-from playground.bench.timer import Timer
 from playground.decoding.recorder import Recorder
 from playground.engine.model import Model
 from playground.errors import Refusal

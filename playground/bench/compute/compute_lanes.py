@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from playground.bench.survey import Entrant
+from playground.bench.survey.survey import Entrant
 from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal

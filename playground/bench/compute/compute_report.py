@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from playground.bench.charts import Chart
 from playground.bench.compute.compute_lanes import PLAIN, policy_of
 from playground.bench.report_text import Rows, facts_table, markdown, markdown_page, number
-from playground.bench.results import Score, pairs_of, score_text, select
-from playground.bench.survey import Answer, prompt_of
+from playground.bench.survey.results import Score, pairs_of, score_text, select
+from playground.bench.survey.survey import Answer, prompt_of
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models

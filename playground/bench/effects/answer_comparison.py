@@ -4,8 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from playground.bench.charts import Value
-from playground.bench.results import Paired, Score, paired, scores, select
-from playground.bench.survey import Answer
+from playground.bench.survey.results import Paired, Score, paired, scores, select
+from playground.bench.survey.survey import Answer
 
 PLAIN = "greedy"
 NEARLY = 0.05  # tolerance: a score that is lower by no more counts as not worse

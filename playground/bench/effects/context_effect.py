@@ -15,10 +15,10 @@ from playground.bench.effects.answer_comparison import (
     value,
 )
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import from_item
-from playground.bench.survey import Answer, Entrant
-from playground.bench.user_questions import exactly
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import from_item
+from playground.questions.user_questions import exactly
 
 AGAINST, ALIKE, MEMORY = "passage against memory", "passage as in memory", "memory alone"
 CONTRASTS = {"cad 0.5": ("cad", {"alpha": 0.5}), "cad 1": ("cad", {"alpha": 1.0}), "adacad": ("adacad", {})}
@@ -26,7 +26,7 @@ CONTRASTS = {"cad 0.5": ("cad", {"alpha": 0.5}), "cad 1": ("cad", {"alpha": 1.0}
 
 def context(count: int = 60, seed: int = 1) -> Effect:
     """Facts that the model has memorised, with passages that contradict them and passages that agree."""
-    from playground.pocket.world import context_qa  # late, since importing the world reads its plots
+    from playground.questions.world import context_qa  # late, since importing the world reads its plots
     rng, makers = random.Random(seed), {AGAINST: context_qa.contradicting, ALIKE: context_qa.agreeing}
     questions = [exactly(from_item(make(rng)), task) for task, make in makers.items() for _ in range(count)]
     entrants = [

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from playground.bench.charts import Chart
-from playground.bench.questions import Question
 from playground.bench.report_text import (
     facts_table,
     markdown,
@@ -16,9 +15,10 @@ from playground.bench.report_text import (
     paragraphs,
     spread_text,
 )
-from playground.bench.results import Paired, Score, score_text, sections, table
 from playground.bench.spread import Spread
-from playground.bench.survey import Answer, Entrant, survey
+from playground.bench.survey.results import Paired, Score, score_text, sections, table
+from playground.bench.survey.survey import Answer, Entrant, survey
+from playground.questions.questions import Question
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models

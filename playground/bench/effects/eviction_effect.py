@@ -16,10 +16,10 @@ from playground.bench.effects.answer_comparison import (
     value,
 )
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import Question, ask
-from playground.bench.survey import Answer, Entrant
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import Question, ask
 
 # budgets in tokens of the prompt
 BUDGETS, POLICIES, KEPT = (16, 32, 64, 128, 256), ("h2o", "snapkv", "sink_window"), "kivi, 4 bits"

@@ -18,9 +18,9 @@ from playground.bench.effects.answer_comparison import (
     value,
 )
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import Question, ask
-from playground.bench.survey import Answer, Entrant
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import Question, ask
 
 DRAWN, BOUND, BOUND_DRAWN = "temperature 1", "greedy, schema", "temperature 1, schema"
 

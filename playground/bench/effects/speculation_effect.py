@@ -4,11 +4,11 @@ from __future__ import annotations
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import PLAIN, answers_of
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import ask
-from playground.bench.results import table, time_ratio
 from playground.bench.spread import Spread
-from playground.bench.survey import Answer, Entrant
+from playground.bench.survey.results import table, time_ratio
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import ask
 
 DRAFTED, LOOKED_UP = "draft model", "prompt lookup"
 # required speed-up over the plain lane, by task

@@ -19,9 +19,9 @@ from playground.bench.effects.answer_comparison import (
     value,
 )
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import ask
-from playground.bench.survey import Answer, Entrant
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import ask
 
 ALONE, HALF = "draft alone", 0.5
 CERTAIN, BITS = (0.5, 0.7, 0.9, 0.97), (0.1, 0.4, 1.6)  # probability of the best token; mean entropy

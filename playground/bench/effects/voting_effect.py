@@ -6,16 +6,16 @@ import random
 from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import PLAIN, SURE, against, levels, score, value
 from playground.bench.effects.effect import Effect, EffectVerdict
-from playground.bench.questions import from_item
-from playground.bench.survey import Answer, Entrant
+from playground.bench.survey.survey import Answer, Entrant
 from playground.contract.lane_config import LaneConfig
+from playground.questions.questions import from_item
 
 POLLS, HEATS, MIDDLE = (8, 16), (0.5, 0.7, 0.9), 3  # texts that vote, temperatures, grade of the problems
 
 
 def votes(count: int = 60, seed: int = 1) -> Effect:
     """Word problems of the middle grade: greedy decoding fails on some, and most samples are right."""
-    from playground.pocket.world import arithmetic  # late, since importing the world reads its plots
+    from playground.questions.world import arithmetic  # late, since importing the world reads its plots
     rng = random.Random(seed)
     questions = [from_item(arithmetic.problem(rng, MIDDLE, held_out=True)) for _ in range(count)]
     entrants = [

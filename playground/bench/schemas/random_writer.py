@@ -5,8 +5,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playground.engine.grammar_matcher import Matcher
-    from playground.engine.tokens import Tokens
+    from playground.engine.text.tokens import Tokens
+    from playground.grammar.matcher import Matcher
 
 ENDING, SHORT = 0.3, 0.3  # probability of choosing a closing token, and one of a single letter or digit, if allowed
 CLOSERS = b'"]}'

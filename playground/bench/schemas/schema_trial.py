@@ -15,13 +15,13 @@ from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.engine.sampling import REMOVED
-from playground.engine.schema_source import understood
 from playground.errors import Refusal
+from playground.grammar.schema.source import understood
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
     from playground.decoding.session import Models
-    from playground.engine.grammar_matcher import Grammar
+    from playground.grammar.matcher import Grammar
 
 OUTCOMES = ("refused", "valid", "invalid", "cut off", "unchecked")
 SHOWN, ROOM = 400, 64  # maximum characters of the schema in the prompt, and tokens reserved for the rest of the prompt

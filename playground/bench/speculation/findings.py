@@ -7,10 +7,10 @@ from statistics import median
 from typing import Any
 
 from playground.bench.effects.answer_comparison import answers_of
-from playground.bench.results import ResultRow, table, time_ratio
 from playground.bench.speculation.observe import ObservedAnswer, ObservedRound
 from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
 from playground.bench.spread import Spread, as_json
+from playground.bench.survey.results import ResultRow, table, time_ratio
 
 FULL = (48, 80)  # draft tokens of a full round, which represents rounds of 64
 MAX_OVERHEAD = 0.002  # seconds outside forwards that a full round may take

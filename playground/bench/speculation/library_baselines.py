@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from transformers.generation.streamers import BaseStreamer
 
-from playground.bench.baselines import TwinModels, settings
 from playground.bench.speculation.speculative_lanes import Pair
-from playground.bench.text_baselines import MAX_NGRAM, assistant
+from playground.bench.speed.baselines import TwinModels, settings
+from playground.bench.speed.text_baselines import MAX_NGRAM, assistant
 
 
 class Watched(BaseStreamer):

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
 
-from playground.bench.questions import Question
 from playground.bench.speculation.library_baselines import Library
-from playground.bench.survey import Answer, Asked, Entrant, Examiner, Stopwatch, prompt_of, rounds
+from playground.bench.survey.survey import Answer, Asked, Entrant, Examiner, Stopwatch, prompt_of, rounds
 from playground.contract.lane_config import LaneConfig
 from playground.events import Draft, Forward, Stamped
+from playground.questions.questions import Question
 from playground.trace.result import Result
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from playground.bench.report_text import Rows, facts_table, failure_lines, markdown_page, number, section, spread_text
-from playground.bench.results import by_position
 from playground.bench.speculation.findings import (
     FULL,
     MAX_OVERHEAD,
@@ -18,6 +17,7 @@ from playground.bench.speculation.findings import (
 )
 from playground.bench.speculation.observe import ObservedAnswer
 from playground.bench.speculation.speculative_lanes import AIMS, PLAIN, Pair
+from playground.bench.survey.results import by_position
 
 FORMAT, VERSION = "decoding-playground-guessing", 1
 NOTES = """Every lane answered every question on its own, in one process, interleaved round by round; the order rotated

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from playground.bench.effects.speculation_effect import AIMS as SHOWN
-from playground.bench.survey import Entrant
-from playground.bench.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH, MAX_NGRAM
+from playground.bench.speed.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH, MAX_NGRAM
+from playground.bench.survey.survey import Entrant
 from playground.contract import Strategy, discover
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal

@@ -6,9 +6,9 @@ import torch
 
 from playground.algorithms.search.beams import Offer, best
 from playground.contract import Decoder, knob
-from playground.engine.grammar_limits import check_items, check_rows
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
+from playground.grammar.limits import check_items, check_rows
 from strategies.constrained.static.csr_trie import ROOT, CsrTrie
 
 NEVER = float("-inf")

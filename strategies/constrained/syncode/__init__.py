@@ -11,11 +11,11 @@ from torch import Tensor
 
 from playground.algorithms.constrained.bundled_grammars import ready_grammar
 from playground.contract import Constraint, knob
-from playground.engine.byte_dfa import DEAD, DFA
-from playground.engine.grammar_client import compiled_tables
-from playground.engine.lalr import END, Parser, automata_of, table_of
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
+from playground.grammar.client import compiled_tables
+from playground.grammar.lark.byte_dfa import DEAD, DFA
+from playground.grammar.lark.lalr import END, Parser, automata_of, table_of
 from strategies.constrained.syncode.mask_store import MaskStore, stored
 
 EXAMPLE = 'start: sum\nsum: part ("+" part)*\npart: NUMBER | "(" sum ")"\nNUMBER: /[0-9]{1,3}(\\.[0-9]+)?/'

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from playground.engine import grammar_limits as limits
-from playground.engine.byte_dfa import DEAD, DFA
-from playground.engine.grammar_client import ContentCache, digest_of
 from playground.errors import Refusal
+from playground.grammar import limits
+from playground.grammar.client import ContentCache, digest_of
+from playground.grammar.lark.byte_dfa import DEAD, DFA
 
 
 class Lookup(NamedTuple):

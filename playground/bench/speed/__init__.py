@@ -1,0 +1,1 @@
+"""Speed, compared with the transformers library on the same weights."""

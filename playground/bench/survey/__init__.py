@@ -1,0 +1,1 @@
+"""Strategies answer questions; the results as tables and figures."""

@@ -1,0 +1,100 @@
+"""`bench bookkeeping`: the overhead of strategies outside forwards."""
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from playground.bench.bookkeeping.bookkeeping_defaults import QUICK, Sizes
+from playground.cli import terminal_view as screen
+from playground.cli.bench.survey import gather
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import set_up, show_progress
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+
+
+def measure(options: Namespace) -> bool:
+    """Measure the strategies, print the table, and write the requested files. After Ctrl-C, partial results are shown
+    and written.
+
+    Raises Refusal for a name that cannot be measured, before anything is measured.
+    """
+    for path in (options.out, options.page):
+        check_place(path)
+    set_up(options)
+    import torch
+
+    from playground.bench.bookkeeping.bookkeeping_report import table, verdict  # late: torch
+    sizes, names = _sizes(options), _names(options.only)
+    torch.set_num_threads(1)  # so that all work is done in the lane's thread
+    earlier = [result for result in _earlier(options.add) if result.strategy not in names]
+    stopped = gather(measured := [], _written(options, sizes, earlier, names))
+    results = [*earlier, *measured]
+    print(screen.table(table(results)) + "\n\n" + verdict(results))
+    return stopped
+
+
+def _written(
+    options: Namespace, sizes: Sizes, results: list[Bookkeeping], names: list[str]
+) -> Iterator[Bookkeeping]:
+    """Results as they are measured. The requested files are written with each, because a run takes many minutes."""
+    for measured in _results(sizes, names):
+        results = [*results, measured]
+        _write(options, sizes, results)
+        yield measured
+
+
+def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None:
+    import torch
+
+    from playground.bench.bookkeeping.bookkeeping_report import document, page
+    from playground.bench.bookkeeping.strategy_lanes import measured_names
+    from playground.bench.speed.speed_report import machine
+    missing = len(set(measured_names()) - {result.strategy for result in results})
+    # other work slows caches and memory down, and so the CPU time that a strategy takes
+    load = {"load average over 15 minutes": round(os.getloadavg()[2], 1)}
+    facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu")) | load}
+    facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
+    write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
+    write_text(options.page, page(facts, results))
+
+
+def _sizes(options: Namespace) -> Sizes:
+    """The requested sizes: the default ones or the quick ones, with the changes."""
+    given = {name: value for name in asdict(QUICK) if (value := getattr(options, name)) is not None}
+    return replace(QUICK if options.quick else Sizes(), **given)
+
+
+def _names(only: list[str]) -> list[str]:
+    from playground.bench.bookkeeping.strategy_lanes import lane_of, measured_names
+    for name in only:
+        lane_of(name)
+    return list(dict.fromkeys(only)) or measured_names()
+
+
+def _results(sizes: Sizes, names: list[str]) -> Iterator[Bookkeeping]:
+    from playground.bench.bookkeeping.bookkeeping_trial import BookkeepingTrial
+    show_progress(0.0, "making the model")
+    trial = BookkeepingTrial(sizes)
+    for number, name in enumerate(names):
+        show_progress(number / len(names), name)
+        yield trial.measure(name)
+
+
+def _earlier(path: str | None) -> list[Bookkeeping]:
+    """The results in a file of an earlier run. Raises Refusal for a file that is not one."""
+    from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+    if path is None:
+        return []
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
+        return [Bookkeeping(**fields) for fields in found["strategies"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise Refusal(f"{path} contains no results of this benchmark: give a file written by --out.", "add") from None

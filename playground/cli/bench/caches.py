@@ -1,0 +1,103 @@
+"""`bench caches`: recall, memory and step time of the cache policies."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.caches.caches_defaults import PACED, WEIGHED
+from playground.bench.survey.survey import Answer, Progress
+from playground.cli import terminal_view as screen
+from playground.cli.bench.survey import gather, load_for, model_facts, timed
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import set_up, show_progress
+
+if TYPE_CHECKING:
+    from playground.bench.caches.caches_report import Findings
+
+
+def measure(options: Namespace) -> bool:
+    """Measure the requested parts, print their tables, and write the requested files. After Ctrl-C nothing is shown or
+    written.
+    """
+    for path in (options.out, options.page):
+        check_place(path)
+    set_up(options)
+    import torch
+
+    from playground.bench.caches.caches_report import Findings  # late, since these import torch
+    from playground.bench.speed.speed_report import machine
+    findings = Findings({"settings": _settings(options), "machine": machine(torch.device("cpu"))})
+    try:
+        for part in dict.fromkeys(options.parts):
+            {"score": _score, "memory": _memory, "step": _step}[part](findings, options)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        show_progress(1.0, "")
+    _show(findings)
+    write_text(options.out, json.dumps(findings.to_json(), indent=1))
+    if options.page is not None:
+        _write_page(Path(options.page), findings)
+    return False
+
+
+def _settings(options: Namespace) -> dict[str, Any]:
+    names = ("parts", "budgets", "questions", "seed", "tokens", "written", "kept", "behind", "rounds")
+    settings = {
+        name: " ".join(map(str, value)) if isinstance(value := getattr(options, name), list) else value
+        for name in names
+    }
+    return settings | {"weighed": options.shape or WEIGHED, "paced": options.shape or PACED}
+
+
+def _score(findings: Findings, options: Namespace) -> None:
+    from playground.bench.caches.recall_score import RecallTrial, questions
+    models = load_for([], options)
+    findings.facts["model"] = model_facts(models)
+    trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed)
+    answers: list[Answer] = []
+    if gather(answers, timed(trial.answers(), Progress(trial.entrants(), trial.questions, 1))):
+        raise KeyboardInterrupt
+    findings.scores = trial.measured(answers)
+
+
+def _memory(findings: Findings, options: Namespace) -> None:
+    import torch
+
+    from playground.bench.caches.freed_memory import MemoryRequest, measure_all
+    from playground.bench.caches.policy_configs import points_at_budget
+
+    requests = [
+        MemoryRequest(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads())
+        for point in points_at_budget(options.kept, options.tokens)
+    ]
+    show_progress(0.0, "memory")
+    for result in measure_all(requests):
+        findings.memory_results.append(result)
+        show_progress(len(findings.memory_results) / len(requests), f"memory, {result.name}")
+
+
+def _step(findings: Findings, options: Namespace) -> None:
+    from playground.bench.caches.policy_configs import points_at_budget
+    from playground.bench.caches.policy_lane import random_model
+    from playground.bench.caches.step_timing import WARM_UP, TimedLanes
+    model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
+    points = points_at_budget(options.kept, options.behind)
+    findings.step_times = TimedLanes(model, options.behind, options.rounds).run(points, show_progress)
+
+
+def _show(findings: Findings) -> None:
+    print("\n\n".join(f"{title}\n{screen.table(rows)}" for title, _, rows in findings.tables()) + "\n")
+    for line in (*findings.verdicts(), *findings.failures()):
+        print(line)
+
+
+def _write_page(path: Path, findings: Findings) -> None:
+    """Write the page, and its figure in a folder of the same name next to it."""
+    folder = path.with_suffix("")
+    if findings.scores:
+        folder.mkdir(exist_ok=True)
+        write_text(str(folder / "score.svg"), findings.picture())
+    write_text(str(path), findings.page(f"{folder.name}/score.svg"))

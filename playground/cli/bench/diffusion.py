@@ -1,0 +1,50 @@
+"""`bench diffusion`: decoders of masked canvases on the bundled denoiser, task by task."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+from playground.cli.bench.survey import gather
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import load, show_progress
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.bench.canvas_filling import Filled
+
+
+def measure(options: Namespace) -> bool:
+    """Answer the questions, print the page, and write the requested files. After Ctrl-C, only what every decoder has
+    answered counts.
+
+    Raises Refusal for a model that does not fill masks.
+    """
+    check_place(options.out)
+    check_place(options.page)
+    models = load(options, draft=False)
+    if not models.target.fills:
+        raise Refusal(f"{models.target.name} continues text: choose a denoiser such as pocket-diffusion.", "model")
+    import playground
+    from playground.bench.canvas_filling import ROWS, answers, complete, document, page, runnable
+    from playground.bench.speed.speed_report import machine
+    from playground.bench.survey.survey_export import model_facts
+    beside = playground.load("pocket", draft=playground.NO_DRAFT, dtype=options.dtype)
+    found: list[Filled] = []
+    each = len(ROWS) * (len(runnable(models)) + 1)  # answers to one question of every task
+    stopped = gather(found, _shown(answers(models, beside, options.questions, options.seed), each * options.questions))
+    found = complete(found)
+    counted = len(found) // each
+    settings = {**model_facts(models), "questions per task": counted, "seed": options.seed}
+    facts = {"settings": settings, "machine": machine(models.target.device)}
+    text = page(found, facts)
+    print(text)
+    write_text(options.out, json.dumps(document(found, facts), indent=1) + "\n")
+    write_text(options.page, text)
+    return stopped
+
+
+def _shown(found, total: int):
+    for number, one in enumerate(found):
+        show_progress(number / total, f"{one.task}, {one.lane}")
+        yield one

@@ -1,0 +1,66 @@
+"""`bench effects`: the effects that the bundled models show, recorded with rules, numbers and charts."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.effects import EFFECTS
+from playground.bench.effects.effect import Effect, EffectResult, document, page
+from playground.bench.survey.survey import Answer, Progress
+from playground.cli.bench.survey import gather, load_for, model_facts, timed
+from playground.cli.input_files import check_place, write_text
+from playground.errors import Refusal
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Models
+
+
+def record(options: Namespace) -> bool:
+    """Measure each effect, print whether it is shown, and write the requested files. After Ctrl-C nothing is written.
+    """
+    effects = _effects(options)
+    for path in (options.out, options.page):
+        check_place(path)
+    models = load_for([entrant for effect in effects for entrant in effect.entrants], options)
+    from playground.bench.speed.speed_report import machine  # late, since it imports torch
+    findings = []
+    for effect in effects:
+        answers, stopped = _observed(effect, models, options)
+        if stopped:
+            return True
+        findings.append(EffectResult.of(effect, answers))
+        print("\n  ".join(findings[-1].lines()), flush=True)
+    facts = {
+        "settings": model_facts(models) | {"seed": options.seed, "repeats": options.repeats},
+        "machine": machine(models.target.device),
+    }
+    write_text(options.out, json.dumps(document(facts, findings), indent=1))
+    if options.page is not None:
+        _write_page(Path(options.page), facts, findings)
+    return False
+
+
+def _effects(options: Namespace) -> list[Effect]:
+    names = list(dict.fromkeys(options.only or EFFECTS))
+    if unknown := next((name for name in names if name not in EFFECTS), None):
+        raise Refusal(f"There is no effect {unknown!r}; choose one of {', '.join(EFFECTS)}.", "only")
+    size = {} if options.questions is None else {"count": options.questions}
+    return [EFFECTS[name](seed=options.seed, **size) for name in names]
+
+
+def _observed(effect: Effect, models: Models, options: Namespace) -> tuple[list[Answer], bool]:
+    answers: list[Answer] = []
+    progress = Progress(effect.entrants, effect.questions, options.repeats if effect.timed else 1)
+    stopped = gather(answers, timed(effect.observe(models, options.repeats, options.seed), progress))
+    return answers, stopped
+
+
+def _write_page(path: Path, facts: dict[str, Any], findings: list[EffectResult]) -> None:
+    """Write the page, and the charts in a folder of the same name next to it."""
+    folder = path.with_suffix("")
+    folder.mkdir(exist_ok=True)
+    for finding in findings:
+        write_text(str(folder / f"{finding.effect.name}.svg"), finding.effect.draw(finding.answers).svg())
+    write_text(str(path), page(facts, findings, folder.name))

@@ -1,0 +1,35 @@
+"""`bench parallel`: decoders of masked canvases on list tasks, over the exact table of the answers."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+
+from playground.cli.bench.survey import gather
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import show_progress
+
+
+def measure(options: Namespace) -> bool:
+    """Answer the questions, print the page, and write the requested files. After Ctrl-C, only whole tasks count."""
+    check_place(options.out)
+    check_place(options.page)
+    import torch
+
+    from playground.bench.parallel_limits import LENGTH, TASKS, ListAnswer, answers, decoders, document, page
+    from playground.bench.speed.speed_report import machine
+    found: list[ListAnswer] = []
+    total = options.questions * len(TASKS) * len(decoders(LENGTH))
+    stopped = gather(found, _shown(answers(options.questions, options.seed), total))
+    settings = {"questions per task": options.questions, "seed": options.seed}
+    facts = {"settings": settings, "machine": machine(torch.device("cpu"))}
+    text = page(found, facts)
+    print(text)
+    write_text(options.out, json.dumps(document(found, facts), indent=1) + "\n")
+    write_text(options.page, text)
+    return stopped
+
+
+def _shown(found, total: int):
+    for number, one in enumerate(found):
+        show_progress(number / total, f"{one.task}, {one.lane}")
+        yield one

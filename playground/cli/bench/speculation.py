@@ -1,0 +1,98 @@
+"""`bench speculation`: every lossless speculative strategy compared with plain decoding and with the library."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.report_text import failure_lines
+from playground.bench.speculation.speed_summary import summary
+from playground.bench.survey.survey import Answer, Progress
+from playground.cli.bench.speed import load_pair, prepare_machine
+from playground.cli.bench.survey import gather, timed
+from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import show_progress
+from playground.cli.terminal_view import table
+from playground.contract import discover, make
+from playground.questions.questions import Question, ask
+from playground.questions.world import TASKS
+
+if TYPE_CHECKING:
+    from playground.bench.speed.baselines import TwinModels
+
+
+def measure(options: Namespace) -> bool:
+    """Measure, print the tables, and write the requested files. After Ctrl-C, partial results are shown, not written.
+    """
+    questions = _questions(options)
+    for path in (options.out, options.page, options.summary):
+        check_place(path)
+    prepare_machine(options)
+    from playground.bench.speculation import speculation_report as report  # late, since these import torch
+    from playground.bench.speculation import speculative_lanes as lanes
+    lanes.entrants(True, options.only)  # raises Refusal for an unknown name before anything is loaded
+    target, draft = load_pair(options)
+    show_progress(1.0, "")
+    entrants = lanes.entrants(draft is not None, options.only, _fitted(target))
+    pairs = lanes.pairs(entrants)
+    answers, stopped = _answers(options, (target, draft), questions, entrants, pairs)
+    print(
+        "\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, [] if stopped else pairs))
+    )
+    for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
+        print(line)
+    if not stopped:
+        facts = _facts(options, target, draft)
+        document = report.document(facts, answers, pairs)
+        write_text(options.out, json.dumps(document, indent=1))
+        write_text(options.page, report.page(facts, answers, pairs))
+        write_text(options.summary, json.dumps(summary(document), indent=1))
+    return stopped
+
+
+def _fitted(target: TwinModels) -> list[str]:
+    """The strategies that need trained weights and have some for the target."""
+    from playground.decoding.fitted_weights import is_fitted
+    trained = [make(name) for name, cls in discover().items() if "trained" in cls.needs and cls.fitted_to_target]
+    return [strategy.name for strategy in trained if is_fitted(strategy, {"target": target.model})]
+
+
+def _questions(options: Namespace) -> list[Question]:
+    """The same number of every task; raises Refusal."""
+    return [
+        question
+        for task in dict.fromkeys(options.tasks or TASKS)
+        for question in ask(task, options.questions, options.seed)
+    ]
+
+
+def _answers(
+    options: Namespace,
+    models: tuple[TwinModels, TwinModels | None],
+    questions: list[Question],
+    entrants: list[Any],
+    pairs: list[Any],
+) -> tuple[list[Answer], bool]:
+    """All answers, and whether Ctrl-C stopped the measurement."""
+    from playground.bench.speculation.library_baselines import Library
+    from playground.bench.speculation.observe import LibraryExaminer, observe
+    from playground.decoding.session import Limits, Models
+    target, draft = models
+    library = {pair.theirs: Library.of(pair, target, draft, options.max_new_tokens) for pair in pairs}
+    limits = Limits(options.seed, options.max_new_tokens)
+    pair = Models(target.model, draft and draft.model)
+    examiner = LibraryExaminer(pair, limits, lambda question, text: None, library)  # all write the same: not scored
+    answers: list[Answer] = []
+    everyone = examiner.entrants(entrants)
+    progress = Progress(everyone, questions, options.repeats)
+    return answers, gather(answers, timed(observe(examiner, everyone, questions, options.repeats), progress))
+
+
+def _facts(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
+    from playground.bench.speed.speed_report import machine
+    from playground.bench.survey.survey_export import model_facts
+    from playground.decoding.session import Models
+    names = ("questions", "repeats", "seed", "max_new_tokens")
+    models = model_facts(Models(target.model, draft and draft.model))
+    settings = models | {name: getattr(options, name) for name in names}
+    return {"settings": settings, "machine": machine(target.model.device)}

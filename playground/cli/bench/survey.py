@@ -1,0 +1,107 @@
+"""`bench survey`: strategies on questions."""
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from playground.bench.report_text import failure_lines
+from playground.bench.survey.results import sections, table
+from playground.bench.survey.survey import Answer, Entrant, Progress, survey
+from playground.bench.survey.survey_export import as_csv, document, model_facts, page
+from playground.cli import terminal_view as screen
+from playground.cli.input_files import check_place, write_text
+from playground.cli.lane_options import read_lane
+from playground.cli.load_models import load, show_progress
+from playground.errors import Refusal
+from playground.questions.questions import Question, ask
+from playground.questions.user_questions import read_questions
+
+if TYPE_CHECKING:
+    from playground.decoding.session import Models
+
+
+def measure(options: Namespace) -> bool:
+    """Ask, print the tables, and write the requested files. After Ctrl-C, partial results are shown and written."""
+    entrants, questions = read_entrants(options.entrants), _questions(options)
+    for path in (options.out, options.csv, options.page):
+        check_place(path)
+    models = load_for(entrants, options)
+    from playground.bench.speed.speed_report import machine  # late, since it imports torch
+    from playground.decoding.session import Limits
+    answers: list[Answer] = []
+    limits = Limits(options.seed, options.max_new_tokens)
+    given = survey(models, entrants, questions, options.repeats, limits)
+    stopped = gather(answers, timed(given, Progress(entrants, questions, options.repeats)))
+    facts = {"settings": _settings(options, models), "machine": machine(models.target.device)}
+    print(
+        "\n\n".join(
+            "\n".join([section.task, *section.remarks, screen.table(section.rows)])
+            for section in sections(table(answers))
+        )
+    )
+    for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
+        print(line)
+    write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
+    write_text(options.csv, as_csv(answers))
+    write_text(options.page, page("Survey", facts, answers))
+    return stopped
+
+
+def read_entrants(lanes: list[str]) -> list[Entrant]:
+    """Lanes, named as they are written. Raises Refusal for one that could never run, before a model is loaded."""
+    entrants = [Entrant(text, read_lane(text)) for text in lanes]
+    for entrant in entrants:
+        entrant.assembly()
+    return entrants
+
+
+def load_for(entrants: Iterable[Entrant], options: Namespace) -> Models:
+    """The models that the lanes need, with the requested number of threads."""
+    import torch
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    return load(options, draft=any("draft" in entrant.assembly().needs() for entrant in entrants))
+
+
+def gather(into: list[Any], results: Iterator[Any]) -> bool:
+    """Collect answers or other results as they are finished; returns True if Ctrl-C stopped it."""
+    try:
+        into.extend(results)
+    except KeyboardInterrupt:
+        return True
+    finally:
+        show_progress(1.0, "")
+    return False
+
+
+def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:
+    """Pass the answers on, showing progress and the estimated time left."""
+    show_progress(0.0, "warming up")
+    for answer in answers:
+        progress.count(answer)
+        left = progress.left
+        show_progress(progress.share, answer.entrant if left is None else f"{left:.0f} s left, {answer.entrant}")
+        yield answer
+
+
+def _questions(options: Namespace) -> list[Question]:
+    """Questions of the tasks, interleaved, then those of the file; raises Refusal."""
+    if not options.tasks and not options.file:
+        raise Refusal(
+            "There is no question to ask: name --tasks, such as records arithmetic, or a --file of your own.", "tasks"
+        )
+    drawn = [ask(task, options.questions, options.seed, options.grade) for task in dict.fromkeys(options.tasks)]
+    return [question for row in zip(*drawn) for question in row] + (
+        read_questions(options.file) if options.file else []
+    )
+
+
+def _settings(options: Namespace, models: Models) -> dict[str, Any]:
+    return {
+        **model_facts(models),
+        "repeats": options.repeats,
+        "seed": options.seed,
+        "max_new_tokens": options.max_new_tokens,
+    }

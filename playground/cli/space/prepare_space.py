@@ -1,0 +1,37 @@
+"""`space`: prepares the folder that is uploaded to a Hugging Face Space, and starts it as the Space would."""
+from __future__ import annotations
+
+import shlex
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+from playground.cli.space.space_folder import complaints, size, write
+from playground.cli.space.space_start import check
+from playground.errors import Refusal
+
+
+def prepare(options: Namespace) -> bool:
+    """Write the folder, check it and print the commands that upload it; raises Refusal."""
+    folder = Path(options.folder)
+    written = write(folder, options.zero_gpu)
+    if wrong := complaints(folder):
+        raise Refusal(f"{folder} would not work as a Space: {'; '.join(wrong)}.")
+    largest = max(written, key=size)
+    print(f"wrote {folder}: {len(written)} files, {_megabytes(sum(map(size, written)))}; the largest is "
+          f"{largest.relative_to(folder)}, {_megabytes(size(largest))}", file=sys.stderr)
+    if options.check:
+        check(folder)
+    print(_upload(options.name, folder, options.zero_gpu))
+    return False
+
+
+def _upload(name: str, folder: Path, zero_gpu: bool) -> str:
+    """The commands; `hf upload` stores the weights as large files by itself."""
+    name, hardware = shlex.quote(name), " --flavor zero-a10g" if zero_gpu else ""
+    return (f"hf repos create {name} --type space --space-sdk gradio{hardware} --exist-ok\n"
+            f"hf upload {name} {shlex.quote(str(folder))} . --type space --delete '*'")
+
+
+def _megabytes(size_: int) -> str:
+    return f"{size_ / 1e6:.1f} MB"

@@ -1,0 +1,148 @@
+"""The folder that becomes a Hugging Face Space: which files of a clone belong in it, and whether it would start there.
+
+A Space reads its settings from the front matter of README.md and installs requirements.txt together with
+SPACE_PACKAGES (https://huggingface.co/docs/hub/spaces-config-reference). On the free tier, which has no GPU, torch
+comes from the index of CPU builds: the default build includes several gigabytes of CUDA libraries.
+"""
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from playground.asset_files import INSTALLED
+from playground.engine.checkpoint.catalogue import BUNDLED, SUGGESTED, TABLES
+from playground.errors import Refusal
+
+CLONE = Path(__file__).resolve().parents[3]
+FILES = ("app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff", "docs/page.png")
+FOLDERS = ("playground", "strategies", "assets")
+README = "README.md"
+WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUNDLED if entry.name not in TABLES)
+NEEDED = (README, *FILES, *WEIGHTS)
+SPACE_PACKAGES = ("gradio[oauth,mcp]=={sdk_version}", "uvicorn>=0.14.0", "spaces")  # what every Space installs besides
+CPU_INDEX = "--extra-index-url https://download.pytorch.org/whl/cpu"
+WHOLE, EACH = 150_000_000, 30_000_000  # bytes of the folder and of one file: a larger one does not belong there
+SHORT = 60  # characters of a Space's short description
+SETTINGS = ("title", "emoji", "colorFrom", "colorTo", "sdk", "sdk_version", "python_version", "app_file", "license",
+            "short_description", "suggested_hardware", "models")
+COLOURS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
+FRONT = re.compile(r"\A---\n(.*?)\n---\n", re.DOTALL)
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?://|#)([^)#]+)[^)]*\)")
+
+
+def write(folder: Path, zero_gpu: bool = False) -> list[Path]:
+    """Write the folder, which must be new or empty; returns its files. Raises Refusal.
+
+    zero_gpu: for ZeroGPU hardware, with torch built for CUDA.
+    """
+    _check_places(folder)
+    for path in _sources():
+        _copy(CLONE / path, folder / path)
+    (folder / README).write_text(_readme((CLONE / README).read_text(encoding="utf-8"), folder), encoding="utf-8")
+    if not zero_gpu:
+        _prepend(folder / "requirements.txt", f"{CPU_INDEX}\n")
+    return files(folder)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """The front matter of the folder's README.md. Raises Refusal."""
+    front = FRONT.match((folder / README).read_text(encoding="utf-8"))
+    try:
+        read = yaml.safe_load(front[1]) if front else None
+    except yaml.YAMLError as reason:
+        why = " ".join(str(reason).split())
+        raise Refusal(f"The front matter of {README} is not YAML ({why}): correct it.") from None
+    if not isinstance(read, dict):
+        raise Refusal(f"{README} does not begin with front matter: write the Space's settings between two lines `---`.")
+    return read
+
+
+def complaints(folder: Path) -> list[str]:
+    """Everything that would prevent the Space from starting, as sentences; empty if nothing would."""
+    missing = [f"{name} is missing" for name in NEEDED if not (folder / name).is_file()]
+    return missing or [*_wrong_files(folder), *_wrong_settings(folder)]
+
+
+def _wrong_files(folder: Path) -> Iterator[str]:
+    found = files(folder)
+    yield from (f"{path.relative_to(folder)} has more than {EACH:,} bytes" for path in found if size(path) > EACH)
+    if sum(map(size, found)) > WHOLE:
+        yield f"the files have more than {WHOLE:,} bytes together"
+    yield from (f"{path.relative_to(folder)} does not belong there" for path in found if _is_foreign(path))
+    text = (folder / README).read_text(encoding="utf-8")
+    yield from (f"{README} links to {link[2]}, which is missing" for link in LINK.finditer(text)
+                if not (folder / link[2]).exists())
+
+
+def _wrong_settings(folder: Path) -> Iterator[str]:
+    given = settings(folder)
+    yield from (f"the front matter has no {name}" for name in SETTINGS if not given.get(name))
+    if given.get("sdk") != "gradio" or str(given.get("sdk_version")) not in _gradio_range(folder):
+        yield "sdk and sdk_version do not name the Gradio of requirements.txt"
+    if not (folder / str(given.get("app_file"))).is_file():
+        yield f"app_file names {given.get('app_file')}, which is missing"
+    if not isinstance(given.get("python_version"), str):
+        yield "python_version is not quoted, so YAML reads it as a number"
+    if not {given.get("colorFrom"), given.get("colorTo")} <= set(COLOURS):
+        yield f"colorFrom and colorTo must be among {', '.join(COLOURS)}"
+    if len(str(given.get("short_description"))) > SHORT:
+        yield f"short_description has more than {SHORT} characters"
+    if given.get("models") != [entry.name for entry in SUGGESTED]:
+        yield "models does not list the hub models of the page's menu"
+
+
+def _gradio_range(folder: Path):
+    """The versions of Gradio that requirements.txt allows."""
+    from packaging.requirements import Requirement
+    lines = (folder / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    return next(Requirement(line.split("#")[0]).specifier for line in lines if line.startswith("gradio"))
+
+
+def size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _check_places(folder: Path) -> None:
+    if INSTALLED.is_dir() or not (CLONE / "app.py").is_file():
+        raise Refusal("A Space is made from a clone of the repository, not from the installed package: run this there.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise Refusal(f"{folder} is not empty: name a folder that does not exist yet.", "folder")
+    if not folder.parent.is_dir():
+        raise Refusal(f"{folder} cannot be made: name a folder within one that exists.", "folder")
+
+
+def _sources() -> Iterator[Path]:
+    yield from map(Path, FILES)
+    for folder in FOLDERS:
+        yield from (path.relative_to(CLONE) for path in files(CLONE / folder) if not _is_foreign(path))
+
+
+def _is_foreign(path: Path) -> bool:
+    return path.suffix in (".pyc", ".pyo", ".pyi") or any(part.startswith((".", "__pycache__"))
+                                                          for part in path.parts[-3:])
+
+
+def _copy(source: Path, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+    except OSError as reason:
+        raise Refusal(f"{target} cannot be written ({reason.strerror}): name another folder.", "folder") from None
+
+
+def _prepend(path: Path, line: str) -> None:
+    path.write_text(line + path.read_text(encoding="utf-8"), encoding="utf-8")
+
+
+def _readme(text: str, folder: Path) -> str:
+    """The README with links to pages that are not copied as plain text."""
+    return LINK.sub(lambda link: link[0] if (folder / link[2]).exists() else link[1], text)

@@ -1,0 +1,1 @@
+"""What the rows of a forward attend to, and how it is computed."""

@@ -1,0 +1,1 @@
+"""The KV cache of a lane and its memory."""

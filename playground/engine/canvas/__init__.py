@@ -1,0 +1,1 @@
+"""Models that fill masks: denoisers and their canvas."""

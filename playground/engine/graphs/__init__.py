@@ -1,0 +1,1 @@
+"""Forwards recorded once and replayed."""

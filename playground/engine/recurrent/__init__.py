@@ -1,0 +1,1 @@
+"""Layers that remember a state instead of keys and values."""

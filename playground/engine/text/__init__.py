@@ -1,0 +1,1 @@
+"""Between text and token ids: tokenizers, chat templates, tool calls, ends."""

@@ -1,0 +1,1 @@
+"""JSON Schemas: read, and reduced to what the grammar engine enforces."""

@@ -1,0 +1,1 @@
+"""What the bundled models can do, measured, and their model cards."""

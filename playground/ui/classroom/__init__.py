@@ -1,0 +1,1 @@
+"""A class: a presenter, and followers who see its runs."""

@@ -1,0 +1,1 @@
+"""What a visitor may cost: connections, requests, uploads, sessions."""

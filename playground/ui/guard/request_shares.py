@@ -1,0 +1,97 @@
+"""What the open requests of an address, and of all, may hold: their number, unfinished bodies, and bytes of bodies."""
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from math import inf
+
+from playground.ui.guard.connections import ConnectionLimits
+
+CLIENT: ContextVar[str] = ContextVar("client", default="")
+"""The address of the client whose HTTP request is being answered; empty outside of requests."""
+
+
+class Denied(Exception):
+    """A request that is not passed on, with its HTTP status."""
+
+    def __init__(self, status: int, sentence: str):
+        super().__init__(sentence)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Most:
+    """The most that one address and all together may hold. One address may be a whole school.
+
+    small: what an address may hold even where all together hold too much, so that several do not shut out the others.
+    """
+
+    address: float
+    whole: float
+    small: float = 0
+
+
+@dataclass(frozen=True)
+class RequestShareLimits:
+    requests: Most = field(default_factory=lambda: Most(ConnectionLimits().address, inf))  # of all: its connections
+    bodies: Most = Most(64, 192, 4)  # that have not arrived completely
+    body_bytes: Most = Most(32_000_000, 128_000_000, 100_000)  # until the request is answered
+
+
+class SharedAmount:
+    """Amounts that addresses hold of something."""
+
+    def __init__(self, most: Most, what: str):
+        self.most, self.what = most, what
+        self.held: Counter[str] = Counter()
+
+    def take(self, address: str, amount: int) -> None:
+        """Raise Denied if the address, or all, would hold too much."""
+        if self.held[address] + amount > self.most.address:
+            raise Denied(429, f"Your address has too many {self.what} on this page: wait for some to end.")
+        if self.held.total() + amount > self.most.whole and self.held[address] + amount > self.most.small:
+            raise Denied(503, f"The page has too many {self.what}: try again in a moment.")
+        self.held[address] += amount
+
+    def give_back(self, address: str, amount: int) -> None:
+        self.held[address] -= amount
+        if not self.held[address]:
+            del self.held[address]
+
+    @contextmanager
+    def one(self, address: str) -> Iterator[None]:
+        """Hold one for as long as this context; raises Denied."""
+        self.take(address, 1)
+        try:
+            yield
+        finally:
+            self.give_back(address, 1)
+
+
+class RequestShares:
+    """The shares of all requests of a page."""
+
+    def __init__(self, limits: RequestShareLimits | None = None):
+        limits = limits or RequestShareLimits()
+        self.requests = SharedAmount(limits.requests, "open requests")
+        self.bodies = SharedAmount(limits.bodies, "unfinished requests")
+        self.body_bytes = SharedAmount(limits.body_bytes, "bytes in open requests")
+
+
+class HeldBody:
+    """The body of one request, counted while it arrives and until it is released."""
+
+    def __init__(self, shares: RequestShares, address: str):
+        self.shares, self.address, self.size = shares, address, 0
+
+    def add(self, size: int) -> None:
+        """Count bytes that have arrived; raises Denied."""
+        self.shares.body_bytes.take(self.address, size)
+        self.size += size
+
+    def release(self) -> None:
+        self.shares.body_bytes.give_back(self.address, self.size)
+        self.size = 0

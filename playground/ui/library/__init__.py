@@ -1,0 +1,1 @@
+"""The library page: every strategy, with a link that runs it."""

@@ -1,0 +1,1 @@
+"""The playground page: prompt, lanes, live view, lessons."""

@@ -1,0 +1,409 @@
+"""The playground page: its layout, and which handler is bound to which event. The handlers are in handlers.py."""
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterable
+from functools import partial
+from html import escape
+from typing import Any
+
+import gradio as gr
+
+from playground.decoding.prompt_form import TOOL
+from playground.decoding.visitor_memory import Memory
+from playground.ui.classroom.classroom_panel import ClassroomPanel
+from playground.ui.components import model_menu
+from playground.ui.components.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
+from playground.ui.components.settings import CHOICES, Settings
+from playground.ui.components.theme import PRIVATE, notice
+from playground.ui.guard.framing import embedders
+from playground.ui.play import study_figures
+from playground.ui.play.chat_history import EarlierTurns
+from playground.ui.play.gallery import Gallery, free_prompt_note, question_note
+from playground.ui.play.handlers import Changes, Handlers, Visit
+from playground.ui.play.lane_editor import LaneEditor
+from playground.ui.play.lessons import Lessons
+from playground.ui.play.live_view import Lanes
+from playground.ui.play.remote_panel import RemotePanel
+from playground.ui.play.settings_button import SettingsButton, announce
+from playground.ui.server.site import FIRST_SETTINGS, Site, first_view
+from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
+from playground.ui.sweeps.seed_sweep_panel import Repeats
+
+SHOW_IN_CHAT = """(mode, tools) => [mode === 'chat', mode === 'chat' || Boolean(tools?.trim())].map(
+    (visible) => ({ __type__: 'update', visible }))"""
+HERO = "<h2>A language model writes one word at a time. Watch it choose.</h2>"
+MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
+
+
+def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
+    """Lay out the playground below the page's header."""
+    page = Page(site, head)
+    page.bind(Handlers(site, page), blocks)
+
+
+class Page:
+    """The components, each an attribute, from top to bottom."""
+
+    def __init__(self, site: Site, head: gr.Row):
+        self.site, self.start = site, Settings.read(FIRST_SETTINGS)
+        self.visit = gr.State(None)
+        self.stored = gr.BrowserState(None, **MEMORY)
+        with head:
+            self.status = status_line("starting")
+        if site.classroom:
+            ClassroomPanel(elem_id="classroom")
+        with gr.Row(elem_classes="begin"):
+            self.lessons = Lessons(elem_id="lessons")
+            self.gallery = Gallery(elem_id="gallery")
+        self._bar()
+        self._drawer()
+        with gr.Column(elem_classes="stage"):
+            self._lanes()
+            self.live = Lanes(first_view(), elem_id="live")
+        self._figures()
+
+    def controls(self) -> list[gr.components.Component]:
+        """The controls, in the order of the fields of Settings."""
+        return [getattr(self, name) for name in Settings.names()]
+
+    def show(self, settings: Settings, names: list[str]) -> Changes:
+        """Set the named controls from `settings`. System message and tools are shown in a chat; tools that a link has
+        without a chat are shown too, so that they can be removed.
+        """
+        shown = {getattr(self, name): getattr(settings, name) for name in names}
+        chat = settings.mode == "chat"
+        return {**shown, self.system: gr.update(value=settings.system, visible=chat),
+                self.tools: gr.update(value=settings.tools, visible=chat or bool(settings.tools.strip())),
+                **self.show_question_note(settings)}
+
+    def show_question_note(self, settings: Settings) -> Changes:
+        """Show what to look at if the prompt is a question with a known answer, and what to expect of any other from a
+        toy model.
+        """
+        html = question_note(settings) or free_prompt_note(settings, self.site.named(settings.model))
+        return {self.known: gr.update(value=html, visible=bool(html))}
+
+    def show_remarks(self, remarks: Iterable[str]) -> Changes:
+        """Show what is to know about the prompt of a run."""
+        return {self.prompt_remarks: "".join(f"<p class='look'>{escape(remark)}</p>" for remark in remarks)}
+
+    def busy(self) -> Changes:
+        """Begin a run. Figures are closed here and at its end: a busy browser merges messages and may lose one."""
+        return {**self.stoppable(), **self.close_figures(), self.lanes: gr.update(problems={})}
+
+    def stoppable(self) -> Changes:
+        """Show Stop instead of Run."""
+        return {self.go: gr.update(visible=False), self.halt: gr.update(visible=True)}
+
+    def idle(self) -> Changes:
+        return {self.go: gr.update(visible=True), self.halt: gr.update(visible=False)}
+
+    def show_memory(self, memory: Memory) -> Changes:
+        """Show how much strategies remember from earlier runs, with the Forget button; nothing if the memory is empty.
+        """
+        entries = f"{len(memory)} entr{'ies' if len(memory) > 1 else 'y'}"
+        return {self.remembered: gr.update(value=f"memory: {entries} from earlier runs", visible=len(memory) > 0),
+                self.forget: gr.update(visible=len(memory) > 0)}
+
+    def figures_of(self, studied: Container[str]) -> Changes:
+        """Offer the figures of the run and the studies that apply to it; both are drawn when opened."""
+        folds = {fold: gr.update(visible=name in studied) for name, fold in self.studies.items()}
+        return {**folds, self.examined: gr.update(visible=True)}
+
+    def close_figures(self) -> Changes:
+        """Close the figures of the previous run."""
+        return {fold: gr.update(open=False) for fold in (self.examined, *self.studies.values())}
+
+    def offer(self, chosen: Settings) -> Changes:
+        """Update the model menus, the note on the chosen model, and which lanes the chosen models can run."""
+        model = self.site.named(chosen.model)
+        return {self.model: gr.update(choices=model_menu.targets(self.site.default_name()), info=self._note(model)),
+                self.draft: gr.update(choices=model_menu.drafts()), **self.fit_lanes(chosen)}
+
+    def fit_lanes(self, chosen: Settings) -> Changes:
+        """Update which lanes the chosen models can run."""
+        return {self.lanes: gr.update(attention=self.site.attention(chosen), drafted=self.site.has_draft(chosen))}
+
+    def _note(self, model: str) -> str | None:
+        return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
+
+    def bind(self, handlers: Handlers, blocks: gr.Blocks) -> None:
+        """Connect each event to its handler."""
+        controls = self.controls()
+        streaming = {
+            "outputs": [
+                self.visit,
+                self.live,
+                self.lanes,
+                *self._notices(),
+                self.examined,
+                *self.studies.values(),
+                self.go,
+                self.halt,
+                *self._memory(),
+            ],
+            "concurrency_limit": None,
+            **PRIVATE,
+        }
+        chosen = "(stored) => window.settingsToOpen(stored)"
+        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], js=chosen, **PRIVATE)
+        models = [self.model, self.draft]
+        for event in (opened.then, self.model.change, self.draft.change):
+            event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
+        self.lanes.mend(handlers.mend, None, [self.context, self.draft, self.model], queue=False, **PRIVATE)
+        loads = {"outputs": self._notices(), "concurrency_limit": None, **PRIVATE}
+        ready = blocks.load(handlers.ready, None, **loads)
+        loaded = self.fetch.click(handlers.load, controls, **loads)
+        for event in (ready, loaded):
+            event.then(handlers.fit, controls, [self.lanes, self.tools_notice], queue=False, **PRIVATE)
+        self.go.click(handlers.run, [self.visit, *controls], **streaming)
+        self.read.click(handlers.score, [self.visit, *controls], **streaming)
+        self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
+        self._bind_run(handlers)
+        self._bind_figures(handlers)
+        if not self.site.rules.public:
+            self.remote.bind(handlers.connect, self.visit)
+        self.repeats.bind(controls)
+        self._bind_knobs(controls, handlers, streaming)
+        self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
+        asked = [*controls, self.known, *self._notices()]
+        self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
+        opened_step = {"queue": False, "trigger_mode": "multiple", **PRIVATE}  # steps may be skimmed: none is dropped
+        self.lessons.prepare(handlers.set_up, [self.model, self.draft], asked, **opened_step)
+        self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
+            handlers.run, [self.visit, *controls], **streaming
+        )
+        events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change, self.model.change]
+        latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
+        gr.on(events, handlers.update_question_note, controls, self.known, **latest)
+        self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
+        self.share.click(handlers.share, controls, self.link, **PRIVATE)
+        self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
+        self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
+        self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
+        opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
+        self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
+        for event in (self.tools.change, self.mode.change, self.model.change):
+            event(handlers.check_tools, controls, self.tools_notice, **latest)
+        self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
+        self._remember(controls)
+
+    def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
+        """Bind the grid of knobs; a chosen cell becomes a lane, and all lanes are run."""
+        self.knobs.bind(controls)
+        self.knobs.bind_menus(self.lanes)
+
+        def open_cell(visit: Visit | None, lanes: list, event: gr.EventData) -> Changes:
+            return self.show(self.knobs.open_cell(visit, lanes, event), Settings.names())
+
+        asked = [*controls, self.known]
+        opened = self.knobs.output.open_cell(open_cell, [self.knobs.visit, self.lanes], asked, queue=False, **PRIVATE)
+        opened.success(handlers.run, [self.visit, *controls], **streaming)
+
+    def _bind_run(self, handlers: Handlers) -> None:
+        """Bind the controls of an active run; they bypass Gradio's queue."""
+        now = {"queue": False, **PRIVATE}
+        for name in ("hold", "resume", "step", "stop_lane"):
+            getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
+        self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
+        self.live.heard(handlers.heard, None, None, **now)
+        self.live.missed(handlers.missed, self.visit, self.live, **now)
+        for name in ("look", "attribute"):
+            getattr(self.live, name)(
+                getattr(handlers, name), self.visit, self.live, concurrency_id="look", concurrency_limit=1, **PRIVATE
+            )
+        self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
+        self.again.click(handlers.again, self.visit, [self.live, *self._notices()], **now)
+
+    def _bind_figures(self, handlers: Handlers) -> None:
+        """Draw figures only when they are opened: each takes the browser about a second."""
+        studies = {fold: partial(handlers.study, name) for name, fold in self.studies.items()}
+        for fold, draw in ({self.examined: handlers.examine} | studies).items():
+            with fold:
+                gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(draw)
+
+    def _remember(self, controls: list[gr.components.Component]) -> None:
+        """Save every change to the browser's storage and announce it, without a request to the server."""
+        names = json.dumps(Settings.names())
+        js = f"(...values) => {announce(f'Object.fromEntries({names}.map((name, i) => [name, values[i]]))')}"
+        gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
+
+    def _notices(self) -> list[gr.components.Component]:
+        return [
+            self.status,
+            self.prompt_notice,
+            self.prompt_remarks,
+            self.tools_notice,
+            self.form_notice,
+            self.model_notice,
+            self.lanes_notice,
+        ]
+
+    def _memory(self) -> list[gr.components.Component]:
+        return [self.remembered, self.forget]
+
+    def _bar(self) -> None:
+        """The prompt and Run; below, the button of the drawer with a summary of the settings."""
+        gr.HTML(HERO, elem_classes="hero", apply_default_css=False)
+        with gr.Row(elem_classes="bar ask", equal_height=False):
+            self.prompt = gr.Textbox(
+                self.start.prompt,
+                label="Prompt",
+                show_label=False,
+                lines=1,
+                max_lines=6,
+                placeholder="Write what the model continues…",
+                elem_id="prompt",
+            )
+            self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=112, scale=0)
+            self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
+            self.share = gr.Button("Share", variant="secondary", elem_id="share", min_width=96, scale=0)
+        self.link = gr.Textbox(visible="hidden", elem_id="link")
+        self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
+        self.prompt_notice = notice("prompt-notice")
+        self.prompt_remarks = gr.HTML(
+            "",
+            html_template="<div role='status'>${value}</div>",
+            elem_classes="known remarks",
+            elem_id="prompt-remarks",
+            apply_default_css=False,
+        )
+        self.summary = SettingsButton(self.start, self.site.default_name(), elem_id="settings")
+
+    def _drawer(self) -> None:
+        """Everything else about a run. It stays mounted while it is closed, so that its values are read and set."""
+        with gr.Column(elem_classes="drawer", elem_id="drawer"):
+            with gr.Row(elem_classes="ask", equal_height=False):
+                self._question()
+                self._numbers()
+                self._models(self.start)
+            self.remote = RemotePanel(visible=not self.site.rules.public)
+            self._actions()
+
+    def _question(self) -> None:
+        start = self.start
+        with gr.Column(scale=4, min_width=280, elem_classes="question"):
+            self.system = gr.Textbox(
+                start.system,
+                label="System message",
+                lines=1,
+                max_lines=4,
+                placeholder="optional",
+                visible=start.mode == "chat",
+                elem_id="system",
+            )
+            self._tools()
+            self.before = EarlierTurns(start.before, elem_id="before")
+            with gr.Column(elem_classes="passage", elem_id="passage"):
+                self.context = gr.Textbox(
+                    start.context,
+                    label="Context: a passage that the answer should be based on",
+                    lines=3,
+                    max_lines=10,
+                    elem_id="context",
+                    info="Every lane reads it before the prompt; context-contrastive lanes also run without it.",
+                )
+                self.form = gr.Textbox(
+                    start.form,
+                    label="Form of context and prompt",
+                    lines=1,
+                    max_lines=4,
+                    placeholder="Read this: {context} Now answer: {prompt}",
+                    elem_id="form",
+                )
+                self.form_notice = notice("form-notice")
+
+    def _tools(self) -> None:
+        start = self.start
+        self.tools = gr.Textbox(
+            start.tools,
+            label="Tools",
+            lines=3,
+            max_lines=10,
+            placeholder=f"[{TOOL}]",
+            visible=start.mode == "chat",
+            elem_id="tools",
+            info="A list in JSON, as for a chat API. The model's own chat template describes the tools in the prompt; "
+            "that of the bundled models has no place for them.",
+        )
+        self.tools_notice = notice("tools-notice")
+
+    def _numbers(self) -> None:
+        start = self.start
+        with gr.Column(scale=2, min_width=240, elem_classes="numbers"):
+            self.mode = mode_switch(start)
+            self.length, self.seed = length_and_seed(start)
+            self.stop = gr.Textbox(
+                start.stop,
+                label="Stop at",
+                lines=1,
+                max_lines=4,
+                placeholder="one per line; \\n is a line break",
+                elem_id="stop-strings",
+            )
+
+    def _models(self, start: Settings) -> None:
+        targets, hint = model_menu.targets(self.site.default_name()), self._note(self.site.named(start.model))
+        typed = {"allow_custom_value": not self.site.rules.public}
+        with gr.Column(scale=2, min_width=240, elem_classes="models"):
+            self.model = ModelDropdown(
+                targets, value=start.model, label="Target", info=hint, elem_id="model", **typed
+            )
+            self.draft = ModelDropdown(
+                model_menu.drafts(), value=start.draft, label="Draft", elem_id="draft", **typed
+            )
+            with gr.Row(elem_classes="pair"):
+                self.dtype = gr.Dropdown(
+                    CHOICES["dtype"], value=start.dtype, label="Data type", min_width=90, elem_id="dtype"
+                )
+                self.quantization = gr.Dropdown(
+                    CHOICES["quantization"],
+                    value=start.quantization,
+                    label="Quantisation",
+                    min_width=90,
+                    elem_id="quantization",
+                )
+            self.fetch = gr.Button("Load now", size="sm")
+            self.model_notice = notice("model-notice")
+
+    def _lanes(self) -> None:
+        self.lanes = LaneEditor(
+            self.start.lanes,
+            attention=self.site.attention(self.start),
+            drafted=self.site.has_draft(self.start),
+            elem_id="editor",
+        )
+        self.lanes_notice = notice("lanes-notice")
+
+    def _actions(self) -> None:
+        with gr.Row(elem_classes="actions"):
+            self.read = gr.Button(
+                "Score this text", size="sm", variant="secondary", elem_id="score", min_width=120, scale=0
+            )
+            self.remembered = gr.HTML(
+                "", elem_classes="remembered", elem_id="remembered", apply_default_css=False, visible=False
+            )
+            self.forget = gr.Button(
+                "Forget", size="sm", variant="secondary", elem_id="forget", min_width=80, scale=0, visible=False
+            )
+            self.again = gr.Button(
+                "Show last run", size="sm", variant="secondary", elem_id="again", min_width=110, scale=0
+            )
+            self.embed = gr.Button(
+                "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0,
+                visible=bool(embedders()),  # where no site may show the page in a frame, the code would not work
+            )
+            self.frame = gr.Textbox(visible="hidden", elem_id="frame")
+
+    def _figures(self) -> None:
+        self.repeats = Repeats(self.site)
+        self.knobs = KnobSweepPanel(self.site)
+        self.examined = _fold("Figures of the last run")
+        self.studies = {study.name: _fold(f"Study: {study.title}") for study in study_figures.known()}
+
+
+def _fold(title: str) -> gr.Accordion:
+    """A closed section for figures, hidden until there is a run to draw."""
+    return gr.Accordion(title, open=False, visible=False, elem_classes="figures")
+

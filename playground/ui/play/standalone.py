@@ -1,0 +1,27 @@
+"""Save a run as a standalone page: one HTML file with the live view and the trace, which needs no server or network.
+
+The page itself writes the same file (assets/live/saving.js). Needs neither gradio nor torch.
+"""
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from playground.trace import Trace
+from playground.ui.play.live_view_assets import script, styles, surroundings
+
+SURROGATE = re.compile("[\ud800-\udfff]")
+BLANK = re.compile(r"\{\{(\w+)\}\}")
+
+
+def to_html(trace: Trace) -> str:
+    """The whole file. Prompts and tokens are untrusted and are embedded as inert data."""
+    parts = {"styles": styles(), "trace": _inert(trace.to_json()), "source": _inert(script())}
+    return BLANK.sub(lambda blank: parts[blank[1]], surroundings())
+
+
+def _inert(value: Any) -> str:
+    """JSON that cannot close the script element around it, with lone surrogates, which UTF-8 cannot encode, escaped."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return SURROGATE.sub(lambda lone: f"\\u{ord(lone[0]):04x}", text)

@@ -1,0 +1,1 @@
+"""The process behind the pages: workers, queue, streams, routes."""

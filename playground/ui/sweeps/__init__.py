@@ -1,0 +1,1 @@
+"""One lane under many seeds, or many values of a knob."""
