@@ -273,7 +273,8 @@ def test_reading_a_hostile_body_takes_linear_time(body):
         [
             sys.executable,
             "-c",
-            "import sys\nfrom playground.ui.guard.request_guard import *\nfrom playground.request_limits import PUBLIC\n"
+            "import sys\nfrom playground.ui.guard.request_guard import *\n"
+            "from playground.request_limits import PUBLIC\n"
             "try: check_json(sys.stdin.buffer.read(), PUBLIC)\nexcept Denied: pass",
         ],
         input=body,

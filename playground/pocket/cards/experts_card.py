@@ -27,7 +27,8 @@ python -m playground run greedy --model {published} --chat --prompt "Sort these:
 The channels of each feed-forward network of `pocket` were divided into {experts} groups of similar gate weights, one
 for each expert; the {shared} channels with the largest weights are in every expert
 (`playground/pocket/training/upcycling.py`, after sparse upcycling, arXiv 2212.05055). Then
-`python -m playground.pocket train --role {name} --begin assets/models/pocket` on {place}, which other work shared: {minutes:.0f} minutes, {step} steps of {batch} tokens,
+`python -m playground.pocket train --role {name} --begin assets/models/pocket` on {place}, which other work
+shared: {minutes:.0f} minutes, {step} steps of {batch} tokens,
 {seen:.2f} million tokens in total, after {earlier:.0f} million of `pocket`. Loss: cross-entropy to the distributions of
 `pocket`, questions weighted 0.1, and {balance} times the load balancing loss of Switch Transformers. Muon on the
 matrices (learning rate {matrix_lr}), AdamW on experts, embeddings and norms (learning rate {other_lr}); warm-up over
