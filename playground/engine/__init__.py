@@ -1,1 +1,1 @@
-"""Model loading, forwards, KV caches, attention and layer hooks, grammars and sampling primitives."""
+"""Model loading, forwards, KV caches, attention, layer hooks and sampling primitives."""
