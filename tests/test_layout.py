@@ -157,8 +157,8 @@ def test_strategies_import_neither_each_other_nor_the_page():
         assert not {imported for imported in strange if not within(imported, own)}, name
 
 
-@pytest.mark.parametrize("name", ["playground.events", "playground.trace", "playground.trace.csv_export"])
-def test_events_and_traces_are_read_without_torch_and_gradio(name):
+@pytest.mark.parametrize("name", ["playground.events", "playground.trace", "playground.questions.questions"])
+def test_events_traces_and_answers_are_read_without_torch_and_gradio(name):
     assert not {imported for imported in reached(name) if within(imported, "torch", "transformers", "gradio")}
 
 
