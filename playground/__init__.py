@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     import torch
 
     from playground.contract.lane_config import LaneConfig
-    from playground.decoding.session import Models, Session
+    from playground.decoding.models import Models
+    from playground.decoding.session import Session
     from playground.decoding.visitor_memory import Memory
     from playground.engine.loading.load import Loading, Shelf
     from playground.engine.model import Model
@@ -65,7 +66,7 @@ def load(
     shelf: a cache of loaded models; calls with the same shelf share them.
     """
     from playground.decoding import program_input as given
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
     from playground.engine.checkpoint import catalogue
     from playground.engine.checkpoint.weight_changes import WeightChanges
     from playground.engine.loading.load import Loading
@@ -100,7 +101,7 @@ def load(
 
 def _with_head(target: Model, name: str) -> Models:
     """The target with a published draft head. Raises Refusal if the head is for another target."""
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
     from playground.training.public_heads import load_head
     head = load_head(name, target)
     return Models(target, heads={head.strategy: head.weights})
@@ -142,7 +143,7 @@ def _check_found(name: str, options: Loading) -> None:
 
 
 def _table(name: str, draft: str) -> Models:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
     from playground.engine.canvas.table_denoiser import OracleDenoiser
     if draft != NO_DRAFT:
         raise Refusal("The oracle takes no draft model: choose none.", "draft")

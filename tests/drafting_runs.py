@@ -8,7 +8,9 @@ from tables import TableModel
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.trace import metrics
 

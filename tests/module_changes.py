@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # the file is run as a scrip
 from playground import load
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, Session, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 
 PACKAGES = ("playground.", "strategies.")
 WARM_UP = 4  # steps before the counted one: the prefill, and what is computed once

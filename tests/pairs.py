@@ -13,7 +13,7 @@ from transformers.modeling_layers import MtpModel
 from playground.bench.bookkeeping.generated_model import GeneratedLayers
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.loading.mtp_layers import MtpLayers
 from playground.engine.model import Model
 

@@ -12,8 +12,9 @@ from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Commit, Event, Figure
 
 CONTEXT, QUESTION = "The red fox listens, and the green bird sings.", "The green bird"

@@ -25,8 +25,8 @@ from playground.cli import main
 from playground.contract import find
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Done, Draft, Failed, Verdict
 from playground.questions.questions import ask

@@ -30,7 +30,7 @@ from playground.bench.charts import Chart, below
 from playground.bench.survey.results import Score
 from playground.cli import main
 from playground.contract import Full, find, make
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 
 pytestmark = pytest.mark.bench
 

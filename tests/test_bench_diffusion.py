@@ -6,7 +6,7 @@ import pytest
 from playground.bench import canvas_filling
 from playground.bench.canvas_filling import BASELINE, LANES, Filled
 from playground.cli import main
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.pocket.cards.canvas_scores import ROWS, exam, scores
 from support.canvases import denoiser
 

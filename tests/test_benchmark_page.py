@@ -20,7 +20,9 @@ from playground.bench.survey.results import COLUMNS, ResultRow, Score
 from playground.bench.survey.survey import Answer, Entrant, survey
 from playground.cli.lane_options import read_lane
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.questions.questions import ask
 from playground.questions.user_questions import LONGEST, questions_in

@@ -13,7 +13,7 @@ from toys import byte_tokenizer
 import playground
 from playground.algorithms.diffusion.finished_blocks import FinishedBlocks
 from playground.decoding.canvas import check_fit
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.canvas.block_denoiser import BlockDenoiser, KnownFirstDenoiser
 from playground.engine.canvas.masked_models import masking_of
 from playground.errors import Refusal

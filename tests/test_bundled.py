@@ -7,7 +7,7 @@ import pytest
 
 import playground
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
 from playground.errors import Refusal
 

@@ -13,7 +13,9 @@ from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Forward
 from playground.questions.questions import ask
 from playground.trace import metrics

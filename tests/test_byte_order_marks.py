@@ -16,7 +16,7 @@ from playground.cli.lane_options import read_recipe
 from playground.cli.training_texts import read_texts
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.engine.checkpoint.hub_files import find_source
 from playground.errors import Refusal
 from playground.remote.completion_request import CompletionRequest

@@ -10,8 +10,10 @@ from pairs import pair
 from toys import byte_tokenizer
 
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder, Settled
-from playground.decoding.session import Limits, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.text.tokens import Tokens
 from playground.events import Cache, Stamped

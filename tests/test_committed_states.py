@@ -13,8 +13,10 @@ from playground.contract.lane_config import Assembly, LaneConfig
 from playground.contract.token_tree import TokenTree
 from playground.decoding.committed_states import CommittedStates
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from support.draft_heads import PROMPT, Watching, head, random_weights, states
 from support.speculation import speculative_lane
 

@@ -15,8 +15,10 @@ import playground
 from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward, find
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed, Forward

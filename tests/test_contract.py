@@ -16,8 +16,9 @@ from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Session, prepare
+from playground.decoding.session import Session, prepare
 from playground.decoding.stream import Stream
 from playground.engine.forward_input import ForwardInput
 from playground.events import Done, Event, Forward, Note, event_from_json

@@ -13,8 +13,8 @@ from toys import byte_tokenizer
 
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.errors import Refusal
 from playground.events import Done
 from playground.trace import check

@@ -13,7 +13,7 @@ from toys import byte_tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 import playground
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.canvas.denoiser import MaskedDenoiser
 from playground.engine.canvas.masked_models import masking_of, public_config
 from playground.errors import Refusal

@@ -14,8 +14,11 @@ from pairs import TOKENIZER, network
 from playground.algorithms.sampling.contrastive import contrast_events
 from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder, Silent
-from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.decoding.session import Session, prepare
 from playground.decoding.stream import experts_figure
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.graphs.cuda_graphs import BLOCK_SIZES, GraphSegment

@@ -10,8 +10,10 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.events import Done, Draft, Failed, Note
 from playground.trace.result import Result

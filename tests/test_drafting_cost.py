@@ -12,8 +12,9 @@ from playground import load
 from playground.contract import find
 from playground.contract.lane_config import assemble
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.events import Commit, Draft
 from support.laws import AT_ONE

@@ -11,7 +11,9 @@ import pytest
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 from playground.errors import Refusal
 from playground.events import Done, Forward
 from playground.trace import Trace, check

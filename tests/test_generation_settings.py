@@ -13,7 +13,9 @@ from transformers import AutoModelForCausalLM
 import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.text import generation_settings
 from playground.engine.text.generation_settings import PROCESSORS, GenerationSettings, end_ids, stated_context
 from playground.engine.text.tokens import Tokens

@@ -14,7 +14,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 import playground
 from playground.cli import main
 from playground.contract import find
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.loading.load import Shelf
 from playground.errors import Refusal
 from playground.events import Failed

@@ -15,7 +15,9 @@ from toys import byte_tokenizer
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Failed
 from playground.grammar import limits

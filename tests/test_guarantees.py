@@ -19,8 +19,9 @@ from playground.contract import Drafter, Verifier, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.sampling import residual_distribution
 from playground.trace import metrics
 from support.laws import (

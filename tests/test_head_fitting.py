@@ -10,7 +10,7 @@ from saved import save_models
 
 from playground.cli import main
 from playground.contract import find
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.training import head_fitting, target_texts

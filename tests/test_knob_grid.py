@@ -8,7 +8,10 @@ from app_page import address, browser, expect, page, visit  # noqa: F401
 from tables import TableModel
 
 from playground.contract import find
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.trace.knob_grid import cells, same_share
 from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings

@@ -8,7 +8,10 @@ import pytest
 from pairs import pair
 
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Commit, Failed
 from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelLoader, ModelRequest

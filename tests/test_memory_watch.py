@@ -9,7 +9,9 @@ from pairs import pair
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 from playground.engine.model import Model
 from playground.ui.components.settings import Rules
 from playground.ui.server.fits import DeviceMemory

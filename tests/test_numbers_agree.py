@@ -10,8 +10,9 @@ from pairs import VOCABULARY, pair
 
 from playground.contract.lane_config import LaneConfig, assemble, check_context
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.checkpoint.hub_files import first_sentence
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Step

@@ -4,7 +4,7 @@ import pytest
 import torch
 from tables import TableModel
 
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.loading.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
 from playground.ui.components.settings import CHOICES, Rules, Settings

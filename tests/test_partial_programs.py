@@ -30,7 +30,7 @@ from playground.algorithms.programs.partial_programs import (
 )
 from playground.bench.calibrate import pairs
 from playground.contract import make
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Header, Note, Stamped
 from playground.trace import Trace

@@ -14,7 +14,10 @@ from playground.contract import Decoder, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import shared_prefix as prefixes
 from playground.decoding import stream
-from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 from playground.engine.attention import segment_attention
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import Model

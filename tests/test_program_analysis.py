@@ -20,7 +20,10 @@ from playground.algorithms.programs.attribute_bounds import BOUNDS
 from playground.algorithms.programs.program_attributes import analyst, attributes
 from playground.confined.child import ConfinedChild
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Figure
 from playground.ui.server.worker import Worker
 from support.confined_attacks import BOUNDS as SHORT

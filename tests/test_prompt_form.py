@@ -10,7 +10,7 @@ from toys import byte_tokenizer
 
 from playground import run
 from playground.cli import main
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 

@@ -7,7 +7,8 @@ from transformers import PreTrainedTokenizerFast
 
 from playground import compare, run, score
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models, Prompt
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.engine.model import Model
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal

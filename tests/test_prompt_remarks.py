@@ -11,7 +11,8 @@ from toys import ASSISTANT, END, USER, byte_tokenizer, network
 
 from playground import run, score
 from playground.cli import main
-from playground.decoding.session import Models, Prompt
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.engine.model import Model
 from playground.ui.components.settings import Settings
 from playground.ui.play.handlers import Handlers

@@ -13,7 +13,9 @@ from tables import TableModel
 from playground.cli import terminal_view as screen
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Judged
 from playground.questions import questions

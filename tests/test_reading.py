@@ -9,8 +9,10 @@ from toys import END, byte_tokenizer
 
 from playground.decoding import logit_lens, scoring, stream
 from playground.decoding.logit_lens import look
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.scoring import score
-from playground.decoding.session import Models, Prompt, Session
+from playground.decoding.session import Session
 from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan

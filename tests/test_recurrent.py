@@ -19,7 +19,9 @@ from playground.contract.lane_config import LaneConfig
 from playground.decoding import stream
 from playground.decoding.limits import Limits
 from playground.decoding.logit_lens import look
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model

@@ -14,7 +14,8 @@ from completion_server import DONE, Answer, CompletionServer, event, piece, text
 import playground
 from playground.contract import make
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, Session
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Header, Note, TopLogprobs
 from playground.network_errors import connection_error

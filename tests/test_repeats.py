@@ -10,7 +10,10 @@ from counting import Counting, open_page
 from tables import TableModel
 
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step
 from playground.trace import Trace

@@ -17,7 +17,10 @@ from toys import byte_tokenizer
 
 import playground.engine.graphs.cuda_graphs as engine
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.attention.attention_mask import Window
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput

@@ -18,7 +18,9 @@ from playground.bench.survey.survey import score
 from playground.cli import terminal_view as screen
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Judged
 from playground.questions.questions import ask, gallery, judging, verdict

@@ -16,8 +16,10 @@ from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.session import Session, prepare
 from playground.errors import Refusal
 from playground.events import Done, Failed, Header, Note, Step
 from playground.trace import check

@@ -18,8 +18,9 @@ from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import LEAD, Prompt, prepare
+from playground.decoding.session import LEAD, prepare
 from playground.events import Commit, Done, Failed, Forward
 from support.session_lanes import Raises, last, run, text
 from support.sessions import LENGTH, Clock, side_by_side

@@ -11,7 +11,10 @@ from recurrent_networks import recurrent
 from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.loading.load import Loading, estimate, load

@@ -8,7 +8,9 @@ from toys import ASSISTANT, USER, byte_tokenizer
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.events import Failed
 from playground.trace.result import Result

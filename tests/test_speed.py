@@ -20,7 +20,10 @@ from playground.bench.speed.speed_defaults import ENGINE, FIRST, LANE, LIBRARY, 
 from playground.bench.speed.speed_prompts import Task
 from playground.bench.speed.speed_suite import prompt_ids
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Limits, Models, Prompt, prepare
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.checkpoint.catalogue import BUNDLED
 from playground.engine.loading.load import Loading
 from playground.engine.model import Model

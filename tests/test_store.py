@@ -10,7 +10,9 @@ from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.attention.attention_mask import EMPTY, Slots, Window
 from playground.engine.cache.kv_buffer import UNKNOWN, Capacity, KVBuffer
 from playground.engine.cache.kv_cache import KVCache

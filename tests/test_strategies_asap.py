@@ -9,8 +9,8 @@ from pairs import pair
 from tables import Law, TableModel, distance
 
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.decoding.visitor_memory import Memory
 from playground.events import Note
 from strategies.constrained.asap.prefix_trie import NEVER, PrefixTrie

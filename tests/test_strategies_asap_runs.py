@@ -13,10 +13,12 @@ from tables import TableModel, distance
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Branches, Commit, Done, Event, Figure, Forward, Step

@@ -16,8 +16,9 @@ from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.contract import Held, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Cache
 from playground.trace.cache_contents import contents

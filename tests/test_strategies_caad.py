@@ -11,7 +11,7 @@ from torch import Tensor
 
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.errors import Refusal
 from playground.events import Note
 from strategies.sampling.caad import Grounding

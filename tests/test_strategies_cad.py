@@ -14,7 +14,7 @@ from torch import Tensor
 
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.engine.forward_input import ForwardInput
 from playground.engine.sampling import contrast, jensen_shannon
 from playground.events import Note

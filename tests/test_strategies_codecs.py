@@ -14,7 +14,8 @@ from playground.algorithms.kv_cache.quantization import group_size, quantise
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Figure
 from playground.trace import check
 from strategies.kv_cache.gear import Gear, find_outliers, low_rank

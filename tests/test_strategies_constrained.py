@@ -15,8 +15,10 @@ from toys import byte_tokenizer
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Commit, Done, Failed, Forward, Mask, Step, Verdict
 from playground.trace import check
 

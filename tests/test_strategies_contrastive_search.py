@@ -13,7 +13,8 @@ from torch import Tensor
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Forward, Note
 from support.lookahead_runs import contrastive, figures, run
 

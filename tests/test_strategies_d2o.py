@@ -17,8 +17,9 @@ from playground.algorithms.kv_cache.slot_merging import merge_by_mean, nearest
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.cache.kv_buffer import MergedTokens, MergeMap
 from playground.events import Cache, Figure
 from playground.trace import check

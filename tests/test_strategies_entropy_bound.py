@@ -8,7 +8,7 @@ from transformers.models.diffusion_gemma import generation_diffusion_gemma as li
 
 import playground
 from playground.decoding.canvas import Canvas
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.canvas.noise_denoiser import NoiseDenoiser
 from playground.errors import Refusal
 from strategies.diffusion import entropy_bound as module

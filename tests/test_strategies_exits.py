@@ -14,8 +14,8 @@ from playground.contract import Verifier, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model

@@ -9,7 +9,9 @@ from toys import byte_tokenizer, network
 
 from playground.contract import make
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Draft, Figure, Note, Verdict

@@ -17,7 +17,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from playground.contract import Decoder, Sampler, find, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from strategies.sampling.contrastive_decoding import contrasted
 from support.laws import AT_ONE, EXACT, WRONG
 

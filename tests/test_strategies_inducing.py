@@ -9,7 +9,7 @@ from tables import TableModel
 from playground.algorithms.sampling import contrastive
 from playground.contract import EarlyExit, make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.events import Done
 from support.contrasting import contrasted
 

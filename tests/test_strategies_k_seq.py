@@ -19,8 +19,9 @@ from playground.contract import Verifier, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Verdict

@@ -15,7 +15,7 @@ from tables import TableModel, prepared
 
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.decoding.stream import Piece
 from strategies.sampling.knn_lm import Datastore
 

@@ -10,8 +10,9 @@ from tables import TableModel, watch
 from playground.contract import make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Cache, Commit
 from playground.trace.cache_contents import contents
 from strategies.kv_cache.sink_window import SinkWindow

@@ -10,8 +10,9 @@ from torch import Tensor
 from playground.contract import CachePolicy, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Cache
 from playground.trace import check

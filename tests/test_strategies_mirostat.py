@@ -14,8 +14,8 @@ from torch import Tensor
 from playground.contract import Decoder, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt
 from playground.events import Figure, Note
 from strategies.sampling.mirostat import zipf_exponent, zipf_size
 

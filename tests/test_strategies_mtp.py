@@ -16,8 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3DecoderLa
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed

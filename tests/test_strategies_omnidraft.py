@@ -13,7 +13,9 @@ from tables import TableModel, distance, product_law
 from playground.contract import find, make
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Verdict
 from strategies.speculative.omnidraft import Spellings

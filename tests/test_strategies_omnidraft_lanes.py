@@ -12,8 +12,10 @@ from playground.contract import Decoder, find
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.cross_tokenizer import Lexicon
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.scoring import score
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.events import Done, Draft, Event, Failed, Forward
 from playground.trace import check

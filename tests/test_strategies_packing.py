@@ -14,8 +14,9 @@ from playground.algorithms.kv_cache.quantization import Quantised, group_size, p
 from playground.contract import make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Cache
 from strategies.kv_cache.kivi import Kivi
 from support.packed_caches import LENGTH, PROMPT, models, rows

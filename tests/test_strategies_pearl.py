@@ -14,8 +14,10 @@ from playground.algorithms.speculative.drafting import new_tree
 from playground.contract import Verifier, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Commit, Done, Draft, Failed, Figure, Forward, Switch, Verdict
 from playground.trace.result import Result
 from playground.trace.validate import check

@@ -12,8 +12,9 @@ from tables import watch, write
 from playground.contract import Held, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Cache, Figure
 from playground.trace.cache_contents import contents
 from strategies.kv_cache.dapq import DapQ

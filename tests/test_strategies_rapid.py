@@ -13,7 +13,8 @@ from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Verdict
 from playground.trace import check
 from support.laws import AT_ONE, EXACT, WRONG

@@ -11,8 +11,10 @@ from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.events import Draft, Figure
 from playground.trace import metrics

@@ -12,8 +12,8 @@ from playground.contract import Verifier, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from playground.events import Forward

@@ -12,7 +12,8 @@ from transformers import AttentionInterface
 from playground.contract import make
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Figure
 from strategies.kv_cache.oracle_keep import OracleKeep

@@ -15,8 +15,10 @@ from playground.contract import Verifier, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model

@@ -18,8 +18,10 @@ from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Draft, Verdict
 from playground.trace import metrics
 

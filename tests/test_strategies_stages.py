@@ -15,8 +15,10 @@ from torch import Tensor
 from playground.contract import Full, make
 from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed, Figure, Forward, Note

@@ -8,8 +8,10 @@ from tables import TableModel, write
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.grammar import limits

@@ -10,7 +10,8 @@ from pairs import pair
 from playground.contract import Constraint, find
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Forward
 from playground.grammar.matcher import GrammarEngine

@@ -15,8 +15,9 @@ from playground.cli import main
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
+from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.session import prepare
 from playground.events import Failed
 from playground.training import variants as learning
 from strategies.kv_cache.uncomp import UNComp, matrix_entropy, wide_half, written

@@ -29,7 +29,7 @@ from playground.algorithms.speculative.speculation_math import (
 from playground.cli import main
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.events import Commit, Done, Draft, Figure, Forward, Header, Note, Stamped, Verdict
 from playground.events import Test as Trial  # pytest would collect it
 from playground.trace import Trace

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import playground
 from playground.algorithms.programs.partial_programs import Calibration
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.questions.questions import PROGRAMS, ask
 from playground.trace import Trace
 

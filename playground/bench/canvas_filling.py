@@ -13,7 +13,7 @@ import playground
 from playground.bench.report_text import Rows, facts_table, markdown_page, section
 from playground.contract import find
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.pocket.cards.canvas_scores import ROWS, exam
 from playground.questions.world import Item, score
 

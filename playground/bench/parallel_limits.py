@@ -23,7 +23,7 @@ from playground.algorithms.diffusion.parallel_lists import (
 )
 from playground.bench.report_text import Rows, facts_table, markdown_page, number, section
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.text.tokens import Tokens
 from playground.events import Forward

@@ -63,7 +63,9 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     server, tools = _server(options), read_text(options.tools) if options.tools else ""
     check_place(options.trace)
     from playground.decoding.lane_checks import remarks
-    from playground.decoding.session import Limits, Prompt, Session, prepare  # late, since it imports torch
+    from playground.decoding.limits import Limits  # late, since it imports torch
+    from playground.decoding.prompt import Prompt
+    from playground.decoding.session import Session, prepare
     limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
     asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before), options.form, tools)
     limits.check()

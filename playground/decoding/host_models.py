@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import playground
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.loading.load import Facts, Shelf
 from playground.engine.loading.loaded_model import loaded_model
 from playground.engine.loading.stored_weights import is_quantised

@@ -16,7 +16,8 @@ import torch
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.engine.checkpoint.weight_changes import check_weights
 from playground.errors import Refusal
 from playground.request_limits import check_text, quoted

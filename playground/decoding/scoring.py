@@ -17,9 +17,11 @@ from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Refused, Runner
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.sequence import Bounds
-from playground.decoding.session import Models, Prompt, Session, header_of
+from playground.decoding.session import Session, header_of
 from playground.decoding.stream import chunk_of
 from playground.engine.model import Model
 from playground.errors import Refusal

@@ -12,192 +12,33 @@ synchronous object without threads; it pauses while its caller does not call `ad
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
-from itertools import chain
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
 
 import torch
-from torch import Tensor
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, translating
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.checkpoint_sampler import add_settings, note_settings, with_stops
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
-from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
-from playground.decoding.prompt_remarks import remarks_on
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
-from playground.engine.checkpoint.weight_changes import adds_adapter
-from playground.engine.loading.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
-from playground.request_limits import check_text, quoted, without_mark
+from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.result import Result
 
 LEAD = 4.0  # forwards of one row that a lane may be ahead of the one with the least work for the two to share a forward
 SERVER_PATIENCE = 0.01  # seconds that a session waits for a server if it has nothing else to do
 Judge = Callable[[str], Judged]  # scores a text as the answer to the prompt
-
-
-@dataclass(frozen=True)
-class Models:
-    """The target and an optional draft model, which may have another vocabulary."""
-
-    target: Model
-    draft: Model | None = None
-    # weights of draft heads that were given in place of a draft model, by strategy
-    heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
-    # the target again with other weights, by their names as in `WeightChanges`, for lanes that ask for them
-    quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
-
-    def with_weights(self, weights: str) -> Models:
-        """The same with the target in other weights; raises Refusal if they were not loaded, or if an adapter has
-        brought other tokens, since lanes share a prompt.
-        """
-        if weights in ("", self.target.quantization):
-            return self
-        if weights not in self.quantized:
-            raise Refusal(
-                f"This lane needs {quoted(weights)} weights of {self.target.name}, which are not loaded: set the "
-                "quantisation of the whole run instead.",
-                "weights",
-            )
-        own = self.quantized[weights]
-        if adds_adapter(weights) and (said := differences(self.target.tokens, own.tokens)):
-            raise Refusal(
-                f"The adapter has another vocabulary than {self.target.name} ({said}): choose it as the model of the "
-                "run.",
-                "weights",
-            )
-        return replace(self, target=own)
-
-    @cached_property
-    def differences(self) -> str:
-        """How the draft's vocabulary differs from the target's, in a few words; empty if it does not."""
-        return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
-
-    @property
-    def draft_place(self) -> str:
-        """The device of the draft, " on cuda:1"; empty if it is the device of the target."""
-        return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
-
-    def by_stream(self, assembly: Assembly) -> dict[str, Model]:
-        """The models that a lane reads, by stream.
-
-        Raises Refusal if it needs a draft and there is none, or one with tokens that its strategies cannot translate.
-        """
-        drafting = [part for part in assembly.strategies() if "draft" in part.needs]
-        if not drafting:
-            return {"target": self.target}
-        if self.draft is None and self.heads:
-            name = next(iter(self.heads))
-            raise Refusal(f"A head for {name} was given in place of a draft model: choose the drafter {name}.", "draft")
-        if self.draft is None:
-            raise Refusal(
-                f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its "
-                "vocabulary.",
-                "draft",
-            )
-        if self.draft.fills:
-            raise Refusal(
-                f"{self.draft.name} fills masked positions and cannot draft a text: choose another draft model.",
-                "draft",
-            )
-        same_vocabulary = [part.title for part in drafting if not part.translates]
-        if same_vocabulary and self.differences:
-            raise Refusal(
-                f"The draft model has another vocabulary ({self.differences}), which {same_vocabulary[0]} cannot "
-                f"translate: choose a draft of the same model family, or draft with {' or '.join(translating())}.",
-                "draft",
-            )
-        return {"target": self.target, "draft": self.draft}
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """The input to continue: plain text, or a user message with an optional system message and earlier turns."""
-
-    text: str
-    chat: bool = False
-    system: str = ""
-    context: str = ""  # a passage before the prompt that the answer should be based on
-    before: tuple[tuple[str, str], ...] = ()  # earlier turns of the chat: (user, assistant)
-    form: str = ""  # how passage and prompt become one text, with {context} and {prompt}; empty for the default
-    tools: str = ""  # what the chat template describes, a list in JSON
-
-    def __post_init__(self) -> None:
-        for name in ("text", "system", "context", "form", "tools"):  # pasted from a file, perhaps with its mark
-            object.__setattr__(self, name, without_mark(getattr(self, name)))
-        turns = tuple(tuple(map(without_mark, turn)) for turn in self.before)
-        object.__setattr__(self, "before", turns)
-
-    def instructed(self, instruction: str) -> Prompt:
-        """The prompt with an instruction before the text, since not every chat template supports a system message."""
-        divider = " " if self.chat else "\n"
-        return replace(self, text=f"{instruction.strip()}{divider}{self.text}") if instruction.strip() else self
-
-    def without_context(self) -> Prompt:
-        """The prompt without its passage."""
-        return replace(self, context="")
-
-    def whole(self) -> str:
-        """Passage and prompt as one text."""
-        passage = self.context.strip()
-        if not passage:
-            return self.text
-        return filled(self.form or (CHAT_FORM if self.chat else TEXT_FORM), passage, self.text)
-
-    def check(self) -> None:
-        """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and what requires a chat."""
-        texts = {"prompt": self.text, "system message": self.system, "context": self.context, "form": self.form}
-        for name, text in texts.items():
-            check_text(text, name, about=name.split()[0])
-        for turn in self.before:
-            for text in turn:
-                check_text(text, "text of an earlier turn", about="before")
-        if not self.text.strip():
-            raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
-        if self.before and not self.chat:
-            raise Refusal("Earlier turns require a chat: turn chat on, or remove the turns.", "before")
-        check_form(self.form)
-        check_tools(self.tools, self.chat)
-
-    def encode(self, model: Model) -> list[int]:
-        """Token ids as of `tokens`. Raises Refusal for what it refuses, and for a prompt that is too long."""
-        ids = self.tokens(model)
-        if len(ids) >= model.context:
-            raise Refusal(
-                f"The prompt has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.",
-                "prompt",
-            )
-        return ids
-
-    def tokens(self, model: Model) -> list[int]:
-        """Token ids, at least one, of any number. Raises Refusal for what `check` refuses, and for a prompt without
-        tokens, or with one that the model does not know.
-        """
-        self.check()
-        ids = (
-            model.tokens.encode_chat(self.whole(), self.system, self.before, self.tools)
-            if self.chat
-            else model.tokens.encode(self.whole())
-        )
-        if not ids:
-            raise Refusal(
-                f"The tokenizer of {model.name} makes no token of this prompt: write something else.", "prompt"
-            )
-        return ids
-
-    def remarks(self, model: Model, ids: list[int]) -> list[str]:
-        """What is to know about the prompt, which the model reads as these ids."""
-        written = (self.whole(), self.system, *chain.from_iterable(self.before))
-        return remarks_on(model, written, ids, self.chat)
 
 
 @cache

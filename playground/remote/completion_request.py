@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt
+from playground.decoding.prompt import Prompt
 from playground.remote.remote_server import RemoteServer
 
 TOP = 5  # candidates asked for each token; OpenAI's completions interface allows no more

@@ -15,7 +15,8 @@ from contextlib import aclosing
 from time import perf_counter
 
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, Session
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Figure, Header, Note, Part, TopLogprobs
 from playground.remote.character_joiner import CharacterJoiner, whole

@@ -24,7 +24,7 @@ from playground.engine.sampling import greedy
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 EACH = 40  # questions per task of the small world
 OPENING = 48  # prompt tokens taken from a text

@@ -28,7 +28,7 @@ from playground.events import Figure, Note
 from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 CHUNK = 256  # tokens read in one forward
 

@@ -15,8 +15,10 @@ from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Commit, Event, Failed

@@ -9,7 +9,9 @@ from registry import lanes, title
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 from playground.events import Commit, Event
 from support.laws import drawing
 

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Prompt, prepare
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Forward
 
 TEXT = "The green bird sings, and the red fox listens."

@@ -7,7 +7,9 @@ from tables import TableModel, distance, law, product_law
 from playground.contract import find
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import prepare
 from playground.events import Figure
 from support.laws import AT_ONE
 from support.speculation import speculative_lane

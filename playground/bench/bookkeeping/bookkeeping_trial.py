@@ -14,7 +14,9 @@ from playground.bench.bookkeeping.generated_model import generated_pair
 from playground.bench.bookkeeping.strategy_lanes import lane_of
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
-from playground.decoding.session import Models, Prompt, Session, prepare
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Failed, Forward, Stamped
 

@@ -24,7 +24,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.questions.questions import Question, ask
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 Length = Callable[[Question], int]
 
@@ -92,7 +92,7 @@ class RecallTrial:
         return lambda question: length_of(question, self.models)
 
     def answers(self) -> Iterator[Answer]:
-        from playground.decoding.session import Limits  # late, since it imports torch
+        from playground.decoding.limits import Limits  # late, since it imports torch
         return survey(self.models, self.entrants(), self.questions, 1, Limits(self.seed, ANSWER), warm_up=False)
 
     def measured(self, answers: Iterable[Answer]) -> list[Measured]:

@@ -16,7 +16,7 @@ from playground.bench.survey.results import Score, pairs_of, score_text, select
 from playground.bench.survey.survey import Answer, prompt_of
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 FORMAT, VERSION = "decoding-playground-compute", 1
 LOSS, SHARE, TASKS = 0.03, 0.7, 4  # the aim: at most so much score lost at below this share of FLOPs, on so many tasks

@@ -21,7 +21,7 @@ from playground.bench.survey.survey import Answer, Entrant, survey
 from playground.questions.questions import Question
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 Number = Score | Paired | Spread | float | None
 FORMAT, VERSION = "decoding-playground-effects", 1
@@ -57,7 +57,7 @@ class Effect:
         self, models: Models, repeats: int, seed: int, cancelled: Callable[[], bool] = lambda: False
     ) -> Iterator[Answer]:
         """Every entrant on every question; `repeats` rounds if times are compared, otherwise one."""
-        from playground.decoding.session import Limits  # late, since it imports torch
+        from playground.decoding.limits import Limits  # late, since it imports torch
 
         return survey(
             models,

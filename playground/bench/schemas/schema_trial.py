@@ -20,7 +20,7 @@ from playground.grammar.schema.source import understood
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
     from playground.grammar.matcher import Grammar
 
 OUTCOMES = ("refused", "valid", "invalid", "cut off", "unchecked")
@@ -133,7 +133,9 @@ class SchemaTrial:
                 yield f"scribble {number + 1}", ids
 
     def _model_writes(self, case: Case) -> list[int]:
-        from playground.decoding.session import Limits, Prompt, prepare
+        from playground.decoding.limits import Limits
+        from playground.decoding.prompt import Prompt
+        from playground.decoding.session import prepare
         # one token per character at most
         shown = case.source[:max(0, min(SHOWN, self.models.target.context - self.most - ROOM))]
         prompt = Prompt(f"Write JSON for this schema: {shown}", bool(self.models.target.tokenizer.chat_template))

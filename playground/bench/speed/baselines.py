@@ -14,8 +14,11 @@ from playground.bench.speed.minimal_loop import Loop, has_loop
 from playground.bench.speed.speed_defaults import LOOP
 from playground.bench.speed.speed_prompts import Task
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
-from playground.decoding.session import Limits, Models, Prompt, Session, prepare
+from playground.decoding.session import Session, prepare
 from playground.engine.loading.load import Loading, load
 from playground.engine.model import Model
 from playground.trace.result import Result

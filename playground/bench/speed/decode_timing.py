@@ -23,8 +23,8 @@ from playground.bench.speed.speed_defaults import (
     apart,
     together,
 )
+from playground.decoding.models import Models
 from playground.decoding.recorder import Silent
-from playground.decoding.session import Models
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 

@@ -22,7 +22,10 @@ from playground.trace.lane_metrics import LaneRecord
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Limits, Models, Prompt, Session
+    from playground.decoding.limits import Limits
+    from playground.decoding.models import Models
+    from playground.decoding.prompt import Prompt
+    from playground.decoding.session import Session
 
 ROUNDS = 1000  # exclusive upper bound of the rounds: keeps the seeds of two questions distinct
 Judge = Callable[[Question, str], float | None]
@@ -277,7 +280,7 @@ def _forwards(session: Session, watch: Stopwatch) -> Iterator[None]:
 
 def prompt_of(question: Question, models: Models) -> Prompt:
     """The question as a session's prompt; a chat only if the model has a chat template."""
-    from playground.decoding.session import Prompt
+    from playground.decoding.prompt import Prompt
     chat = question.chat and bool(models.target.tokenizer.chat_template)
     return Prompt(question.prompt, chat, context=question.context, before=question.before)
 

@@ -14,7 +14,7 @@ from playground.questions.questions import Question
 from playground.trace.csv_export import cell
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 FORMAT, VERSION = "decoding-playground-survey", 1
 NOTES = """Every entrant answered every question in a lane of its own, in one process, interleaved round by round; a

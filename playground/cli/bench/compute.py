@@ -31,7 +31,7 @@ def measure(options: Namespace) -> bool:
     from playground.bench.compute import compute_report as report  # late, since these import torch
     from playground.bench.speed.speed_report import machine
     from playground.bench.survey.survey_export import model_facts
-    from playground.decoding.session import Limits
+    from playground.decoding.limits import Limits
     answers: list[Answer] = []
     given = survey(models, lanes, questions, options.repeats, Limits(options.seed, options.max_new_tokens))
     if gather(answers, timed(given, Progress(lanes, questions, options.repeats))):

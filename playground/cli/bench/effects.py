@@ -14,7 +14,7 @@ from playground.cli.input_files import check_place, write_text
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 
 def record(options: Namespace) -> bool:

@@ -76,7 +76,8 @@ def _answers(
     """All answers, and whether Ctrl-C stopped the measurement."""
     from playground.bench.speculation.library_baselines import Library
     from playground.bench.speculation.observe import LibraryExaminer, observe
-    from playground.decoding.session import Limits, Models
+    from playground.decoding.limits import Limits
+    from playground.decoding.models import Models
     target, draft = models
     library = {pair.theirs: Library.of(pair, target, draft, options.max_new_tokens) for pair in pairs}
     limits = Limits(options.seed, options.max_new_tokens)
@@ -91,7 +92,7 @@ def _answers(
 def _facts(options: Namespace, target: TwinModels, draft: TwinModels | None) -> dict[str, Any]:
     from playground.bench.speed.speed_report import machine
     from playground.bench.survey.survey_export import model_facts
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
     names = ("questions", "repeats", "seed", "max_new_tokens")
     models = model_facts(Models(target.model, draft and draft.model))
     settings = models | {name: getattr(options, name) for name in names}

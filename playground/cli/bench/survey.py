@@ -19,7 +19,7 @@ from playground.questions.questions import Question, ask
 from playground.questions.user_questions import read_questions
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Models
+    from playground.decoding.models import Models
 
 
 def measure(options: Namespace) -> bool:
@@ -29,7 +29,7 @@ def measure(options: Namespace) -> bool:
         check_place(path)
     models = load_for(entrants, options)
     from playground.bench.speed.speed_report import machine  # late, since it imports torch
-    from playground.decoding.session import Limits
+    from playground.decoding.limits import Limits
     answers: list[Answer] = []
     limits = Limits(options.seed, options.max_new_tokens)
     given = survey(models, entrants, questions, options.repeats, limits)

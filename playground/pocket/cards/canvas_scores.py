@@ -2,7 +2,7 @@
 import random
 
 import playground
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.canvas.denoiser import MaskedDenoiser
 from playground.questions.world import TASKS, score
 

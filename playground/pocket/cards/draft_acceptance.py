@@ -10,7 +10,7 @@ from copy import deepcopy
 
 import playground
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.session import Models
+from playground.decoding.models import Models
 from playground.engine.model import Model
 from playground.pocket.generation import continuations
 from playground.trace.lane_metrics import LaneRecord

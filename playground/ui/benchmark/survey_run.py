@@ -166,7 +166,7 @@ class SurveySession:
 
 def survey_session(models: Any, choice: SurveySettings, rules: Rules) -> SurveySession:
     """Prepare a survey; raises Refusal if there is no question, or more than is allowed, or if a lane cannot start."""
-    from playground.decoding.session import Limits  # imports torch
+    from playground.decoding.limits import Limits  # imports torch
     entrants, questions = choice.entrants(), choice.questions(rules)
     examiner = Examiner(models, Limits(choice.seed, choice.length), judge_for(rules))
     check_entrants(examiner, entrants, questions)

@@ -40,14 +40,14 @@ def _prepare(models: Any, settings: Settings, memory: Memory):
 
 
 def _prompt_of(settings: Settings) -> Any:
-    from playground.decoding.session import Prompt
+    from playground.decoding.prompt import Prompt
     context = settings.context if settings.context.strip() else ""
     chat, tools = settings.mode == "chat", settings.tools.strip()
     return Prompt(settings.prompt, chat, settings.system, context, settings.turns(), settings.form, tools)
 
 
 def _limits_of(settings: Settings) -> Any:
-    from playground.decoding.session import Limits
+    from playground.decoding.limits import Limits
     return Limits(settings.seed, settings.length, settings.stops())
 
 

@@ -1,0 +1,89 @@
+"""The models of a run: the target in the weights that its lanes ask for, and an optional draft."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torch import Tensor
+
+from playground.contract.lane_config import Assembly, translating
+from playground.engine.checkpoint.weight_changes import adds_adapter
+from playground.engine.loading.load import differences
+from playground.engine.model import Model
+from playground.errors import Refusal
+from playground.request_limits import quoted
+
+
+@dataclass(frozen=True)
+class Models:
+    """The target and an optional draft model, which may have another vocabulary."""
+
+    target: Model
+    draft: Model | None = None
+    # weights of draft heads that were given in place of a draft model, by strategy
+    heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
+    # the target again with other weights, by their names as in `WeightChanges`, for lanes that ask for them
+    quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
+
+    def with_weights(self, weights: str) -> Models:
+        """The same with the target in other weights; raises Refusal if they were not loaded, or if an adapter has
+        brought other tokens, since lanes share a prompt.
+        """
+        if weights in ("", self.target.quantization):
+            return self
+        if weights not in self.quantized:
+            raise Refusal(
+                f"This lane needs {quoted(weights)} weights of {self.target.name}, which are not loaded: set the "
+                "quantisation of the whole run instead.",
+                "weights",
+            )
+        own = self.quantized[weights]
+        if adds_adapter(weights) and (said := differences(self.target.tokens, own.tokens)):
+            raise Refusal(
+                f"The adapter has another vocabulary than {self.target.name} ({said}): choose it as the model of the "
+                "run.",
+                "weights",
+            )
+        return replace(self, target=own)
+
+    @cached_property
+    def differences(self) -> str:
+        """How the draft's vocabulary differs from the target's, in a few words; empty if it does not."""
+        return differences(self.target.tokens, self.draft.tokens) if self.draft else ""
+
+    @property
+    def draft_place(self) -> str:
+        """The device of the draft, " on cuda:1"; empty if it is the device of the target."""
+        return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
+
+    def by_stream(self, assembly: Assembly) -> dict[str, Model]:
+        """The models that a lane reads, by stream.
+
+        Raises Refusal if it needs a draft and there is none, or one with tokens that its strategies cannot translate.
+        """
+        drafting = [part for part in assembly.strategies() if "draft" in part.needs]
+        if not drafting:
+            return {"target": self.target}
+        if self.draft is None and self.heads:
+            name = next(iter(self.heads))
+            raise Refusal(f"A head for {name} was given in place of a draft model: choose the drafter {name}.", "draft")
+        if self.draft is None:
+            raise Refusal(
+                f"This strategy needs a draft model and {self.target.name} has none: choose one that shares its "
+                "vocabulary.",
+                "draft",
+            )
+        if self.draft.fills:
+            raise Refusal(
+                f"{self.draft.name} fills masked positions and cannot draft a text: choose another draft model.",
+                "draft",
+            )
+        same_vocabulary = [part.title for part in drafting if not part.translates]
+        if same_vocabulary and self.differences:
+            raise Refusal(
+                f"The draft model has another vocabulary ({self.differences}), which {same_vocabulary[0]} cannot "
+                f"translate: choose a draft of the same model family, or draft with {' or '.join(translating())}.",
+                "draft",
+            )
+        return {"target": self.target, "draft": self.draft}
