@@ -1,4 +1,4 @@
-"""`python -m playground list | run | compare | replay | bench | study | fit | variant | space`"""
+"""`python -m playground serve | list | run | compare | replay | bench | study | fit | variant | space`"""
 import sys
 
 from playground.cli import main

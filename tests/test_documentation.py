@@ -13,8 +13,7 @@ import pytest
 import yaml
 
 import playground
-from playground.cli import main
-from playground.cli.options import parser
+from playground.cli import main, parser
 from playground.contract import base, discover
 from playground.trace import Trace
 from support.folders import links_of

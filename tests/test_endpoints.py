@@ -15,10 +15,12 @@ from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 import playground
+from playground.cli import main
 from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.trace.comparison import baseline_of, compared
+from playground.ui import start
 from playground.ui.components.settings import Rules, Settings
 from playground.ui.play.gallery import examples
 from playground.ui.play.handlers import Handlers
@@ -289,12 +291,10 @@ def test_an_unknown_task_is_answered_with_a_sentence(client):
 # --- tools for Model Context Protocol clients ---
 
 def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys):
-    import app
-    monkeypatch.setattr(app, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as ended:
-        app.main(["--mcp"])
+    monkeypatch.setattr(start, "find_spec", lambda name: None)
+    ended = main(["serve", "--mcp"])
     said = capsys.readouterr().err
-    assert ended.value.code == 2 and "pip install" in said and said.count("\n") == 1
+    assert ended == 2 and "pip install" in said and said.count("\n") == 1
 
 
 @pytest.mark.slow

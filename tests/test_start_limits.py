@@ -14,11 +14,12 @@ from time import process_time
 import pytest
 from toys import save
 
-import app
 from playground import request_limits
+from playground.cli import main
 from playground.engine.loading.load import Loading, load
 from playground.errors import Refusal
 from playground.request_limits import LOCAL, PUBLIC, RequestLimits, quoted
+from playground.ui import start
 from playground.ui.components.settings import Rules, Settings
 from playground.ui.play import gallery, lessons
 from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
@@ -42,19 +43,18 @@ LONGEST_EXAMPLE = 4096  # tokens: an example may be longer than a public page ru
     ],
 )
 def test_an_unavailable_address_is_refused_in_one_sentence(options, says, capsys, monkeypatch):
-    monkeypatch.setattr(app, "build", lambda site: None)
-    with pytest.raises(SystemExit) as ended:
-        app.main(options)
+    monkeypatch.setattr(start, "build", lambda site: None)
+    ended = main(["serve", *options])
     reply = capsys.readouterr().err
-    assert ended.value.code == 2 and says in reply and "Traceback" not in reply and len(reply) < 400
+    assert ended == 2 and says in reply and "Traceback" not in reply and len(reply) < 400
 
 
 def test_a_port_in_use_is_refused_in_one_sentence(capsys, monkeypatch):
-    monkeypatch.setattr(app, "build", lambda site: None)
-    with socket.socket() as taken, pytest.raises(SystemExit):
+    monkeypatch.setattr(start, "build", lambda site: None)
+    with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        app.main(["--port", str(taken.getsockname()[1])])
+        assert main(["serve", "--port", str(taken.getsockname()[1])]) == 2
     assert "in use" in capsys.readouterr().err
 
 

@@ -7,10 +7,24 @@ from __future__ import annotations
 import os
 import sys
 
-from playground.cli.options import parser
+from playground.cli.shared_options import Command, CommandParser, add_commands
 from playground.errors import Refusal
 
 WRONG, INTERRUPTED = 2, 130
+COMMANDS = (
+    Command("serve", "serve:serve", "open the page"),
+    Command("list", "list_strategies:show", "show the strategies, or everything about one"),
+    Command("run", "run_lanes:run", "run one strategy on a prompt"),
+    Command("compare", "run_lanes:compare", "run several strategies on one prompt side by side"),
+    Command("replay", "replay_trace:play", "show a recorded run again"),
+    Command("bench", "bench:measure",
+            "measure speed, compared with the transformers library on the same weights; or test strategies on "
+            "questions"),
+    Command("study", "run_study:study", "analyse recorded runs"),
+    Command("fit", "fit_and_variant:fit", "fit a strategy's knobs or weights to a model"),
+    Command("variant", "fit_and_variant:make_variant", "make a new model from another; it joins the catalogue"),
+    Command("space", "space.prepare_space:prepare", "prepare the folder of a Hugging Face Space, and check it"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,6 +50,13 @@ def main(argv: list[str] | None = None) -> int:
             file=sys.stderr,
         )
         return WRONG
+
+
+def parser() -> CommandParser:
+    """The command line. Parsed options have `act`, the function of the command."""
+    whole = CommandParser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
+    add_commands(whole, COMMANDS, dest="command", metavar="COMMAND", required=True)
+    return whole
 
 
 def _run_command(argv: list[str] | None) -> int:

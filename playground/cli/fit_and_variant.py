@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground.cli.lane_options import read_knobs
 from playground.cli.load_models import load, show_progress, silence_libraries
+from playground.cli.shared_options import CommandParser, add_base, add_count, add_models, add_settings, add_texts
 from playground.cli.training_texts import read_texts
 from playground.contract import Strategy, find, make
 from playground.errors import Refusal
@@ -19,6 +20,35 @@ if TYPE_CHECKING:
 
     from playground.engine.model import Model
     from playground.training.variants import LoadedNetwork
+
+
+def fit_options(command: CommandParser) -> None:
+    command.add_argument(
+        "name", metavar="NAME",
+        help="a strategy with fitted knobs, such as adadec, or with trained weights, such as specdec_plus_plus",
+    )
+    add_texts(command)
+    add_models(command)
+    add_count(command, "seed", 0, 0, "of the training data that is sampled for weights")
+    add_count(command, "epochs", 0, 0, "passes over the texts that train a draft head; 0: as many as it needs")
+    command.add_argument("--from", dest="published", metavar="FOLDER",
+                         help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2")
+    command.add_argument("--to", dest="exported", metavar="FOLDER",
+                         help="a new folder for the head in the format of vLLM's speculators as well")
+    command.add_argument("--out", metavar="FILE",
+                         help="where to store the weights; default: with the other files made on this machine")
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def make_variant_options(command: CommandParser) -> None:
+    command.add_argument("name", metavar="NAME", help="a variant, such as hyperfitting; `list` shows them")
+    add_texts(command)
+    command.add_argument("--name", dest="called", default="", metavar="NAME",
+                         help="name of the new model; default: made from the base and the method")
+    add_settings(command, "the method")
+    add_count(command, "seed", 0, 0)
+    add_base(command)
+    command.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def make_variant(options: Namespace) -> bool:

@@ -5,12 +5,21 @@ import json
 from argparse import Namespace
 from typing import NoReturn
 
+from playground.cli.shared_options import CommandParser
 from playground.cli.terminal_view import table
 from playground.contract import KINDS, Knob, Strategy, discover, find
 from playground.contract.bibliography import bibtex
 from playground.contract.metadata import facts
 from playground.errors import Refusal
 from playground.trace.lane_metrics import definitions
+
+
+def show_options(command: CommandParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
+    forms = command.add_mutually_exclusive_group()
+    forms.add_argument("--json", action="store_true", help="print an array of objects")
+    forms.add_argument("--bibtex", action="store_true", help="print the papers as BibTeX")
+    forms.add_argument("--metrics", action="store_true", help="print what each metric of a lane means")
 
 
 def show(options: Namespace) -> bool:

@@ -8,6 +8,7 @@ import time
 from argparse import Namespace
 
 from playground.cli.input_files import check_place, write_text
+from playground.cli.shared_options import CommandParser, not_negative
 from playground.cli.terminal_view import Screen, report
 from playground.errors import Refusal
 from playground.trace import Trace, check, replay
@@ -16,6 +17,16 @@ from playground.trace.result import Result
 from playground.ui.play.standalone import to_html
 
 WRITERS = {"csv": to_csv, "html": to_html}
+
+
+def play_options(command: CommandParser) -> None:
+    command.add_argument("file", metavar="F.jsonl", help="a file written by --trace")
+    command.add_argument(
+        "--speed", type=not_negative, default=1.0, metavar="X", help="2 is twice as fast, 0 all at once"
+    )
+    command.add_argument("--csv", metavar="FILE", help="write one row per token instead of showing the run")
+    command.add_argument("--html", metavar="FILE",
+                         help="write a page that plays the run without a server, instead of showing it")
 
 
 def play(options: Namespace) -> bool:

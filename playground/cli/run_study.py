@@ -7,10 +7,18 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from playground.cli.fit_and_variant import of_kind
+from playground.cli.shared_options import CommandParser, add_settings
 from playground.cli.terminal_view import table
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 from playground.trace import Trace, check
+
+
+def study_options(command: CommandParser) -> None:
+    command.add_argument("name", metavar="NAME", help="a study, such as scaling_laws; `list` shows them")
+    command.add_argument("files", metavar="F.jsonl", nargs="+", help="files written by --trace; every lane counts")
+    add_settings(command, "the study")
+    command.add_argument("--json", action="store_true", help="print figures and notes as JSON")
 
 
 def study(options: Namespace) -> bool:

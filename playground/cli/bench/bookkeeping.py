@@ -14,10 +14,32 @@ from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
+from playground.cli.shared_options import CommandParser, add_count, add_names, add_results
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping
+
+FIGURES = "docs/bookkeeping.json"
+PAGE = "docs/bookkeeping.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    add_names(command, "only", "some of the strategies; default: all that generate text")
+    command.add_argument("--quick", action="store_true", help="a small vocabulary and a short prompt")
+    for name, low, meaning in (
+        ("vocabulary", 2000, "tokens of the model"),
+        ("layers", 1, "of the KV cache"),
+        ("context", 600, "tokens of the prompt"),
+        ("watched", 300, "tokens of the prompt where the attention weights or logits of all of it are read"),
+        ("tokens", 2, "generated"),
+        ("seconds", 1, "after which a strategy is stopped"),
+    ):
+        add_count(command, name, low, None, meaning)
+    command.add_argument("--add", metavar="F.json", help="add the results to those of an earlier run, written by --out")
+    command.add_argument("--verbose", action="store_true", help="show the output of the libraries")
+    command.set_defaults(threads=None)
+    add_results(command, FIGURES, PAGE, "write the tables as a page")
 
 
 def measure(options: Namespace) -> bool:

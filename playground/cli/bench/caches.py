@@ -6,15 +6,48 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from playground.bench.caches.caches_defaults import PACED, WEIGHED
+from playground.bench.caches.caches_defaults import BUDGETS, PACED, PARTS, SHAPES, WEIGHED
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
+from playground.cli.shared_options import (
+    HELD_OUT,
+    CommandParser,
+    add_count,
+    add_model,
+    add_results,
+    add_threads,
+    at_least,
+)
 
 if TYPE_CHECKING:
     from playground.bench.caches.caches_report import Findings
+
+FIGURES = "docs/caches.json"
+PAGE = "docs/caches.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    command.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
+                         help=f"some of {', '.join(PARTS)}; default: all")
+    command.add_argument("--budgets", nargs="+", type=at_least(8), default=list(BUDGETS), metavar="N",
+                         help="score: budgets in tokens of the prompt")
+    add_count(command, "questions", 1, 12, f"score: {HELD_OUT}")
+    command.add_argument("--shape", choices=SHAPES, metavar="S",
+                         help="memory, step: a network of random weights, one of "
+                         f"{', '.join(SHAPES)}; default: {WEIGHED} and {PACED}")
+    add_count(command, "kept", 8, 512, "memory, step: budget in tokens of the prompt")
+    add_count(command, "tokens", 16, 8000, "memory: tokens of the prompt")
+    add_count(command, "written", 2, 64, "memory: tokens after the prompt")
+    add_count(command, "behind", 16, 768, "step: tokens of the prompt")
+    add_count(command, "rounds", 1, 30, "step: measured steps per lane, after some that are dropped")
+    add_count(command, "seed", 0, 1)
+    add_model(command)
+    command.set_defaults(draft=None, draft_device="")
+    add_threads(command)
+    add_results(command, FIGURES, PAGE, "write a page, and its figure next to it")
 
 
 def measure(options: Namespace) -> bool:

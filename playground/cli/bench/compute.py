@@ -12,6 +12,15 @@ from playground.bench.report_text import failure_lines
 from playground.bench.survey.survey import Answer, Progress, survey
 from playground.cli.bench.survey import gather, load_for, timed
 from playground.cli.input_files import check_place, write_text
+from playground.cli.shared_options import (
+    HELD_OUT,
+    CommandParser,
+    add_count,
+    add_models,
+    add_names,
+    add_results,
+    add_threads,
+)
 from playground.cli.terminal_view import table as screen_table
 from playground.errors import Refusal
 from playground.questions.questions import Question, ask
@@ -19,6 +28,23 @@ from playground.questions.world import TASKS
 
 if TYPE_CHECKING:
     from playground.bench.compute.compute_report import ComputeRow
+
+FIGURES = "docs/compute.json"
+PAGE = "docs/compute.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    add_names(command, "only", "some of the compute policies; default: all")
+    add_names(command, "tasks", "of the small world: records, arithmetic, ...; default: all", "TASK")
+    add_count(command, "questions", 1, 12, HELD_OUT)
+    add_count(command, "repeats", 1, 1, "measured rounds, after a warm-up that is dropped")
+    add_count(command, "seed", 0, 1)
+    add_count(command, "max-new-tokens", 2, 160)
+    command.add_argument("--add", metavar="F.json",
+                         help="results written by --out with the same settings; policies measured again replace theirs")
+    add_models(command)
+    add_threads(command)
+    add_results(command, FIGURES, PAGE, "write the tables as a page, and a chart next to it")
 
 
 def measure(options: Namespace) -> bool:

@@ -8,10 +8,23 @@ from typing import TYPE_CHECKING
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import load, show_progress
+from playground.cli.shared_options import CommandParser, add_count, add_model, add_results, add_threads
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.bench.canvas_filling import Filled
+
+FIGURES = "docs/diffusion.json"
+PAGE = "docs/diffusion.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    add_model(command)
+    add_threads(command)
+    add_count(command, "questions", 1, 8, "of each task")
+    add_count(command, "seed", 0, 11)
+    command.set_defaults(model="pocket-diffusion", draft=None, draft_device="")
+    add_results(command, FIGURES, PAGE, "write the tables as a page")
 
 
 def measure(options: Namespace) -> bool:

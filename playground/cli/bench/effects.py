@@ -11,10 +11,24 @@ from playground.bench.effects.effect import Effect, EffectResult, document, page
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli.bench.survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
+from playground.cli.shared_options import CommandParser, add_count, add_models, add_names, add_results, add_threads
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.decoding.models import Models
+
+FIGURES = "docs/effects.json"
+PAGE = "docs/effects.md"
+
+
+def record_options(command: CommandParser) -> None:
+    add_names(command, "only", "some of the effects; default: all", default=None)
+    add_count(command, "questions", 2, None, "of each kind, instead of the effect's own number, for a quick check")
+    add_count(command, "repeats", 1, 3, "measured rounds, if times are compared")
+    add_count(command, "seed", 0, 1)
+    add_models(command)
+    add_threads(command)
+    add_results(command, FIGURES, PAGE, "write a page, and its charts next to it")
 
 
 def record(options: Namespace) -> bool:

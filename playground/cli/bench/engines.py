@@ -12,10 +12,25 @@ from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import load, show_progress
+from playground.cli.shared_options import CommandParser, add_count, add_model
 
 if TYPE_CHECKING:
     from playground.bench.engines.engine_trial import EngineComparison, EngineTrial
     from playground.bench.engines.grammar_sources import GrammarSource
+
+PAGE = "docs/engines.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    command.add_argument("folders", metavar="FOLDER", nargs="*",
+                         help="JSON Schemas, besides the grammars of every kind that are compared in any case")
+    add_count(command, "scribbles", 1, 4, "random texts per grammar and engine")
+    add_count(command, "seed", 0, 0)
+    add_model(command)
+    command.set_defaults(draft=None, draft_device="")
+    command.add_argument("--json", metavar="F.json", help="write everything")
+    command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE",
+                         help=f"write the tables as a page, {PAGE}")
 
 
 def measure(options: Namespace) -> bool:

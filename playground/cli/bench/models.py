@@ -10,10 +10,18 @@ from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
+from playground.cli.shared_options import CommandParser
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.bench.models.trial import Finding
+
+
+def measure_options(command: CommandParser) -> None:
+    command.add_argument("types", metavar="TYPE", nargs="*", help="model types, such as llama; default: all")
+    command.add_argument("--json", metavar="FILE", help="write every result")
+    command.add_argument("--page", nargs="?", const="docs/models.md", metavar="FILE",
+                         help="write the table as a page, docs/models.md")
 
 
 def measure(options: Namespace) -> bool:

@@ -7,6 +7,18 @@ from argparse import Namespace
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
+from playground.cli.shared_options import CommandParser, add_count, add_results, add_threads
+
+FIGURES = "docs/parallel.json"
+PAGE = "docs/parallel.md"
+
+
+def measure_options(command: CommandParser) -> None:
+    add_threads(command)
+    add_count(command, "questions", 1, 100, "of each task")
+    add_count(command, "seed", 0, 0)
+    command.set_defaults(verbose=False)
+    add_results(command, FIGURES, PAGE, "write the tables as a page")
 
 
 def measure(options: Namespace) -> bool:

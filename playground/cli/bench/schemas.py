@@ -12,10 +12,22 @@ from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import load, show_progress
+from playground.cli.shared_options import CommandParser, add_count, add_model
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.bench.schemas.schema_trial import SchemaResult, SchemaTrial
+
+
+def measure_options(command: CommandParser) -> None:
+    command.add_argument("folders", metavar="FOLDER", nargs="+",
+                         help="schemas, as in JSONSchemaBench or in the official JSON Schema Test Suite; or a file")
+    add_count(command, "scribbles", 0, 4, "random texts per schema, besides the model's")
+    add_count(command, "max-new-tokens", 1, 64)
+    add_count(command, "seed", 0, 0)
+    add_model(command)
+    command.set_defaults(draft=None, draft_device="")
+    command.add_argument("--json", metavar="F.json", help="write everything, including every text")
 
 
 def measure(options: Namespace) -> bool:

@@ -12,6 +12,15 @@ from playground.cli.bench.speed import load_pair, prepare_machine
 from playground.cli.bench.survey import gather, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
+from playground.cli.shared_options import (
+    HELD_OUT,
+    CommandParser,
+    add_count,
+    add_models,
+    add_names,
+    add_results,
+    add_threads,
+)
 from playground.cli.terminal_view import table
 from playground.contract import discover, make
 from playground.questions.questions import Question, ask
@@ -19,6 +28,25 @@ from playground.questions.world import TASKS
 
 if TYPE_CHECKING:
     from playground.bench.speed.baselines import TwinModels
+
+FIGURES = "docs/guessing.json"
+PAGE = "docs/guessing.md"
+SUMMARY = "assets/speculation.json"
+
+
+def measure_options(command: CommandParser) -> None:
+    add_names(command, "only", "some of the drafters and presets; default: all")
+    add_names(command, "tasks", "of the small world: records, programs, ...; default: all", "TASK")
+    add_count(command, "questions", 1, 3, HELD_OUT)
+    add_count(command, "repeats", 1, 3, "measured rounds, after a warm-up that is dropped")
+    add_count(command, "seed", 0, 1)
+    add_count(command, "max-new-tokens", 2, 330)
+    add_models(command)
+    command.set_defaults(shapes=[])
+    add_threads(command)
+    add_results(command, FIGURES, PAGE, "write the tables as a page")
+    command.add_argument("--summary", nargs="?", const=SUMMARY, metavar="F.json",
+                         help=f"write a line for each strategy, as the library page shows it, {SUMMARY}")
 
 
 def measure(options: Namespace) -> bool:

@@ -10,11 +10,12 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
-from playground.bench.speed.speed_defaults import Grid
+from playground.bench.speed.speed_defaults import PARTS, SHAPES, Grid
 from playground.bench.speed.speed_prompts import DEFAULT, Task, read_tasks
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
 from playground.cli.remaining_time import RemainingTime, announce, duration
+from playground.cli.shared_options import CommandParser, add_count, add_models, add_threads, at_least
 from playground.cli.terminal_view import table
 
 if TYPE_CHECKING:
@@ -23,7 +24,38 @@ if TYPE_CHECKING:
     from playground.bench.speed.speed_report import Document
     from playground.bench.speed.timing import TimedText
 
+PAGE = "docs/benchmark.md"
+
 SECONDS_PER_TOKEN = 0.1  # of a prompt's text, by all baselines together, with the bundled pair on two CPU cores
+
+
+def text_options(command: CommandParser) -> None:
+    add_models(command)
+    add_threads(command)
+    add_count(command, "repeats", 1, 5, "measured rounds, after one that is dropped")
+    add_count(command, "max-new-tokens", 2, 64)
+    command.add_argument("--prompts", metavar="FILE",
+                         help='a JSON array of {"task": ..., "prompt": ..., "chat": true or false}')
+    command.add_argument("--json", metavar="FILE", help="write every measurement")
+    command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
+
+
+def measure_options(command: CommandParser) -> None:
+    text_options(command)
+    command.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
+                         help=f"some of {', '.join(PARTS)}; default: all")
+    command.add_argument("--shapes", nargs="+", choices=SHAPES, default=[], metavar="S",
+                         help=f"further models with random weights and the shapes of public ones: {', '.join(SHAPES)}")
+    for name, meaning in (
+        ("contexts", "preceding tokens"), ("blocks", "tree nodes per forward"), ("lanes", "lanes at a time")
+    ):
+        command.add_argument(
+            f"--{name}", nargs="+", type=at_least(1), default=list(getattr(Grid(), name)), metavar="N", help=meaning
+        )
+    command.add_argument("--no-compile", dest="compiled", action="store_false",
+                         help="leave out the library's compiled generate, which takes minutes to compile on a CPU")
+    command.add_argument("--beside", nargs="+", default=[], metavar="F.json",
+                         help="show measurements of other machines on the page, written by --json there")
 
 
 def measure(options: Namespace) -> bool:

@@ -14,12 +14,35 @@ from playground.cli import terminal_view as screen
 from playground.cli.input_files import check_place, write_text
 from playground.cli.lane_options import read_lane
 from playground.cli.load_models import load, show_progress
+from playground.cli.shared_options import HELD_OUT, CommandParser, add_count, add_models, add_names, add_threads
 from playground.errors import Refusal
 from playground.questions.questions import Question, ask
 from playground.questions.user_questions import read_questions
 
 if TYPE_CHECKING:
     from playground.decoding.models import Models
+
+
+def measure_options(command: CommandParser) -> None:
+    command.add_argument(
+        "--with", nargs="+", action="extend", required=True, dest="entrants", metavar="NAME[:KNOB=VALUE,...][+NAME...]",
+        help="a lane: greedy, sample:temperature=0.7, speculative+prompt_lookup:depth=10+greedy_match; the others are "
+        "compared with the first. A knob may take an input of each question: gencls_ppl:labels={labels}",
+    )
+    add_names(command, "tasks", "of the small world: records, arithmetic, ...", "TASK")
+    add_count(command, "questions", 1, 12, HELD_OUT)
+    add_count(command, "grade", 1, None, "difficulty of the questions; default: mixed")
+    command.add_argument("--file", metavar="F.jsonl",
+                         help='questions of your own, one {"prompt": ..., "answer": ...} per line')
+    add_count(command, "repeats", 1, 1, "measured rounds")
+    add_models(command)
+    add_threads(command)
+    add_count(command, "seed", 0, 0)
+    add_count(command, "max-new-tokens", 1, 330)
+    command.add_argument("--out", metavar="F.json", help="write every answer, and the tables")
+    command.add_argument("--csv", nargs="?", const="survey.csv", metavar="F.csv",
+                         help="write a line per answer, survey.csv")
+    command.add_argument("--page", metavar="F.md", help="write the tables as a page")
 
 
 def measure(options: Namespace) -> bool:

@@ -6,9 +6,19 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
+from playground.cli.shared_options import CommandParser
 from playground.cli.space.space_folder import complaints, size, write
 from playground.cli.space.space_start import check
 from playground.errors import Refusal
+
+
+def prepare_options(command: CommandParser) -> None:
+    command.add_argument("folder", metavar="FOLDER", help="a new folder, for the files that are uploaded")
+    command.add_argument("--name", default="YOU/decoding-playground", metavar="OWNER/NAME",
+                         help="of the Space, in the commands that upload it")
+    command.add_argument("--zero-gpu", action="store_true", help="for ZeroGPU hardware: torch with CUDA")
+    command.add_argument("--check", action="store_true",
+                         help="start it in a new environment as the Space would, and wait for an answer; minutes")
 
 
 def prepare(options: Namespace) -> bool:

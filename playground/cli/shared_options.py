@@ -1,0 +1,138 @@
+"""Options that several commands have, and the parser of a command."""
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from typing import Any, NamedTuple, NoReturn
+
+from playground.errors import Refusal
+
+HELD_OUT = "of each task, held out from training"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Reports errors as a Refusal in one sentence, like all other code here. `source` is the command whose options it
+    has; its module is imported once they are parsed, since some modules import torch.
+    """
+
+    def __init__(self, *args: Any, source: Command | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._source = source
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        source, self._source = self._source, None
+        if source:
+            source.describe(self)
+        return super().parse_known_args(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"{message.rstrip('.')}. `{self.prog} --help` shows the usage.")
+
+
+class Command(NamedTuple):
+    """A command: its name, the function that runs it as "module:function", and what it does.
+
+    Beside the function, the module has `{function}_options`, which adds the options to a parser.
+    """
+
+    name: str
+    function: str
+    does: str
+    aliases: tuple[str, ...] = ()  # former names, which keep working
+
+    def describe(self, parser: CommandParser) -> None:
+        """Add the options, and as `act` the function, which returns whether Ctrl-C stopped it."""
+        module, function = self.function.split(":")
+        own = import_module(f"playground.cli.{module}")
+        parser.set_defaults(act=getattr(own, function))
+        getattr(own, f"{function}_options")(parser)
+
+
+def add_commands(parser: CommandParser, commands: Iterable[Command], **kwargs: Any) -> None:
+    """Let a parser choose between commands."""
+    choice = parser.add_subparsers(**kwargs)
+    for command in commands:
+        choice.add_parser(
+            command.name, aliases=command.aliases, help=command.does, description=command.does, allow_abbrev=False,
+            source=command,
+        )
+
+
+def add_texts(command: CommandParser) -> None:
+    command.add_argument(
+        "--texts", nargs="+", action="extend", metavar="FILE",
+        help='one text each, or a .jsonl with {"text": ...} per line; - is standard input; default: bundled texts',
+    )
+
+
+def add_models(command: CommandParser) -> None:
+    command.add_argument(
+        "--draft", metavar="M",
+        help="smaller model with the same vocabulary, or the folder or hub id of a published draft head; nf4, fp4 or "
+             "int8 for the model itself, quantised; none",
+    )
+    command.add_argument("--draft-device", default="", metavar="D", help="device of the draft; default: the model's")
+    add_model(command)
+
+
+def add_model(command: CommandParser) -> None:
+    add_base(command)
+    command.add_argument("--dtype", default="auto", metavar="D")
+    command.add_argument("--quantization", default="none", metavar="Q")
+
+
+def add_base(command: CommandParser) -> None:
+    """A model that may be trained: number format and quantisation are not options."""
+    command.add_argument("--model", metavar="M",
+                         help="from the catalogue, a folder or a hub id; default: the bundled one")
+    command.add_argument("--device", default="auto", metavar="D")
+    command.add_argument("--verbose", action="store_true",
+                         help="show the output of the libraries and the traceback of unexpected errors")
+
+
+def add_threads(command: CommandParser) -> None:
+    add_count(command, "threads", 1, None, "threads of torch")
+
+
+def add_settings(command: CommandParser, of: str) -> None:
+    command.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help=f"set a knob of {of}")
+
+
+def add_names(
+    command: CommandParser, option: str, meaning: str, metavar: str = "NAME", default: Iterable[str] | None = ()
+) -> None:
+    default = default if default is None else list(default)
+    command.add_argument(
+        f"--{option}", nargs="+", action="extend", default=default, metavar=metavar, help=meaning
+    )
+
+
+def add_count(command: CommandParser, option: str, low: int, default: int | None, meaning: str | None = None) -> None:
+    """An option that takes a whole number of at least `low`."""
+    command.add_argument(f"--{option}", type=at_least(low), default=default, metavar="N", help=meaning)
+
+
+def add_results(command: CommandParser, out: str, page: str, pages: str) -> None:
+    """Options for the files of a benchmark, with their default paths."""
+    command.add_argument("--out", nargs="?", const=out, metavar="F.json", help=f"write every number, {out}")
+    command.add_argument("--page", nargs="?", const=page, metavar="F.md", help=f"{pages}, {page}")
+
+
+def at_least(low: int) -> Callable[[str], int]:
+    def read(text: str) -> int:
+        if not text.strip().isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"give a whole number of at least {low}, not {text!r}")
+        return int(text)
+
+    return read
+
+
+def not_negative(text: str) -> float:
+    try:
+        if math.isfinite(number := float(text)) and number >= 0:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"give a number of at least 0, not {text!r}")
