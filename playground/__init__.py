@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
-from playground.ui.play.playable_result import PlayableResult as Result
+from playground.player.playable_result import PlayableResult as Result
 
 if TYPE_CHECKING:
     import torch

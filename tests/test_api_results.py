@@ -11,10 +11,10 @@ import pytest
 import playground
 from playground.contract.lane_config import LaneConfig
 from playground.events import Branches, Commit, Done, Failed, Header, Stamped
+from playground.player.standalone import to_html
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS
 from playground.trace.result import Result
-from playground.ui.play.standalone import to_html
 from support.api_models import PROMPT, models, saved  # noqa: F401
 
 

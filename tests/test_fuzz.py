@@ -30,6 +30,8 @@ from playground.contract import discover, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
+from playground.player.frames import recording, trace_of
+from playground.player.standalone import to_html
 from playground.questions.user_questions import questions_in, read_questions
 from playground.trace import Trace, check
 from playground.trace.csv_export import COLUMNS, FORMULA, NUMBER, to_csv
@@ -37,9 +39,7 @@ from playground.trace.lane_metrics import metrics
 from playground.trace.transcript import sequences
 from playground.ui.components.settings import Rules, Settings
 from playground.ui.play.lessons import read_lesson
-from playground.ui.play.standalone import to_html
 from playground.ui.server.api import _settings
-from playground.ui.server.frames import recording, trace_of
 from support.traces import everything
 
 ROOT = Path(__file__).parents[1]

@@ -16,6 +16,7 @@ LAYERS = (
      "playground.network_errors"),
     ("playground.confined",),
     ("playground.trace", "playground.grammar"),
+    ("playground.player",),
     ("playground.engine",),
     ("playground.contract",),
     ("playground.decoding",),
@@ -174,6 +175,10 @@ def test_gradio_is_imported_by_the_page_only():
 
 
 @pytest.mark.slow
+def test_the_python_interface_imports_nothing_of_the_page():
+    assert not {imported for imported in reached("playground") if within(imported, "playground.ui", "gradio")}
+
+
 def test_no_command_but_the_one_that_opens_the_page_imports_gradio():
     for name in under("playground.cli").keys() - {"playground.cli.serve"}:
         assert not {imported for imported in reached(name) if within(imported, "gradio")}, name

@@ -16,16 +16,16 @@ import playground
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Done, Step
+from playground.player import live_view_assets as view
+from playground.player.frames import recording
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff, metrics
 from playground.trace.transcript import sequences
 from playground.ui.components.settings import DEFAULT, Rules
 from playground.ui.components.theme import theme_options
-from playground.ui.play import live_view_assets as view
 from playground.ui.play.lane_editor import check
 from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of
 from playground.ui.server import site as site_module
-from playground.ui.server.frames import recording
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 from playground.contract import GUARANTEES, NEEDS, Decoder, discover, find, knob
 from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS
 from playground.contract.metadata import citation, description, link
-from playground.ui.components.guarantee_labels import LIMIT, PROMISES, labelled
+from playground.player.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.library import library_page as library

@@ -198,7 +198,7 @@ def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
 
 
 def words_script() -> str:
-    from playground.ui.play.live_view_assets import ASSETS
+    from playground.player.live_view_assets import ASSETS
     return (ASSETS / "live" / "words.js").read_text(encoding="utf-8")
 
 

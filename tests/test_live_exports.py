@@ -29,10 +29,10 @@ from playwright.sync_api import expect
 
 from playground import Result
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Rollback, Stamped, Step
+from playground.player.frames import frame, new_name, recording
+from playground.player.standalone import to_html
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMNS, to_csv
-from playground.ui.play.standalone import to_html
-from playground.ui.server.frames import frame, new_name, recording
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN
 from support.live_sequences import BEAMS, filling, lane, run_of
 

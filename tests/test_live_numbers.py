@@ -20,9 +20,9 @@ from playwright.sync_api import expect
 
 from playground import events as ev
 from playground.events import Branches, Candidate, Commit, Done, Draft, Failed, Forward, Header, Step, Verdict
+from playground.player.frames import frame, new_name
+from playground.player.live_view_assets import ASSETS
 from playground.trace import Trace
-from playground.ui.play.live_view_assets import ASSETS
-from playground.ui.server.frames import frame, new_name
 from support.live_runs import RUN
 from support.live_sequences import BEAMS, grown, lane, run_of
 

@@ -11,7 +11,7 @@ from playground.asset_files import ASSETS
 from playground.contract import discover
 from playground.decoding.attribution import Attribution, WordEffect
 from playground.events import Candidate, Commit, Header, Mask, Part, Stamped, Step
-from playground.ui.server.frames import frame, new_name
+from playground.player.frames import frame, new_name
 
 TOP = [
     Candidate(7, " fox", 0.5, 0.8), Candidate(8, " hen", 0.2, 0.2), Candidate(9, " cat", 0.15, 0.0, "mask"),

@@ -31,8 +31,8 @@ from playground.events import (
     Forward,
     Judged,
 )
+from playground.player.frames import frame, new_name
 from playground.trace import Trace, check, metrics
-from playground.ui.server.frames import frame, new_name
 from support.live_sequences import BEAMS, filling, grown, lane, run_of
 
 READABLE = (

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 from playground.decoding.logit_lens import Inside, Lens
 from playground.events import Candidate, Commit, Done, Figure, Forward, Header, Stamped, Step
-from playground.ui.server.frames import frame, new_name, recording
+from playground.player.frames import frame, new_name, recording
 
 RIVALS = 10
 INSIDE = Inside(

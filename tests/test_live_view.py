@@ -34,9 +34,9 @@ from playground.events import (
     Rollback,
     Stamped,
 )
+from playground.player.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
+from playground.player.live_view_assets import script
 from playground.trace import FORMAT, Trace, check, metrics
-from playground.ui.play.live_view_assets import script
-from playground.ui.server.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN, commit
 
 READABLE = (

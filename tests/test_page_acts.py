@@ -28,12 +28,12 @@ from counting import Counting, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page
 from toys import byte_tokenizer
 
+from playground.player.frames import CLOCK, SLOWEST
 from playground.trace import Trace
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.play.gallery import examples
 from playground.ui.server import worker
-from playground.ui.server.frames import CLOCK, SLOWEST
 from playground.ui.server.pages import build
 from playground.ui.server.worker import Worker
 

@@ -22,9 +22,9 @@ from app_page import (  # noqa: F401
 from counting import Counting, committed, counted, counting_site, open_page  # noqa: F401
 from playwright.sync_api import Page, expect
 
+from playground.player.frames import CLOCK, SLOWEST
 from playground.ui.components.settings import Settings
 from playground.ui.play.handlers import Handlers
-from playground.ui.server.frames import CLOCK, SLOWEST
 from playground.ui.server.worker import Run, Worker
 from playground.ui.server.zero_gpu import RemoteRun, batches
 

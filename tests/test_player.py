@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from chromium import chromium
 
-from playground.ui.play.live_view_assets import ASSETS
+from playground.player.live_view_assets import ASSETS
 
 pytestmark = pytest.mark.journey
 SCRIPT = "\n".join((ASSETS / "live" / f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "player"))

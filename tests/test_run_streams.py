@@ -12,13 +12,13 @@ from counting import Counting, counting_site
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
+from playground.player.frames import frame, new_name
 from playground.ui.classroom.classroom import Classroom
 from playground.ui.classroom.classroom_routes import guard_of, routes_of
 from playground.ui.play.handlers import Handlers
 from playground.ui.play.kept_runs import LONGEST_NAME
 from playground.ui.server import frame_log, run_streams
 from playground.ui.server.frame_log import EventStream
-from playground.ui.server.frames import frame, new_name
 from playground.ui.server.run_streams import RunStream, RunStreams, stream_route
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Worker

@@ -12,10 +12,10 @@ from playground.cli.lane_options import read_extra
 from playground.cli.terminal_view import CONTROL, baseline_of, settled, table
 from playground.contract import discover, find
 from playground.events import Commit, Done, Failed, Header, Rollback, Stamped
+from playground.player.standalone import to_html
 from playground.trace import Trace
 from playground.trace.csv_export import to_csv
 from playground.trace.result import Result
-from playground.ui.play.standalone import to_html
 from support.shell_runs import PROMPT, ROOT, assert_one_line, no_models, pair, saved, shell, show  # noqa: F401
 
 SCHEMA = {

@@ -21,9 +21,9 @@ from playground.events import (
     Step,
     Verdict,
 )
+from playground.player.frames import frame, new_name
 from playground.trace import Trace
 from playground.trace.cache_contents import write_layers
-from playground.ui.server.frames import frame, new_name
 
 Happened = list[tuple[float, Event]]
 SHARED = {

@@ -1,4 +1,4 @@
-// Saving a run as a trace, as CSV, or as a page that plays without a server (filled in as in playground/ui/play/standalone.py).
+// Saving a run as a trace, as CSV, or as a page that plays without a server (filled in as in playground/player/standalone.py).
 
 const LONGEST_NAME = 80; // characters of a file name for the lanes; half of it for the prompt
 

@@ -11,10 +11,10 @@ from playground.cli.input_files import check_place, write_text
 from playground.cli.shared_options import CommandParser, not_negative
 from playground.cli.terminal_view import Screen, report
 from playground.errors import Refusal
+from playground.player.standalone import to_html
 from playground.trace import Trace, check, replay
 from playground.trace.csv_export import to_csv
 from playground.trace.result import Result
-from playground.ui.play.standalone import to_html
 
 WRITERS = {"csv": to_csv, "html": to_html}
 

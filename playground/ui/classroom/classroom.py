@@ -13,12 +13,12 @@ from time import monotonic
 from typing import Any
 
 from playground.errors import Refusal
+from playground.player.frames import recording
 from playground.request_limits import in_range, quoted
 from playground.trace import Trace
 from playground.ui.classroom.join_attempts import JoinAttempts
 from playground.ui.play.lessons import LessonQuestion, lessons
 from playground.ui.server.frame_log import COMMENT, FrameLog, Pulse, message, silent
-from playground.ui.server.frames import recording
 from playground.ui.server.worker import Run
 
 FOLLOWERS = 60

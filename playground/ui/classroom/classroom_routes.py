@@ -20,10 +20,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.player.live_view_assets import script, styles
 from playground.request_limits import LOCAL
 from playground.ui.classroom.classroom import STREAMS, Classroom
 from playground.ui.play.kept_runs import unpacked
-from playground.ui.play.live_view_assets import script, styles
 from playground.ui.server.frame_log import EventStream
 
 PLACE = "/classroom"

@@ -21,6 +21,7 @@ from playground.algorithms.fairy_tales import TALES
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Failed, Step
+from playground.player.frames import Facts, to_json, trace_of
 from playground.request_limits import MAX_TOKEN_ID, check_text
 from playground.trace import Trace
 from playground.trace.transcript import Token, sequences
@@ -31,7 +32,6 @@ from playground.ui.components.theme import PRIVATE, notice, read
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status
 from playground.ui.server.admission_queue import GAME
-from playground.ui.server.frames import Facts, to_json, trace_of
 from playground.ui.server.site import Site
 
 SCORE = "score"  # the strategy in a link of this page if the text is given

@@ -15,8 +15,8 @@ from playground.bench.speculation.speed_summary import sentence
 from playground.contract import KINDS, Strategy, discover
 from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
+from playground.player.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.components import glossary
-from playground.ui.components.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.components.theme import read
 from playground.ui.library.demo_lanes import settings_for
 from playground.ui.server.site import Site

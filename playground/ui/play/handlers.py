@@ -22,6 +22,7 @@ from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.checkpoint.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
+from playground.player.frames import frame, recording
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import MAX_TOKEN_ID
 from playground.trace.transcript import Written, sequences
@@ -34,7 +35,6 @@ from playground.ui.play.gallery import example_passage, models_from_examples, pi
 from playground.ui.play.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.play.lessons import settings_of
 from playground.ui.server.admission_queue import PAGE, Ticket
-from playground.ui.server.frames import frame, recording
 from playground.ui.server.model_loader import ModelLoad
 from playground.ui.server.run_streams import RunStream
 from playground.ui.server.site import Site

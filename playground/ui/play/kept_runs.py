@@ -13,10 +13,10 @@ from typing import Any
 
 from playground.errors import Refusal
 from playground.events import VERSION
+from playground.player.frames import Facts
 from playground.trace import FORMAT, Trace
 from playground.ui.components.event_fields import text
 from playground.ui.components.settings import Rules, Settings
-from playground.ui.server.frames import Facts
 
 GZIP = 31  # the window bits that make zlib read gzip
 LONGEST_NAME = 40  # characters of the name of a run

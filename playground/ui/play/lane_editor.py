@@ -17,9 +17,9 @@ from playground.contract import Knob, Strategy, discover, make
 from playground.contract.lane_config import DENOISERS, MAIN_KINDS, SEES, SINGLE_KINDS, LaneConfig, assemble
 from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
+from playground.player.guarantee_labels import PROMISES
 from playground.request_limits import LOCAL, check_lanes
 from playground.ui.components.event_fields import MAX_INDEX
-from playground.ui.components.guarantee_labels import PROMISES
 from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import LANES, WIDEST, Settings
 

@@ -34,10 +34,10 @@ from typing import Any
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.player.frames import to_json
 from playground.request_limits import quoted
 from playground.ui.components.scripted_component import Scripted
 from playground.ui.components.settings import CHOICES, Settings
-from playground.ui.server.frames import to_json
 
 SHOWN = {
     "prompt": "#prompt",

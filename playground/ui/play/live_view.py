@@ -9,7 +9,7 @@ optional `oldest_at` is the wall-clock time of the oldest event, from which the 
 the optional `machine` a reading of playground.ui.server.machine_meters, about once a second. `streamed` in the first
 frame of a run says that the run has a stream (playground.ui.server.run_streams), by which the browser then gets its
 frames. A recorded trace is one frame with everything and `recorded` set. The html, css and scripts are in assets/live
-and listed in playground.ui.play.live_view_assets.
+and listed in playground.player.live_view_assets.
 """
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import json
 from functools import cache
 from typing import Any
 
+from playground.player.frames import to_json
+from playground.player.live_view_assets import script, styles
 from playground.ui.components.scripted_component import Fetched
-from playground.ui.play.live_view_assets import script, styles
-from playground.ui.server.frames import to_json
 
 STAGE = '<section class="live" aria-label="Live view of the lanes" data-state="empty"></section>'
 """All that Gradio renders. It renders templates again for every value, so the script adds the rest once."""

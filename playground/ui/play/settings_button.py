@@ -7,10 +7,10 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from playground.player.frames import to_json
 from playground.ui.components.scripted_component import Scripted
 from playground.ui.components.settings import Settings
 from playground.ui.play.lane_editor import context_strategies
-from playground.ui.server.frames import to_json
 
 TEMPLATE = (
     "<button type='button' class='settings-open' aria-expanded='false' aria-controls='drawer'>"

@@ -17,6 +17,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.player.frames import to_json
 from playground.questions.questions import Question
 from playground.questions.questions import gallery as answerable
 from playground.remote.remote_server import RemoteServer
@@ -29,7 +30,6 @@ from playground.ui.components.settings import CHOICES, DEFAULT, LANES, Settings
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play.gallery import examples as gallery
 from playground.ui.server.admission_queue import API
-from playground.ui.server.frames import to_json
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Run
 from playground.ui.server.zero_gpu import RemoteRun

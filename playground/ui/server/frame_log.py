@@ -13,7 +13,7 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from playground.ui.server.frames import to_json
+from playground.player.frames import to_json
 
 MOST_BYTES = 64_000_000  # of the frames of one run
 AT_ONCE = 64  # frames in one piece

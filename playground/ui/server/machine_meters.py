@@ -9,8 +9,7 @@ from typing import Any
 import psutil
 
 from playground.engine.device_memory import container_free, container_limit
-
-Reading = dict[str, float | list[int]]
+from playground.player.frames import Reading
 
 FRESH = 0.9  # seconds a reading is used for all runs: meters must cost next to nothing
 STALE = 3.0  # seconds without a reading after which the processor's average since then is out of date

@@ -4,8 +4,8 @@ from __future__ import annotations
 import json
 import zlib
 
+from playground.player.frames import Facts, trace_of
 from playground.trace import Trace
-from playground.ui.server.frames import Facts, trace_of
 
 LEVEL = 1  # of zlib: the events compress to about a twentieth; higher levels gain little
 

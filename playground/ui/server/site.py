@@ -16,6 +16,7 @@ from playground.decoding.visitor_memory import Memory
 from playground.engine.checkpoint.catalogue import BUNDLED, PACKED, entries, listed_attention, partner
 from playground.engine.checkpoint.weight_changes import adds_adapter
 from playground.errors import Refusal
+from playground.player.frames import recording
 from playground.questions.questions import judging
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import is_public, quoted
@@ -26,7 +27,6 @@ from playground.ui.components.settings import DEFAULT, LANES, NO_DRAFT, Rules, S
 from playground.ui.guard.readers import current_request
 from playground.ui.server.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
 from playground.ui.server.fits import MemoryGuard
-from playground.ui.server.frames import recording
 from playground.ui.server.memory_watch import MemoryWatch
 from playground.ui.server.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.server.run_streams import RunStreams

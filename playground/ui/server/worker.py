@@ -18,8 +18,8 @@ from typing import Any
 
 from playground.decoding.forked_session import stopped
 from playground.events import Commit, Fill
+from playground.player.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.trace import Trace
-from playground.ui.server.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
 from playground.ui.server.machine_meters import MachineMeters
 from playground.ui.server.memory_watch import MemoryWatch
 from playground.ui.server.record import Record

@@ -19,8 +19,8 @@ from typing import Any
 import gradio as gr
 
 from playground.errors import Refusal
+from playground.player.frames import CLOCK, Facts, frame, new_name, trace_of, within
 from playground.trace import Trace
-from playground.ui.server.frames import CLOCK, Facts, frame, new_name, trace_of, within
 
 # Seconds of GPU time: at least (moving weights, building the model), per token of every lane, at most.
 LEAST, EACH, MOST = 20, 0.05, 120

@@ -7,9 +7,9 @@ from typing import Any
 
 import gradio as gr
 
+from playground.player.frames import Facts, trace_of
 from playground.trace.seed_sweep import Outcome, outcomes
 from playground.ui.components.settings import LANES, Settings
-from playground.ui.server.frames import Facts, trace_of
 from playground.ui.server.site import Site
 from playground.ui.sweeps.sweep_panel import SweepPanel
 

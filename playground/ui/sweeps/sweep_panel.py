@@ -12,13 +12,13 @@ import gradio as gr
 
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
+from playground.player.frames import Facts
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play.handlers import Changes, Visit, queue_status, status
 from playground.ui.server.admission_queue import REPEATS
-from playground.ui.server.frames import Facts
 from playground.ui.server.site import Site
 
 

@@ -8,8 +8,8 @@ import json
 import re
 from typing import Any
 
+from playground.player.live_view_assets import script, styles, surroundings
 from playground.trace import Trace
-from playground.ui.play.live_view_assets import script, styles, surroundings
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 BLANK = re.compile(r"\{\{(\w+)\}\}")

@@ -5,8 +5,8 @@ from html import escape
 from pathlib import Path
 
 from playground.errors import Refusal
+from playground.player.standalone import to_html
 from playground.trace.result import Result
-from playground.ui.play.standalone import to_html
 
 HEIGHT = 640  # pixels of the player in a notebook
 

@@ -6,14 +6,12 @@ from __future__ import annotations
 
 import json
 import secrets
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from playground.events import VERSION
 from playground.trace import FORMAT, Trace
 
-if TYPE_CHECKING:
-    from playground.ui.server.machine_meters import Reading
-
+Reading = dict[str, float | list[int]]  # of the machine's meters
 CLOCK, SLOWEST = 1 / 30, 0.5  # least seconds between two frames; the same for the slowest browser or a busy device
 Facts = list[dict[str, Any]]
 

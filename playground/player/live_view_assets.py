@@ -11,9 +11,9 @@ from typing import Any
 
 from playground import events
 from playground.asset_files import ASSETS
+from playground.player.frames import CLOCK, SLOWEST
+from playground.player.guarantee_labels import LIMIT, PROMISES
 from playground.trace.csv_export import COLUMNS
-from playground.ui.components.guarantee_labels import LIMIT, PROMISES
-from playground.ui.server.frames import CLOCK, SLOWEST
 
 STYLES = (
     "live",
