@@ -29,7 +29,7 @@ from playground.bench.caches.step_timing import AGAIN, StepRatio, StepTimes, Tim
 from playground.bench.charts import Chart, below
 from playground.bench.survey.results import Score
 from playground.cli import main
-from playground.contract import Full, find, make
+from playground.contract import Full, Quantises, SelectsPerRow, find, make
 from playground.decoding.models import Models
 
 pytestmark = pytest.mark.bench
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.bench
 PROMPT, KEPT, WRITTEN = 240, 48, 12
 SVG = "{http://www.w3.org/2000/svg}"
 BY_TOKENS = [cls.name for cls in policies() if cls.knobs_for_budget(KEPT, PROMPT) is not None]
-PACKING = [cls.name for cls in policies() if cls.quantises]
+PACKING = [cls.name for cls in policies() if issubclass(cls, Quantises)]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def held_share(lane: PolicyLane, model) -> float:
 
 # --- equal budgets ---
 
-@pytest.mark.parametrize("name", [name for name in BY_TOKENS if not find(name).selects_per_row])
+@pytest.mark.parametrize("name", [name for name in BY_TOKENS if not issubclass(find(name), SelectsPerRow)])
 def test_a_policy_with_a_token_budget_holds_exactly_that_many(name, model):
     """Over layers and heads, give or take a token. Those under which every row chooses for itself hold more than it
     looks at.
@@ -92,7 +92,8 @@ def test_a_policy_holds_its_expected_share(point, model):
     for generated in (1, WRITTEN):
         lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
         policy = lane.lane.cache_manager.policy
-        held = lane.store.bytes() / full_bytes(full.length) if policy.quantises else held_share(lane, model)
+        quantises = isinstance(policy, Quantises)
+        held = lane.store.bytes() / full_bytes(full.length) if quantises else held_share(lane, model)
         assert make(point.policy, **point.knobs).expected_share(full) == pytest.approx(held, abs=0.05)
 
 

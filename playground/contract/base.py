@@ -53,7 +53,9 @@ class Strategy:
     exits_early: ClassVar[bool] = False  # runs some layers of the target alone, with lm.exit or lm.target.resume
     reads_keys: ClassVar[bool] = False  # reads key and value states of the target, with lm.target.last_cache
     fitted_to_target: ClassVar[bool] = False  # its trained weights belong to the target, whatever the draft model
-    calibration_tasks: ClassVar[tuple[str, ...]] = ()  # of the small world, for `calibrate` without texts; empty: all
+    # what `calibrate` reads of the small world if it is given no texts; no tasks stand for all of them
+    calibration_tasks: ClassVar[tuple[str, ...]] = ()
+    questions_per_task: ClassVar[int] = 8
     weights_of: ClassVar[str] = ""  # the strategy whose trained weights it uses, if not its own
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
 

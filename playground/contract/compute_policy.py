@@ -26,7 +26,6 @@ class ComputePolicy(Strategy):
     row_wise: ClassVar[bool] = True  # False if what runs for a row depends on other rows of its forward
     # some layers get no keys and values; cache policies, which expect those of every layer, are then refused
     skips_attention: ClassVar[bool] = False
-    questions_per_task: ClassVar[int] = 8  # of the small world that `calibrate` reads if it is given no texts
 
     @property
     def may_stop(self) -> bool:

@@ -15,6 +15,7 @@ from playground.contract import (
     CachePolicy,
     ComputePolicy,
     Constraint,
+    CutsPrompt,
     Decoder,
     Sampler,
     Strategy,
@@ -403,7 +404,7 @@ def _check_compute(assembly: Assembly) -> None:
             "remove one.",
             policy.name,
         )
-    if cache_policy and (policy.skips_attention or cache_policy.cuts_prompt):
+    if cache_policy and (policy.skips_attention or isinstance(cache_policy, CutsPrompt)):
         raise Refusal(
             f"{cache_policy.title} needs the keys and values of every layer, and {policy.title} leaves layers out: "
             "remove one.",

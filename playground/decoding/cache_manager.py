@@ -6,7 +6,26 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from playground.contract import CachePolicy, Held, Strategy
+from playground.contract import (
+    AddsMemory,
+    CachePolicy,
+    CutsPrompt,
+    Held,
+    Merges,
+    Quantises,
+    ReadsAttention,
+    ReadsInChunks,
+    ReadsParts,
+    ReadsProbeHeads,
+    ReadsProbes,
+    ReadsQueries,
+    ReadsQueryHeads,
+    RenumbersPositions,
+    RestrictsPrompt,
+    SelectsByStates,
+    SelectsPerRow,
+    Strategy,
+)
 from playground.decoding.recorder import Recorder, Settled
 from playground.engine.attention.attention_mask import Focus, Renumbering, Window
 from playground.engine.heap_memory import give_back
@@ -49,22 +68,22 @@ class CacheManager:
         store = self.store
         if policy.row_wise:
             store.window = Window(policy.visible, self._first_row(policy))
-        if policy.uses_attention:
+        if isinstance(policy, ReadsAttention):
             store.on_attention = self._observe_attention
-        if policy.selects_per_row:
+        if isinstance(policy, SelectsPerRow):
             # bound, so that a copied lane uses its own policy
-            by_states = policy.select_by_states if policy.selects_by_states else None
+            by_states = policy.select_by_states if isinstance(policy, SelectsByStates) else None
             store.focus = Focus(policy.select_for_rows, self._selects_for, by_states)
-        if policy.adds_memory:
+        if isinstance(policy, AddsMemory):
             store.memory = policy.attend_memory
-        if policy.uses_queries:
+        if isinstance(policy, ReadsQueries):
             store.on_queries = self._observe_queries
-        if policy.uses_query_heads or policy.uses_probe_heads:
+        if isinstance(policy, ReadsQueryHeads | ReadsProbeHeads):
             store.on_query_heads = self._observe_query_heads
-        if policy.renumbers_positions:
+        if renumbers(policy):
             store.renumbering = self._renumbering(policy, rotate_back)
 
-    def _renumbering(self, policy: CachePolicy, rotate_back: RotateBack | None) -> Renumbering:
+    def _renumbering(self, policy: RenumbersPositions, rotate_back: RotateBack | None) -> Renumbering:
         if rotate_back is None:
             raise Refusal(
                 f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
@@ -73,7 +92,7 @@ class CacheManager:
 
     def _first_row(self, policy: CachePolicy) -> int:
         """Position of the first row that a policy based on positions applies to."""
-        return 0 if policy.restricts_prompt else self.prompt
+        return 0 if isinstance(policy, RestrictsPrompt) and policy.restricts_prompt else self.prompt
 
     def _selects_for(self, position: int) -> bool:
         return self.policy.selects_for(position, self.prompt)
@@ -93,10 +112,11 @@ class CacheManager:
     def _observe_query_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
         """Pass the attention of prompt rows, or of probe tokens, to the policy, by query head."""
         if self.rehearsing:
-            self.policy.observe_probe_heads(layer, weights[..., :self.store.slots_of(layer).count])
-            return
-        if fresh := self._fresh(self._heads_observed, layer, positions):
-            self.policy.observe_query_heads(layer, weights[:, :, fresh])
+            if isinstance(self.policy, ReadsProbeHeads):
+                self.policy.observe_probe_heads(layer, weights[..., :self.store.slots_of(layer).count])
+        elif isinstance(self.policy, ReadsQueryHeads):
+            if fresh := self._fresh(self._heads_observed, layer, positions):
+                self.policy.observe_query_heads(layer, weights[:, :, fresh])
 
     def _fresh(self, observed: dict[int, int], layer: int, positions: list[int]) -> list[int]:
         """Rows of the prompt that the policy has not received, each row once even if it is read again."""
@@ -108,30 +128,30 @@ class CacheManager:
 
     def watch(self) -> Callable[[int], bool] | None:
         """By position, whether the policy wants a row's attention; None if it wants none."""
-        if not (self.policy and self.policy.uses_attention):
+        if not isinstance(self.policy, ReadsAttention):
             return None
         return lambda position: self.policy.wants_attention(position, self.prompt)
 
     @property
     def prefill_chunk(self) -> int:
         """Tokens of the prompt after which the policy acts while it is read; 0 at the end of the prompt only."""
-        return self.policy.prefill_chunk if self.policy else 0
+        return self.policy.prefill_chunk if isinstance(self.policy, ReadsInChunks) else 0
 
     def cut_layers(self) -> list[int]:
         """Layers before which the prompt is shortened."""
-        return self.policy.cut_layers(self.store.depth) if self.policy else []
+        return self.policy.cut_layers(self.store.depth) if isinstance(self.policy, CutsPrompt) else []
 
     def probe_texts(self, tokens: list[int], room: int) -> list[list[int]]:
         """Texts of at most `room` tokens the policy wants appended to the text and discarded, one after the other."""
-        return self.policy.probe_texts(tokens, room) if self.policy else []
+        return self.policy.probe_texts(tokens, room) if isinstance(self.policy, ReadsProbes) else []
 
     def chunk_probe(self, prompt: list[int]) -> list[int]:
         """Tokens the policy wants appended to the part of the prompt that was read, and discarded."""
-        return self.policy.chunk_probe(prompt, self.store.length) if self.policy else []
+        return self.policy.chunk_probe(prompt, self.store.length) if isinstance(self.policy, ReadsInChunks) else []
 
     def logits_after_prompt(self) -> Tensor | None:
         """Logits [V] of the first generated token, if they are not those after the last prompt token."""
-        return self.policy.logits_after_prompt() if self.policy and self.policy.adds_memory else None
+        return self.policy.logits_after_prompt() if isinstance(self.policy, AddsMemory) else None
 
     def select_prompt(self, layer: int) -> Tensor:
         """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
@@ -143,6 +163,8 @@ class CacheManager:
 
     def observe_probes(self) -> None:
         """Pass the attention of the probe tokens to the policy, without their attention to each other."""
+        if not isinstance(self.policy, ReadsAttention):
+            return
         for noted in self.store.attention:
             rows = self.store.length + on_device(noted.nodes, self.store.device)
             for layer, weights in noted.layers.items():
@@ -156,7 +178,7 @@ class CacheManager:
         """
         begun = self.policy and self.store.length  # another model may write the first tokens
         settled = self._apply(moment, next_position) if begun else Settled()
-        self.store.memory_bytes = self.policy.memory_bytes if self.policy else 0
+        self.store.memory_bytes = self.policy.memory_bytes if isinstance(self.policy, AddsMemory) else 0
         events = self.recorder.cache(self.store, drafted, settled)
         if not self.policy:
             return events
@@ -168,21 +190,23 @@ class CacheManager:
         """Evict, merge and quantise as the policy decides."""
         policy, store = self.policy, self.store
         policy.text_length = store.length
-        if policy.quantises:
+        if isinstance(policy, Quantises):
             store.quantise(policy.quantise_count, self._encoder)
         if policy.row_wise:
             next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
         held = [self._held(layer, moment, next_position) for layer in range(store.depth)]
         live = policy.retain_all(held)
-        joined = [self._merge(layer, retained) for layer, retained in zip(held, live)] if policy.merges else []
+        joined = []
+        if isinstance(policy, Merges):
+            joined = [self._merge(policy, layer, retained) for layer, retained in zip(held, live)]
         return Settled(store.evict(live), joined if any(joined) else [])
 
-    def _merge(self, held: Held, live: Tensor) -> MergedTokens | None:
+    def _merge(self, policy: Merges, held: Held, live: Tensor) -> MergedTokens | None:
         """Merge evicted slots of a layer into live ones; returns which, or None."""
         retained = (live & held.live).expand(self.store.heads, -1)
         evicted = held.live & ~retained
-        merge = self.policy.merge(held, retained, evicted) if bool(evicted.any()) else None
+        merge = policy.merge(held, retained, evicted) if bool(evicted.any()) else None
         return self.store.merge(held.layer, *merge) if merge else None
 
     def _encoder(self, layer: int, part: str) -> Callable:
@@ -209,8 +233,8 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
             f"{model.name} has no attention layers, so {policy.title} has nothing to act on: remove {policy.title}.",
             policy.name,
         )
-    reads = policy.uses_attention or policy.uses_queries or policy.selects_per_row or policy.renumbers_positions
-    if not model.attends and (reads or not policy.quantises):
+    reads = isinstance(policy, ReadsAttention | ReadsQueries | SelectsPerRow) or renumbers(policy)
+    if not model.attends and (reads or not isinstance(policy, Quantises)):
         raise Refusal(
             f"The attention of {model.name} runs inside the transformers library, where {policy.title} can neither read"
             f" nor change it: remove {policy.title}, or choose another model.",
@@ -220,25 +244,24 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
     _check_parts(policy, model)
 
 
+def renumbers(policy: CachePolicy) -> bool:
+    """Whether rows use their index in the cache as position."""
+    return isinstance(policy, RenumbersPositions) and policy.renumbers_positions
+
+
 def _check_parts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy computes with attention weights that this model does not give."""
-    if policy.uses_parts and model.parts is None:
+    if isinstance(policy, ReadsParts) and model.parts is None:
         raise Refusal(
             f"{policy.title} computes with the attention weights, which works for llama, mistral, qwen2 and qwen3 "
             f"models that are not quantised: remove {policy.title}, or choose another model than {model.name}.",
-            policy.name,
-        )
-    if policy.uses_plain_keys and model.parts.norms_heads:
-        raise Refusal(
-            f"{policy.title} reads keys as projected, which {model.name} normalises before the rotary embedding: "
-            f"remove {policy.title}, or choose another model.",
             policy.name,
         )
 
 
 def _check_cuts(policy: CachePolicy, model: Model) -> None:
     """Raise Refusal if the policy shortens the prompt for later layers and the model's layers cannot be split."""
-    if policy.cut_layers(model.depth) and not model.splits:
+    if isinstance(policy, CutsPrompt) and policy.cut_layers(model.depth) and not model.splits:
         raise Refusal(
             f"{_unsplittable(model)}, so {policy.title} cannot shorten the prompt for them: remove {policy.title}.",
             policy.name,

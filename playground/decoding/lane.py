@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from playground.contract import ReadsParts, ReadsProbes
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.async_forward import AsyncRequest
@@ -330,8 +331,9 @@ class Lane:
         policy, model = self.assembly.cache_policy, self.target_model
         if policy:
             check_policy(policy, stream.store, model)
-            policy.spell = lambda text: self.spell(text)
-            if policy.uses_parts:
+            if isinstance(policy, ReadsProbes):
+                policy.spell = lambda text: self.spell(text)
+            if isinstance(policy, ReadsParts):
                 policy.begin(model.parts)
         return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.algorithms.sampling.token_readings import TokenReading
-from playground.contract import Strategy, Variant
+from playground.contract import ReadsQueries, Strategy, Variant
 from playground.engine.checkpoint.catalogue import BUNDLED, CARD, entries, made_models, partner
 from playground.engine.checkpoint.hub_files import Progress, first_sentence, unseen
 from playground.engine.forward_input import ForwardInput
@@ -151,7 +151,7 @@ def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress 
         )
     known = {knob.name: knob for knob in cls.knobs()}
     found = cls.fit(
-        readings(model, [model.tokens.encode(text) for text in texts], progress, getattr(cls, "uses_queries", False))
+        readings(model, [model.tokens.encode(text) for text in texts], progress, issubclass(cls, ReadsQueries))
     )
     return {name: known[name].read(value) for name, value in found.items()}
 

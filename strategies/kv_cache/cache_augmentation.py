@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.algorithms.kv_cache.states_beside_slots import attend_also
-from playground.contract import CachePolicy, knob
+from playground.contract import AddsMemory, ReadsParts, knob
 from playground.events import Figure, Note
 
 LATENTS, AHEAD = 8, 12  # latent positions that are trained; tokens after them that count
@@ -18,7 +18,7 @@ DESCENT = Descent("loss after latents", steps=120, rate=3e-3, every=10)
 SHORTEST, HELD_OUT = 24, 16  # tokens of a text; texts that are not trained on
 
 
-class CacheAugmentation(CachePolicy):
+class CacheAugmentation(ReadsParts, AddsMemory):
     """After the prompt a coprocessor reads the cache and adds latent positions to it, which later tokens attend to.
 
     The coprocessor is the model with low-rank additions to its attention. It reads learnt soft tokens behind the cached
@@ -41,7 +41,7 @@ class CacheAugmentation(CachePolicy):
     )
     guarantee = ("collapses",)
     sure = "medium"
-    row_wise, uses_parts, adds_memory, fitted_to_target, prefers_trained = False, True, True, True, True
+    fitted_to_target, prefers_trained = True, True
     questions_per_task = 30
 
     latents: int = knob(8, 0, LATENTS, step=1, help="latent positions after the prompt; 0: none")

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.quantization import LARGEST, group_size, pack_bits, unpack_bits
-from playground.contract import CachePolicy, knob
+from playground.contract import Quantises, knob
 
 BLOCK = 32  # numbers that share a scale in ggml's formats
 FP8 = torch.float8_e4m3fn
@@ -13,7 +13,7 @@ FP8_MAX = torch.finfo(FP8).max  # 448; larger numbers saturate
 BITS = {"q8_0": 8, "q4_1": 4, "q4_0": 4, "fp8_e4m3": 8}
 
 
-class CacheType(CachePolicy):
+class CacheType(Quantises):
     """Store keys and values in a number format that llama.cpp (`--cache-type-k`, `--cache-type-v`) or vLLM
     (`--kv-cache-dtype`) offers.
 
@@ -28,17 +28,12 @@ class CacheType(CachePolicy):
 
     name, title, paper, sheet = "cache_type", "Cache types (q8_0, q4_0, fp8)", "2209.05433", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads in full precision depends on when they were committed
-    row_wise, quantises = False, True
 
     format: str = knob("q8_0", choices=tuple(BITS), help="number format of keys, and of values unless they differ")
     value_format: str = knob(
         "same", choices=("same", *BITS, "exact"), help="number format of values; exact: not quantised"
     )
     recent: int = knob(0, 0, 1024, step=1, help="most recent tokens, held in full precision; 0 in llama.cpp and vLLM")
-
-    def retain(self, held):
-        return held.live
 
     def quantise_count(self, part, exact):
         return max(0, exact - self.recent) if self._format(part) != "exact" else 0

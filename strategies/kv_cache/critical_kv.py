@@ -4,12 +4,12 @@ from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.algorithms.kv_cache.prompt_compression import PromptCompression
-from playground.contract import knob
+from playground.contract import ReadsParts, knob
 
 EPSILON = 1e-4  # added to the attention of a row, so that a large value counts even without any
 
 
-class CriticalKV(PromptCompression):
+class CriticalKV(ReadsParts, PromptCompression):
     """Compress the prompt once; half of the budget goes by attention, the rest by attention times the size of the
     projected value.
 
@@ -23,7 +23,6 @@ class CriticalKV(PromptCompression):
 
     name, title, paper, sheet = "critical_kv", "Output perturbation (CriticalKV)", "2502.03805", "kv-cache/critical-kv"
     guarantee = ("budget_respected", "collapses")
-    uses_parts = True
 
     first: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the budget that goes by attention alone; 1 is SnapKV")
 

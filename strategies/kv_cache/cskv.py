@@ -9,7 +9,8 @@ from torch import Tensor
 
 from playground.algorithms.kv_cache.cache_training import Descent, descend
 from playground.algorithms.kv_cache.quantization import Quantised, quantise
-from playground.contract import CachePolicy, LayerChoices, knob
+from playground.contract import LayerChoices, Quantises, ReadsParts, knob
+from playground.errors import Refusal
 from playground.events import Figure, Note
 
 MOST = 6000  # tokens the factors are trained on
@@ -22,7 +23,7 @@ Rebuild = Callable[[Tensor], Callable[[int], Tensor]]
 """rebuild(codes [n, c])(position of the first) -> states [kv_heads, n, head_dim]"""
 
 
-class CSKV(CachePolicy):
+class CSKV(ReadsParts, Quantises):
     """Store old keys and values as short codes of their channels, and rebuild them for attention.
 
     The channels of all KV heads of a layer, before the rotary embedding, lie near a subspace of few dimensions. A code
@@ -38,8 +39,6 @@ class CSKV(CachePolicy):
 
     name, title, paper, sheet = "cskv", "Fewer channels (CSKV)", "2409.10593", "kv-cache/cskv"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads exactly depends on when they were committed
-    row_wise, quantises, uses_parts, uses_plain_keys = False, True, True, True
     fitted_to_target, prefers_trained = True, True
 
     key_share: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the channels that the code of a key has")
@@ -53,14 +52,19 @@ class CSKV(CachePolicy):
         self._errors: dict[str, dict[int, float]] = {"keys": {}, "values": {}}
         self._noted = False
 
+    def check_target(self, model):
+        if model.parts is not None and model.parts.norms_heads:
+            raise Refusal(
+                f"{self.title} reads keys as projected, which {model.name} normalises before the rotary embedding: "
+                f"remove {self.title}, or choose another model.",
+                self.name,
+            )
+
     def begin_fitted(self, weights):
         self._weights = weights
 
     def begin(self, parts):
         self._parts = parts
-
-    def retain(self, held):
-        return held.live
 
     def quantise_count(self, part, exact):
         return exact - exact % self.window  # closed windows are multiples of it, so this is the open one's length

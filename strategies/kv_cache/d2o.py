@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.algorithms.kv_cache.slot_merging import merge_by_mean, merge_sizes, nearest
-from playground.contract import CachePolicy, Merge, knob
+from playground.contract import Merge, Merges, ReadsQueryHeads, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 
@@ -14,7 +14,7 @@ LARGEST = torch.finfo(torch.float32).max  # score of tokens that always rank fir
 LEAST, MOST = 0.01, 1.0  # bounds of a layer's budget, as a share of the prompt
 
 
-class D2O(CachePolicy):
+class D2O(ReadsQueryHeads, Merges):
     """Evict the tokens that received the least attention, and merge each into the most similar token that stays if
     their keys are similar enough.
 
@@ -34,7 +34,6 @@ class D2O(CachePolicy):
 
     name, title, paper, sheet = "d2o", "Evict and merge (D2O)", "2406.13035", "kv-cache/d2o"
     guarantee, sure = ("collapses",), "medium"
-    row_wise, uses_attention, uses_query_heads, merges = False, True, True, True
 
     heavy: float = knob(
         0.1,

@@ -1,10 +1,10 @@
 """DapQ: pseudo queries at the positions of the answer select prompt tokens."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, ReadsProbes, knob
 from playground.errors import Refusal
 
 
-class DapQ(CachePolicy):
+class DapQ(ReadsProbes, ReadsAttention):
     """Evict prompt tokens once, keeping those that pseudo queries at the positions of the answer attend to.
 
     A few pseudo tokens are read after the prompt, at the positions of the answer, and discarded. What a query attends
@@ -19,7 +19,7 @@ class DapQ(CachePolicy):
     name, title, paper, sheet = "dapq", "Pseudo queries (DapQ)", "2603.11564", "kv-cache/dapq"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "medium"
-    row_wise, prompt_only, uses_attention = False, True, True
+    prompt_only = True
 
     capacity: int = knob(64, 8, 2048, step=1, help="prompt tokens that stay")
     pretending: int = knob(32, 1, 128, step=1, help="pseudo tokens, read after the prompt and discarded")
@@ -47,7 +47,11 @@ class DapQ(CachePolicy):
     def knobs_for_budget(cls, tokens, prompt):
         return {"capacity": tokens}
 
-    def probe_tokens(self, text):
+    def probe_texts(self, text, room):
+        return [self.probe_tokens(text)[:room]]
+
+    def probe_tokens(self, text: list[int]) -> list[int]:
+        """The pseudo tokens; none if the whole prompt stays."""
         if len(text) <= self.capacity:
             return []
         if self.content == "repeated":

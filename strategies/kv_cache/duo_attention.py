@@ -31,7 +31,7 @@ class DuoAttention(CachePolicy):
         "duo_attention", "Retrieval and streaming heads (DuoAttention)", "2410.10819", "kv-cache/duo-attention"
     )
     guarantee = ("collapses",)
-    row_wise, fitted_to_target, prefers_trained = False, True, True
+    fitted_to_target, prefers_trained = True, True
     questions_per_task = 40
 
     share: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the KV heads that hold the whole text; 1: all")

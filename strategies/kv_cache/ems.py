@@ -5,12 +5,12 @@ from torch.nn.functional import avg_pool1d
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, MergedTokens, RecentAttention, top_slots
 from playground.algorithms.kv_cache.prompt_compression import check_kernel
 from playground.algorithms.kv_cache.slot_merging import TINY, NearestSlots, merge_by_mean, nearest
-from playground.contract import CachePolicy, knob
+from playground.contract import Merges, ReadsAttention, knob
 from playground.errors import Refusal
 from playground.events import Figure
 
 
-class EMS(CachePolicy):
+class EMS(ReadsAttention, Merges):
     """Evict the least important tokens, and merge those of medium importance into the most similar remaining token.
 
     Importance is the larger of two shares: of the attention received from all positions that could attend to the token,
@@ -26,7 +26,6 @@ class EMS(CachePolicy):
     name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "low"
-    row_wise, uses_attention, merges = False, True, True
 
     size: int = knob(64, 2, 2048, step=1, help="tokens that stay in each head, the window included")
     window: int = knob(

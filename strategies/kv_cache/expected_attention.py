@@ -3,11 +3,11 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
-from playground.contract import knob
+from playground.contract import ReadsQueries, knob
 from playground.engine.sampling import REMOVED
 
 
-class ExpectedAttention(TopKEviction):
+class ExpectedAttention(ReadsQueries, TopKEviction):
     """Keep the tokens that future queries are expected to attend to, assuming that they are distributed like the last
     queries of the prompt.
 
@@ -20,7 +20,7 @@ class ExpectedAttention(TopKEviction):
     """
 
     name, title, paper, sheet = "expected_attention", "Expected attention", "2510.00636", "kv-cache/expected-attention"
-    uses_queries, reconstruction, sure = True, True, "medium"
+    reconstruction, sure = True, "medium"
 
     window: int = knob(32, 2, 512, step=1, help="last queries of the prompt, whose mean and covariance are used")
 

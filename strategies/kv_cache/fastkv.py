@@ -4,10 +4,10 @@ import math
 from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.algorithms.kv_cache.layer_cut_figure import prompt_reading
 from playground.algorithms.kv_cache.prompt_compression import PromptCompression
-from playground.contract import knob
+from playground.contract import CutsPrompt, knob
 
 
-class FastKV(PromptCompression):
+class FastKV(CutsPrompt, PromptCompression):
     """Compute only part of the prompt in the later layers, and compress the cache of each layer as SnapKV does.
 
     The first layers read the whole prompt. In the last of them the attention of the prompt's last tokens, summed over

@@ -3,11 +3,11 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, ReadsInChunks, ReadsParts, knob
 from playground.errors import Refusal
 
 
-class Finch(CachePolicy):
+class Finch(ReadsInChunks, ReadsAttention, ReadsParts):
     """Read the prompt in chunks, and keep of each what the question at the end of the prompt attends to.
 
     After every chunk the question is read and discarded; the tokens of the chunk that receive most of its attention
@@ -23,7 +23,7 @@ class Finch(CachePolicy):
     name, title, paper, sheet = "finch", "Guided by the question (Finch)", "2408.00167", "kv-cache/finch"
     guarantee = ("budget_respected", "collapses")
     reconstruction, sure = True, "medium"
-    row_wise, prompt_only, uses_attention, uses_parts = False, True, True, True
+    prompt_only = True
 
     capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens that stay, the question included")
     question: int = knob(16, 1, 512, step=1, help="last tokens of the prompt, which select the others")

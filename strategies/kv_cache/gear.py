@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.quantization import LARGEST, Quantised, group_size, quantise
-from playground.contract import CachePolicy, knob
+from playground.contract import Quantises, knob
 from playground.events import Figure
 
 TINY = 1e-30  # in place of the norm of rows that are all zero
 
 
-class Gear(CachePolicy):
+class Gear(Quantises):
     """Quantise old keys and values to few bits, correct the error by a low-rank matrix, and store outliers exactly.
 
     The largest and smallest numbers of each vector are stored exactly and replaced by the mean of the vector, so that
@@ -26,8 +26,6 @@ class Gear(CachePolicy):
 
     name, title, paper, sheet = "gear", "Quantised and repaired (GEAR)", "2403.05527", "kv-cache/gear"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads in full precision depends on when they were committed
-    row_wise, quantises = False, True
 
     bits: str = knob("2", choices=("1", "2", "4", "8"), help="bits per number")
     group: int = knob(
@@ -45,9 +43,6 @@ class Gear(CachePolicy):
 
     def __post_init__(self):
         self._sizes, self._blocks = {}, 0  # relative errors and bits of new blocks, by part
-
-    def retain(self, held):
-        return held.live
 
     def quantise_count(self, part, exact):
         return exact - exact % self.buffer

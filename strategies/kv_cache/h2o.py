@@ -1,10 +1,10 @@
 """H2O: heavy hitters by attention, and the most recent tokens."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, knob
 from playground.errors import Refusal
 
 
-class H2O(CachePolicy):
+class H2O(ReadsAttention):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
     Scores are cumulative attention weights of all committed query positions, per layer and KV head, summed over the
@@ -15,7 +15,6 @@ class H2O(CachePolicy):
 
     name, title, paper, sheet = "h2o", "Heavy hitters (H2O)", "2306.14048", "kv-cache/kv-baselines"
     guarantee = ("budget_respected", "collapses")
-    row_wise, uses_attention = False, True
 
     heavy: int = knob(32, 0, 1024, step=1, help="tokens that stay because they received the most attention")
     recent: int = knob(32, 0, 1024, step=1, help="most recent tokens that always stay")

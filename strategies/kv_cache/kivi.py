@@ -1,9 +1,9 @@
 """KIVI: keys and values in two, four or eight bits."""
 from playground.algorithms.kv_cache.quantization import group_size, quantise
-from playground.contract import CachePolicy, knob
+from playground.contract import Quantises, knob
 
 
-class Kivi(CachePolicy):
+class Kivi(Quantises):
     """Quantise all but the most recent tokens of the cache to a few bits per number: keys per channel, values per
     token.
 
@@ -16,17 +16,12 @@ class Kivi(CachePolicy):
 
     name, title, paper, sheet = "kivi", "Quantised cache (KIVI)", "2402.02750", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads in full precision depends on when they were committed
-    row_wise, quantises = False, True
 
     bits: str = knob("2", choices=("2", "4", "8"), help="bits per number")
     group: int = knob(32, 8, 128, step=8, help="numbers that share a scale and a zero")
     residual: int = knob(
         32, 8, 1024, step=8, help="recent tokens in full precision; keys are quantised that many at a time"
     )
-
-    def retain(self, held):
-        return held.live
 
     def quantise_count(self, part, exact):
         return exact - exact % self.residual if part == "keys" else max(0, exact - self.residual)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsProbeHeads, knob
 from playground.events import Figure, Note
 
 MOST = 2048  # tokens of the context that are repeated at once
@@ -12,7 +12,7 @@ FIRST = "\n\nRepeat the previous context exactly."
 LATER = "\n\nRepeat the part of the previous context exactly, starting with"
 
 
-class KVzip(CachePolicy):
+class KVzip(ReadsProbeHeads):
     """Evict prompt tokens once, keeping those that the model attends to while it repeats the prompt.
 
     After the prefill, an instruction to repeat the context and the context itself are read once more and discarded. A
@@ -26,7 +26,7 @@ class KVzip(CachePolicy):
 
     name, title, paper, sheet = "kvzip", "Context reproduction (KVzip)", "2505.23416", "kv-cache/kvzip"
     guarantee = ("collapses",)
-    row_wise, prompt_only, uses_probe_heads = False, True, True
+    prompt_only = True
 
     capacity: int = knob(64, 1, 2048, step=1, help="prompt tokens that a head holds, on average")
     sinks: int = knob(4, 0, 64, step=1, help="first tokens, which always stay")

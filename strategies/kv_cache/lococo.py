@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, cross_entropy
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.algorithms.kv_cache.cache_training import Descent, descend
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, ReadsInChunks, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -22,7 +22,7 @@ TRAINED_CHUNK, SHORTEST = 32, 96  # tokens of a chunk; of the texts that are tra
 TOGETHER, HELD_OUT = 2, 8  # texts of a training step; texts that are not trained on
 
 
-class LoCoCo(CachePolicy):
+class LoCoCo(ReadsInChunks, ReadsAttention):
     """Hold a fixed number of slots: the tokens that receive most attention as they are, and mixtures of all others.
 
     Whenever the slots and the buffer are full, the `heavy` share of the slots goes to the tokens that the last forward
@@ -39,7 +39,7 @@ class LoCoCo(CachePolicy):
     name, title, paper, sheet = "lococo", "Learnt mixtures (LoCoCo)", "2406.05317", "kv-cache/lococo"
     guarantee = ("budget_respected", "collapses")
     reconstruction = True
-    row_wise, uses_attention, fitted_to_target, prefers_trained = False, True, True, True
+    fitted_to_target, prefers_trained = True, True
     questions_per_task = 40
 
     size: int = knob(64, 2, 2048, step=1, help="slots after a compression")

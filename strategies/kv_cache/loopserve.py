@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import RecentAttention, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, SelectsPerRow, knob
 from playground.events import Figure
 
 TINY = 1e-6  # tolerance of the coverage, for rounding
 
 
-class LoopServe(CachePolicy):
+class LoopServe(ReadsAttention, SelectsPerRow):
     """Compute the prefill only along the lines of the attention matrix with most of the attention, then evict
     periodically by the latest rows of attention.
 
@@ -36,7 +36,6 @@ class LoopServe(CachePolicy):
     )
     guarantee = ("collapses",)
     reconstruction, sure = True, "low"
-    row_wise, uses_attention, selects_per_row = False, True, True
 
     coverage: float = knob(
         0.95,

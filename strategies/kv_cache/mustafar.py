@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from playground.algorithms.kv_cache.quantization import pack_bits, unpack_bits
-from playground.contract import CachePolicy, knob
+from playground.contract import Quantises, knob
 from playground.events import Figure
 
 TINY = 1e-30  # in place of the norm of a row that is all zero
 
 
-class Mustafar(CachePolicy):
+class Mustafar(Quantises):
     """Prune the numbers of smallest magnitude from every old key and value, and store the others with a bitmap.
 
     Pruning is per head and token, keys after the rotary embedding, and covers all but the last `window` tokens. A token
@@ -26,8 +26,6 @@ class Mustafar(CachePolicy):
 
     name, title, paper, sheet = "mustafar", "Unstructured sparsity (Mustafar)", "2505.22913", "kv-cache/mustafar"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads in full depends on when they were committed
-    row_wise, quantises = False, True
 
     key_zeros: float = knob(
         0.7, 0.0, 0.95, step=0.05, help="share of the numbers of a key that are pruned; 0: none"

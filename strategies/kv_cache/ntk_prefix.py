@@ -7,7 +7,7 @@ from torch.nn.functional import elu, kl_div
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.cache_training import Descent, descend
-from playground.contract import CachePolicy, knob
+from playground.contract import AddsMemory, ReadsParts, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -17,7 +17,7 @@ PREFIX = 2  # texts that are the prefix
 HELD_OUT, TOGETHER = 8, 2  # texts that are not trained on; texts of a training step
 
 
-class NTKPrefix(CachePolicy):
+class NTKPrefix(ReadsParts, AddsMemory):
     """Attend to a summary of a prefix beside the cache: a matrix and a vector per head, whatever the prefix's length.
 
     Attention over tokens is a softmax as before. A query q also reads the summary by linear attention: with features
@@ -34,7 +34,7 @@ class NTKPrefix(CachePolicy):
     name, title, paper, sheet = "ntk_prefix", "Prefix summary (NTK-Attention)", "2406.14036", "kv-cache/ntk-prefix"
     guarantee = ("collapses",)
     sure = "medium"
-    row_wise, uses_parts, adds_memory, fitted_to_target, prefers_trained = False, True, True, True, True
+    fitted_to_target, prefers_trained = True, True
 
     prefix: bool = knob(True, help="attend to the prefix that was fitted")
     size: int = knob(0, 0, 2048, step=1, help="tokens held; others are summed into the summary; 0 holds all")

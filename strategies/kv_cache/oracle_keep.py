@@ -1,9 +1,9 @@
 """Oracle of attention: the largest attention mass that a given number of tokens can have."""
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, SelectsPerRow, knob
 from playground.events import Figure
 
 
-class OracleKeep(CachePolicy):
+class OracleKeep(SelectsPerRow, ReadsAttention):
     """Keep the full cache, but mask all except the tokens that each query position attends to most.
 
     Attention over the full cache is computed first, and the `size` largest weights of each layer and KV head, summed
@@ -17,7 +17,6 @@ class OracleKeep(CachePolicy):
 
     name, title, paper, sheet = "oracle_keep", "Oracle of attention", "2306.14048", "kv-cache/kv-baselines"
     guarantee = ("collapses",)
-    uses_attention, selects_per_row = True, True
 
     size: int = knob(64, 1, 2048, step=1, help="tokens visible to each query position, per layer and KV head")
 
@@ -27,9 +26,6 @@ class OracleKeep(CachePolicy):
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
         return {"size": tokens}
-
-    def visible(self, query_positions, key_positions):
-        return query_positions >= key_positions
 
     def select_for_rows(self, layer, weights, query_positions):
         most = weights.topk(min(self.size, weights.shape[-1]), -1).indices

@@ -4,13 +4,13 @@ import math
 import torch
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, knob
 from playground.events import Figure
 
 CLOSE, ROUNDS = 5, 60  # the search ends within CLOSE tokens of the target, or after ROUNDS bisections
 
 
-class PrefixKV(CachePolicy):
+class PrefixKV(ReadsAttention):
     """Evict prompt tokens such that every layer keeps the same share of the attention its tokens received.
 
     The tokens of a layer are sorted by the attention received from the whole prompt, summed over all heads; a layer
@@ -23,7 +23,6 @@ class PrefixKV(CachePolicy):
 
     name, title, paper, sheet = "prefixkv", "One level for all layers (PrefixKV)", "2412.03409", "kv-cache/prefixkv"
     guarantee = ("collapses",)
-    row_wise, uses_attention = False, True
 
     keep: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the prompt that stays, over all layers; 1 keeps all")
     sinks: int = knob(1, 0, 8, step=1, help="tokens at the start that always stay")

@@ -3,9 +3,10 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
+from playground.contract import ReadsQueries
 
 
-class QFilters(TopKEviction):
+class QFilters(ReadsQueries, TopKEviction):
     """Keep the tokens whose keys align with the main direction of the queries, which predicts the attention they
     receive.
 
@@ -16,7 +17,7 @@ class QFilters(TopKEviction):
     """
 
     name, title, paper, sheet = "q_filters", "Q-Filters", "2503.02812", "kv-cache/q-filters"
-    uses_queries, reconstruction, sure = True, True, "medium"
+    reconstruction, sure = True, "medium"
 
     def __post_init__(self):
         self._seen: dict[int, tuple[Tensor, Tensor]] = {}  # by layer: sums of q q^T [heads, d, d] and of q [heads, d]

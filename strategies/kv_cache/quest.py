@@ -2,12 +2,12 @@
 import torch
 from torch import Tensor
 
-from playground.contract import CachePolicy, knob
+from playground.contract import SelectsByStates, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 
 
-class Quest(CachePolicy):
+class Quest(SelectsByStates):
     """Keep the full cache, but let each row read only the pages whose keys could match its query best.
 
     A page is `page` neighbouring tokens. Its bound is the largest product that a key within the smallest and largest
@@ -22,7 +22,6 @@ class Quest(CachePolicy):
 
     name, title, paper, sheet = "quest", "Query-aware pages (Quest)", "2406.10774", "kv-cache/quest"
     guarantee = ("collapses",)
-    selects_per_row, selects_by_states = True, True
 
     size: int = knob(64, 1, 2048, step=1, help="tokens that a row reads, in whole pages, its own page included")
     page: int = knob(16, 1, 64, step=1, help="tokens of a page")
@@ -34,9 +33,6 @@ class Quest(CachePolicy):
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
         return {"size": tokens, "page": max(1, min(cls.page, tokens // 4))}
-
-    def visible(self, query_positions, key_positions):
-        return query_positions >= key_positions
 
     def select_by_states(self, layer, query_states, key_states, around):
         heads, visible = len(key_states), around.visible.expand(len(key_states), -1, -1)

@@ -1,10 +1,10 @@
 """Small caches for lazy layers."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, knob
 from playground.events import Figure
 
 
-class SimLayerKV(CachePolicy):
+class SimLayerKV(ReadsAttention):
     """Find the lazy layers, which attend almost only to the first and the most recent tokens, and cache only those
     there.
 
@@ -16,7 +16,6 @@ class SimLayerKV(CachePolicy):
 
     name, title, paper, sheet = "sim_layer_kv", "Lazy layers (SimLayerKV)", "2410.13846", "kv-cache/sim-layer-kv"
     guarantee = ("collapses",)
-    row_wise, uses_attention = False, True
 
     threshold: float = knob(0.8, 0.0, 1.0, step=0.01, help="share of attention above which a layer is lazy; 1: none is")
     sinks: int = knob(4, 0, 64, step=1, help="first tokens that a lazy layer keeps")

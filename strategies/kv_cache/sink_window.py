@@ -1,8 +1,8 @@
 """Attention sinks with a sliding window."""
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsInChunks, RenumbersPositions, RestrictsPrompt, knob
 
 
-class SinkWindow(CachePolicy):
+class SinkWindow(ReadsInChunks, RestrictsPrompt, RenumbersPositions):
     """Keep the first few tokens and the most recent ones in the KV cache, and evict everything between.
 
     The first tokens act as attention sinks; without them the text degrades as soon as they leave the window. Evicted

@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from playground.contract import CachePolicy, knob
+from playground.contract import Quantises, ReadsQueries, knob
 from playground.events import Figure
 
 
-class ThinK(CachePolicy):
+class ThinK(ReadsQueries, Quantises):
     """Drop the channels of old keys that contribute least to the products with the prompt's last queries.
 
     A channel's share of all attention logits is the norm of the queries' numbers in it times that of the keys'; per KV
@@ -21,8 +21,6 @@ class ThinK(CachePolicy):
 
     name, title, paper, sheet = "think", "Pruned key channels (ThinK)", "2407.21018", "kv-cache/think"
     guarantee = ("collapses",)
-    # not row-wise: which tokens a position reads in full depends on when they were committed
-    row_wise, quantises, uses_queries = False, True, True
 
     ratio: float = knob(0.4, 0.0, 0.95, step=0.05, help="share of the channels of keys that is dropped")
     window: int = knob(32, 0, 1024, step=1, help="most recent tokens, whose keys keep all channels")
@@ -32,9 +30,6 @@ class ThinK(CachePolicy):
         self._queries: dict[int, Tensor] = {}  # the last ones, by layer
         self._kept: dict[int, Tensor] = {}  # channels of each KV head, ascending, [kv_heads, kept]
         self._energy: dict[int, float] = {}
-
-    def retain(self, held):
-        return held.live
 
     def observe_queries(self, layer, query_states):
         seen = [self._queries[layer]] if layer in self._queries else []

@@ -1,9 +1,9 @@
 """TOVA: eviction by the attention of the last token."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, knob
 
 
-class Tova(CachePolicy):
+class Tova(ReadsAttention):
     """Evict the token that receives the least attention from the newest one, regardless of its position.
 
     Scores are the attention weights of the last committed token only, summed over all heads of a layer, which keep the
@@ -14,7 +14,6 @@ class Tova(CachePolicy):
 
     name, title, paper, sheet = "tova", "By the last token's attention (TOVA)", "2401.06104", "kv-cache/kv-baselines"
     guarantee = ("budget_respected", "collapses")
-    row_wise, uses_attention = False, True
 
     size: int = knob(64, 1, 2048, step=1, help="tokens that stay")
 

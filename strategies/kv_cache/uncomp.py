@@ -11,7 +11,7 @@ from torch import Tensor
 from playground.algorithms.kv_cache.attention_scores import RecentAttention, top_slots
 from playground.algorithms.kv_cache.layer_cut_figure import prompt_reading
 from playground.algorithms.kv_cache.prompt_compression import POOLS, check_kernel
-from playground.contract import CachePolicy, knob
+from playground.contract import CutsPrompt, ReadsAttention, ReadsQueries, knob
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -23,7 +23,7 @@ TINY = 1e-10  # lower bound of eigenvalues
 FALL = 1 / 32
 
 
-class UNComp(CachePolicy):
+class UNComp(CutsPrompt, ReadsAttention, ReadsQueries):
     """Give heads with diverse queries twice the budget of the others, and evict one token for every new one.
 
     Diversity is the entropy of the largest eigenvalues of the queries' covariance, after subtracting their mean and
@@ -47,7 +47,6 @@ class UNComp(CachePolicy):
 
     name, title, paper, sheet = "uncomp", "By the entropy of queries (UNComp)", "2410.03090", "kv-cache/uncomp"
     guarantee, sure = ("budget_respected", "collapses"), "medium"
-    row_wise, uses_attention, uses_queries = False, True, True
 
     high: int = knob(
         64, 2, 2048, step=1, help="tokens that stay in a head with diverse queries, the window included"

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool1d, max_pool1d
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import CachePolicy, knob
+from playground.contract import ReadsAttention, knob
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -22,10 +22,10 @@ def check_kernel(kernel: int) -> None:
         raise Refusal(f"kernel must be odd, not {kernel}: take {kernel + 1}.", "kernel")
 
 
-class PromptCompression(CachePolicy):
+class PromptCompression(ReadsAttention):
     """Retains the last `window` prompt tokens and the `share` earlier ones that receive most of their attention."""
 
-    row_wise, prompt_only, uses_attention = False, True, True
+    prompt_only = True
 
     window: int = knob(16, 1, 128, step=1, help="last tokens of the prompt, whose attention selects; all retained")
     capacity: int = knob(64, 2, 2048, step=1, help="prompt tokens retained, the window included")

@@ -17,7 +17,6 @@ class TopKEviction(CachePolicy):
     """Retains the `recent` latest tokens per layer and KV head and those with the largest scores, `size` in all."""
 
     guarantee = ("budget_respected", "collapses")
-    row_wise = False
 
     size: int = knob(64, 1, 2048, step=1, help="tokens retained, recent ones included")
     recent: int = knob(0, 0, 1024, step=1, help="most recent tokens, always retained")

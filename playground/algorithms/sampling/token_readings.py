@@ -12,5 +12,5 @@ class TokenReading(NamedTuple):
 
     ids: Tensor  # [n]
     logits: Tensor  # [n, V], raw
-    # query states by layer, [kv_heads, group, rows, d]; if the strategy says `uses_queries`
+    # query states by layer, [kv_heads, group, rows, d]; if the strategy `ReadsQueries`
     queries: dict[int, Tensor] | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 
 from playground.bench.speculation.speed_summary import sentence
-from playground.contract import KINDS, Strategy, discover
+from playground.contract import KINDS, ReadsAttention, Strategy, discover
 from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
 from playground.player.guarantee_labels import LIMIT, PROMISES, labelled
@@ -115,7 +115,7 @@ def needs(cls: Class) -> list[str]:
     """Requirements of a strategy."""
     declared = [ANY_DRAFT if need == "draft" and cls.translates else NEEDS[need] for need in cls.needs]
     fills = [CANVAS_MODELS[cls.attention[0]]] if cls.kind == "canvas_decoder" else []
-    attention = [NEEDS["attention_scores"]] if getattr(cls, "uses_attention", False) else []
+    attention = [NEEDS["attention_scores"]] if issubclass(cls, ReadsAttention) else []
     return [*declared, *fills, *attention]
 
 

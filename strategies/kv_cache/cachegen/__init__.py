@@ -33,7 +33,7 @@ class CacheGen(CachePolicy):
 
     name, title, paper, sheet = "cachegen", "Cache as a stream (CacheGen)", "2310.07240", "kv-cache/cachegen"
     guarantee, sure = ("heuristic",), "medium"
-    row_wise, prompt_only = False, True
+    prompt_only = True
 
     level: str = knob(
         "2", choices=("1", "2", "3"), help="quality: the number of bins; 3 has the most"
