@@ -182,7 +182,7 @@ def test_quantised_layers_are_neither_fused_nor_copied_nor_trained(folders):
 
 
 def test_a_zero_gpu_page_refuses_weights_that_a_gpu_must_read(folders):
-    from playground.decoding.host_models import load_on_host
+    from playground.ui.server.zero_gpu import load_on_host
 
     settings = dict(draft="none", device="cpu", dtype="float32", quantization="none", progress=lambda *_: None)
     with pytest.raises(Refusal, match=r"quantised \(nf4 .stored.\) and are read on a GPU"):

@@ -6,15 +6,13 @@ weights to its GPU and builds the models there, once, since it serves later call
 """
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import playground
 from playground.decoding.models import Models
-from playground.engine.loading.load import Facts, Shelf
+from playground.engine.loading.load import Facts
 from playground.engine.loading.loaded_model import loaded_model
 from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
@@ -50,29 +48,7 @@ def vocabulary_of(network: PreTrainedModel) -> int:
     return network.config.get_text_config().vocab_size
 
 
-def load_on_host(
-    model: str | None,
-    draft: str | None,
-    *,
-    device: str,
-    dtype: str,
-    quantization: str,
-    progress: Callable[[float, str], None],
-    draft_device: str = "",
-) -> Models:
-    """The models of `playground.load`, of HostModels; raises Refusal for quantised weights.
-
-    device, draft_device: not used, as there is one GPU.
-    """
-    from playground.engine.checkpoint.catalogue import PACKED
-    if quantization != "none" or draft in PACKED:
-        raise Refusal("Weights are quantised on a GPU, which this page has only during a run: choose no quantization.",
-                      "draft" if draft in PACKED else "quantization")
-    dtype = DTYPE if dtype == "auto" else dtype
-    return playground.load(model, draft, device="cpu", dtype=dtype, progress=progress, shelf=Shelf(HostModel))
-
-
 def moved(models: Models) -> Models:
-    """The models on the device of this process; what was not loaded by `load_on_host` stays where it is."""
+    """The models on the device of this process; what is on one already stays where it is."""
     target, draft = (one.moved if isinstance(one, HostModel) else one for one in (models.target, models.draft))
     return Models(target, draft)

@@ -31,7 +31,7 @@ from playground.ui.server.memory_watch import MemoryWatch
 from playground.ui.server.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.server.run_streams import RunStreams
 from playground.ui.server.worker import Health, Run, Worker
-from playground.ui.server.zero_gpu import Batch, RemoteRun, batches, on_gpu, on_zero
+from playground.ui.server.zero_gpu import Batch, RemoteRun, batches, load_on_host, on_gpu, on_zero
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
@@ -60,7 +60,6 @@ def _load(*names: Any, **how: Any) -> Any:
     from playground.decoding.session import leave_a_core  # imports torch
     leave_a_core()
     if on_zero():
-        from playground.decoding.host_models import load_on_host
         return load_on_host(*names, **how)
     return playground.load(*names, **how)
 

@@ -1,6 +1,6 @@
 """Support for ZeroGPU, where a GPU is allocated for one call at a time and the call runs in its own process.
 
-The page's process loads models on the CPU (`decoding.host_models`). The forked process moves them to its GPU and sends
+The page's process loads models on the CPU (`load_on_host`). The forked process moves them to its GPU and sends
 back plain data. It keeps no KV cache between calls, so a fork of a lane reads its text again. A run cannot be held or
 stepped on the server; the browser's player does that. Elsewhere none of this is used.
 """
@@ -14,13 +14,17 @@ from dataclasses import asdict
 from functools import wraps
 from importlib.util import find_spec
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
+import playground
 from playground.errors import Refusal
 from playground.player.frames import CLOCK, Facts, frame, new_name, trace_of, within
 from playground.trace import Trace
+
+if TYPE_CHECKING:
+    from playground.decoding.models import Models
 
 # Seconds of GPU time: at least (moving weights, building the model), per token of every lane, at most.
 LEAST, EACH, MOST = 20, 0.05, 120
@@ -31,6 +35,30 @@ Batch = tuple[Facts, Facts, str, float]  # headers (in the first), events, state
 
 def on_zero() -> bool:
     return bool(os.environ.get("SPACES_ZERO_GPU")) and find_spec("spaces") is not None
+
+
+def load_on_host(
+    model: str | None,
+    draft: str | None,
+    *,
+    device: str,
+    dtype: str,
+    quantization: str,
+    progress: Callable[[float, str], None],
+    draft_device: str = "",
+) -> Models:
+    """The models of `playground.load`, of HostModels; raises Refusal for quantised weights.
+
+    device, draft_device: not used, as there is one GPU.
+    """
+    from playground.decoding.host_models import DTYPE, HostModel
+    from playground.engine.checkpoint.catalogue import PACKED
+    from playground.engine.loading.load import Shelf
+    if quantization != "none" or draft in PACKED:
+        raise Refusal("Weights are quantised on a GPU, which this page has only during a run: choose no quantization.",
+                      "draft" if draft in PACKED else "quantization")
+    dtype = DTYPE if dtype == "auto" else dtype
+    return playground.load(model, draft, device="cpu", dtype=dtype, progress=progress, shelf=Shelf(HostModel))
 
 
 def on_gpu(work: Callable[..., Iterator]) -> Callable[..., Iterator]:
