@@ -387,7 +387,8 @@ def event_from_json(fields_: dict[str, Any]) -> Event:
     kind = fields_.get("kind")
     if not isinstance(kind, str) or kind not in EVENTS:
         raise ValueError(f"unknown event kind {kind!r}")
-    return _adapter(EVENTS[kind]).validate_python({k: v for k, v in fields_.items() if k != "kind"})
+    cls: type = EVENTS[kind]
+    return _adapter(cls).validate_python({k: v for k, v in fields_.items() if k != "kind"})
 
 
 def header_from_json(fields_: dict[str, Any]) -> Header:

@@ -63,7 +63,8 @@ class ConfinedTask:
     """A task that is under way; another thread may cancel it."""
 
     def __init__(self) -> None:
-        self._lock, self._line, self.cancelled = Lock(), None, False
+        self._lock, self.cancelled = Lock(), False
+        self._line: socket.socket | None = None
 
     def follow(self, line: socket.socket) -> None:
         """Take the line on which a fork works; raises Cancelled if the task was cancelled before."""
@@ -204,8 +205,9 @@ class ConfinedChild:
                 continue
             if answer != UNKNOWN:
                 return answer
-            with self._lock:
-                self._known.pop(lesson.key, None)
+            if lesson:
+                with self._lock:
+                    self._known.pop(lesson.key, None)
         raise BrokenLimit("start")
 
     def _heard(self, line: socket.socket, fork: int, cpu_seconds: float, task: ConfinedTask) -> Any:
@@ -233,21 +235,22 @@ class ConfinedChild:
     def _ordered(self, lesson: ChildLesson | None) -> tuple[_Process, socket.socket]:
         """The process, and the line on which a fork of it waits for its order. Raises _Gone."""
         with self._lock:
-            if self._process is None or self._process.popen.poll() is not None:
-                self._start()
+            process = self._process
+            if process is None or process.popen.poll() is not None:
+                process = self._start()
             if lesson and lesson.key not in self._known:
-                self._teach(lesson)
-            return self._process, self._process.order(ASK)
+                self._teach(process, lesson)
+            return process, process.order(ASK)
 
-    def _teach(self, lesson: ChildLesson) -> None:
-        with self._process.order(TEACH) as line:
-            self._process.deliver(line, [lesson.key, lesson.content()], START_SECONDS)
-        self._process.patience = START_SECONDS
+    def _teach(self, process: _Process, lesson: ChildLesson) -> None:
+        with process.order(TEACH) as line:
+            process.deliver(line, [lesson.key, lesson.content()], START_SECONDS)
+        process.patience = START_SECONDS
         self._known[lesson.key] = None
         while len(self._known) > self.bounds.lessons:
             self._known.popitem(last=False)
 
-    def _start(self) -> None:
+    def _start(self) -> _Process:
         self._end()
         orders, theirs = socket.socketpair()
         orders.settimeout(PULSE)
@@ -262,7 +265,8 @@ class ConfinedChild:
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C and Ctrl-Z in a terminal are for the page
             )
-        self._process = _Process(popen, orders)
+        self._process = process = _Process(popen, orders)
+        return process
 
     def _end(self) -> None:
         if self._process:

@@ -6,6 +6,8 @@ while decoding, by the parser's own limits and a deadline. Imports neither torch
 """
 from __future__ import annotations
 
+from typing import Any
+
 from playground.confined.task_bounds import TaskBounds
 from playground.errors import Refusal
 
@@ -68,7 +70,7 @@ TABLES_KEPT = 16  # compiled grammars of SynCode
 CHECKED = 1024  # constraints known to compile, checked without a model
 
 # Decoding
-PARSER = {
+PARSER: dict[str, Any] = {
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,

@@ -26,7 +26,11 @@ def answer(order: list[str], tokenizer: LLTokenizer | None) -> dict[str, Any]:
     """One compiled constraint, {"refusal", "about"}, or {"error"}."""
     kind, source = order
     try:
-        return tables(source) if kind == limits.TABLES else compile_grammar(tokenizer, kind, source)
+        if kind == limits.TABLES:
+            return tables(source)
+        if tokenizer is None:
+            raise ValueError("a constraint is compiled for a tokenizer")
+        return compile_grammar(tokenizer, kind, source)
     except Refusal as refused:
         return {"refusal": str(refused), "about": refused.about}
     except RecursionError:

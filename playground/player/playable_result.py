@@ -21,6 +21,7 @@ class PlayableResult(Result):
             return page
         try:
             Path(path).write_text(page, encoding="utf-8", newline="")
+            return None
         except (OSError, TypeError, ValueError) as reason:
             raise Refusal(
                 f"The page cannot be written to {path} ({getattr(reason, 'strerror', None) or reason}): name a file in "

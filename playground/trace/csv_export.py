@@ -79,7 +79,7 @@ def rows(header: Header, events: list[Stamped]) -> Iterator[list[Value]]:
                 commit.step,
                 token.id,
                 token.piece or "",
-                ORIGINS.get(token.origin, token.origin or ""),
+                ORIGINS.get(token.origin or "", token.origin or ""),
                 *_distribution(token, position, written),
                 round(float(commit.at), 6),
                 commit.forwards,
@@ -90,14 +90,15 @@ def _distribution(token: Token, position: int, written: Written) -> list[float |
     """Entropies, probabilities and rank of the token; None if no logits were computed for it."""
     step = written.steps.get(position)
     rank, candidate = _ranked(token.id, step.top if step else [])
-    possible = token.logprob is not None and token.logprob <= ROUNDING  # a trace from a file may hold any number
-    probability = math.exp(token.logprob) if possible else None
+    probability = None
+    if token.logprob is not None and token.logprob <= ROUNDING:  # a trace from a file may hold any number
+        probability = math.exp(token.logprob)
     numbers = (
-        step and step.entropy,
-        step and step.final_entropy,
+        step.entropy if step else None,
+        step.final_entropy if step else None,
         token.logprob,
         probability,
-        candidate and candidate.final,
+        candidate.final if candidate else None,
     )
     return [*(None if number is None else float(number) for number in numbers), rank]
 

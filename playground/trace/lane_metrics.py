@@ -70,7 +70,7 @@ def metrics(trace: Trace) -> dict[str, Any]:
 
 def definitions() -> dict[str, str]:
     """The definition of each metric, by name."""
-    return {name: " ".join(inspect.getdoc(metric).split()) for name, metric in METRICS.items()}
+    return {name: " ".join((inspect.getdoc(metric) or "").split()) for name, metric in METRICS.items()}
 
 
 def tokens(record: LaneRecord) -> int:
@@ -170,7 +170,8 @@ def wasted_tokens(record: LaneRecord) -> int | None:
     """
     if record.of(Fill):
         return None
-    rows = sum(stamped.event.tokens for stamped in record.forwards("target"))
+    decoding = [each for each in record.of(Forward) if each.stream == "target" and each.phase != "prefill"]
+    rows = sum(each.tokens for each in decoding)
     return max(0, rows - max(0, tokens(record) - 1))
 
 
@@ -179,7 +180,7 @@ def flops(record: LaneRecord) -> float:
     return sum(forward.flops for forward in record.of(Forward))
 
 
-def origins(record: LaneRecord) -> dict[str, int]:
+def origins(record: LaneRecord) -> dict[str | None, int]:
     """Tokens of the text by origin: sampled, draft, forced, redraw, bonus."""
     return dict(Counter(token.origin for token in record.written.tokens))
 
@@ -210,7 +211,7 @@ class Difference:
 
     def sentence(self) -> str:
         """The difference in words."""
-        if self.prefix:
+        if self.a is None or self.b is None:
             why = " at its length limit" if self.reason == "length" else ""
             which = "first" if self.a is None else "second"
             return f"The first {self.index} tokens are the same; then the {which} text ends{why}."
@@ -259,7 +260,9 @@ def _token_at(written: Written, place: int) -> int:
 
 def _margin(texts: list[Written], index: int, x: Token | None, y: Token | None) -> float | None:
     """From the first text whose candidates at `index` include both tokens; before `index` both texts are the same."""
-    for text in texts if x and y else []:
+    if x is None or y is None:
+        return None
+    for text in texts:
         raw = {candidate.id: candidate.raw for candidate in text.steps[index].top} if index in text.steps else {}
         if raw.get(x.id) and raw.get(y.id):
             return math.log(raw[x.id] / raw[y.id])

@@ -228,7 +228,8 @@ def _dump(entry: dict[str, Any]) -> str:
 
 def schema() -> dict[str, Any]:
     """JSON Schema of a line of a trace file, and of a whole trace as returned by `to_json`."""
-    kinds = {kind: TypeAdapter(cls) for kind, cls in EVENTS.items()} | {"header": TypeAdapter(Header), "stamp": _STAMP}
+    kinds: dict[str, TypeAdapter[Any]] = {kind: TypeAdapter(cls) for kind, cls in EVENTS.items()}
+    kinds |= {"header": TypeAdapter(Header), "stamp": _STAMP}
     _, made = TypeAdapter.json_schemas([(kind, "validation", adapter) for kind, adapter in kinds.items()])
     definitions = made["$defs"]
     stamp = definitions.pop(_Stamp.__name__)

@@ -36,9 +36,9 @@ class Written:
 
     def add(self, commit: Commit, seq: int) -> None:
         self.text += commit.text
-        columns = commit.pieces, commit.logprobs, commit.origins
         for i, token in enumerate(commit.ids):
-            self.tokens.append(Token(token, *(_at(column, i) for column in columns), seq))
+            piece, logprob, origin = _at(commit.pieces, i), _at(commit.logprobs, i), _at(commit.origins, i)
+            self.tokens.append(Token(token, piece, logprob, origin, seq))
 
     def inherit(self, source: Written, commit: Commit) -> None:
         """Copy the Steps, and the `seq` of each token, from `source`, where the tokens of `commit` were generated."""

@@ -8,7 +8,7 @@ import math
 import re
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from playground.events import (
     Cache,
@@ -34,6 +34,8 @@ from playground.trace.validate_caches import cache_problems
 if TYPE_CHECKING:
     from playground.trace.recorded_trace import Trace
 
+Kind = TypeVar("Kind", Draft, Verdict)
+Rounds = dict[tuple[int, int], list[tuple[Stamped, Kind]]]  # the drafts, or the verdicts, of each round
 ROUNDING = 1e-5  # tolerance for probabilities from a float32 softmax
 
 # A piece matches its exact text, except for two kinds of pieces that match any text, the empty one included.
@@ -69,11 +71,13 @@ def _ending(events: list[Stamped]) -> Iterator[str]:
 
 def _judged(events: list[Stamped]) -> Iterator[str]:
     """A text is judged once, directly before its end."""
-    for i in [i for i, stamped in enumerate(events) if isinstance(stamped.event, Judged)]:
-        if not 0 <= events[i].event.score <= 1:
-            yield _at(events[i], f"a score of {events[i].event.score} is not between 0 and 1")
+    for i, stamped in enumerate(events):
+        if not isinstance(stamped.event, Judged):
+            continue
+        if not 0 <= stamped.event.score <= 1:
+            yield _at(stamped, f"a score of {stamped.event.score} is not between 0 and 1")
         if i + 1 < len(events) and not isinstance(events[i + 1].event, Done):
-            yield _at(events[i], "it judges a text that is not complete")
+            yield _at(stamped, "it judges a text that is not complete")
 
 
 def _positions(events: list[Stamped]) -> Iterator[str]:
@@ -126,13 +130,13 @@ def _fits(text: str, parts: list[str]) -> bool:
 def _rounds(events: list[Stamped]) -> Iterator[str]:
     """Every Draft has one Verdict. The last may lack it if the lane was stopped, failed, or has no end."""
     drafts, verdicts = _by_round(events, Draft), _by_round(events, Verdict)
-    yield from (_at(again, f"round {again.event.round} already has one") for rounds in (drafts, verdicts)
-                for _, *repeated in rounds.values() for again in repeated)
-    for key, (verdict, *_) in verdicts.items():
-        if key not in drafts or drafts[key][0].seq > verdict.seq:
-            yield _at(verdict, f"round {verdict.event.round} has no draft before it")
+    yield from _repeated(drafts)
+    yield from _repeated(verdicts)
+    for key, ((stamped, verdict), *_) in verdicts.items():
+        if key not in drafts or drafts[key][0][0].seq > stamped.seq:
+            yield _at(stamped, f"round {verdict.round} has no draft before it")
         else:
-            yield from (_at(verdict, problem) for problem in _invalid_nodes(verdict.event, drafts[key][0].event))
+            yield from (_at(stamped, problem) for problem in _invalid_nodes(verdict, drafts[key][0][1]))
     waiting = [number for sequence, number in drafts if (sequence, number) not in verdicts]
     yield from (
         f"the draft of round {number} has no verdict" for number in (waiting[:-1] if _cut_short(events) else waiting)
@@ -152,7 +156,7 @@ def _verdict_commits(events: list[Stamped]) -> Iterator[str]:
 
     One Commit may hold all of them, followed by tokens that the grammar forces, or a part of them.
     """
-    drafts = {key: first.event for key, (first, *_) in _by_round(events, Draft).items()}
+    drafts = {key: draft for key, ((_, draft), *_) in _by_round(events, Draft).items()}
     due: dict[int, list[int]] = {}  # tokens not committed yet, by sequence
     for stamped in events:
         match stamped.event:
@@ -262,12 +266,17 @@ def _round(event: Draft | Verdict) -> tuple[int, int]:
     return event.sequence, event.round
 
 
-def _by_round(events: list[Stamped], kind: type[Draft] | type[Verdict]) -> dict[tuple[int, int], list[Stamped]]:
-    found: dict[tuple[int, int], list[Stamped]] = {}
+def _by_round(events: list[Stamped], kind: type[Kind]) -> Rounds[Kind]:
+    found: Rounds[Kind] = {}
     for stamped in events:
         if isinstance(stamped.event, kind):
-            found.setdefault(_round(stamped.event), []).append(stamped)
+            found.setdefault(_round(stamped.event), []).append((stamped, stamped.event))
     return found
+
+
+def _repeated(rounds: Rounds[Kind]) -> Iterator[str]:
+    for _, *repeated in rounds.values():
+        yield from (_at(stamped, f"round {event.round} already has one") for stamped, event in repeated)
 
 
 def _cut_short(events: list[Stamped]) -> bool:

@@ -81,7 +81,7 @@ def rules_of(source: str) -> dict[str, Expression]:
         rules = gbnf.GrammarParser().parse(plain)
     except gbnf.GbnfToLarkError as reason:
         raise refusal(str(reason)) from None
-    return {name: _expression(rule.alternatives, rules.keys()) for name, rule in rules.items()}
+    return {name: _expression(rule.alternatives, set(rules)) for name, rule in rules.items()}
 
 
 def refusal(reason: str) -> Refusal:

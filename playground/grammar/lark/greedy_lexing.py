@@ -37,7 +37,8 @@ class Links:
     """What may follow what among the leaves of an expression; `leaf` gives the ends of a node that is not entered."""
 
     def __init__(self, leaf: Callable[[Expression], Ends | None]):
-        self.leaf, self.after = leaf, defaultdict(int)
+        self.leaf = leaf
+        self.after: dict[int, int] = defaultdict(int)
 
     def ends(self, expression: Expression) -> Ends:
         if (known := self.leaf(expression)) is not None:
@@ -46,8 +47,8 @@ class Links:
             case Seq(parts):
                 return self._sequence(parts)
             case Alt(parts):
-                found = [self.ends(part) for part in parts]
-                return Ends(any(f.empty for f in found), _union(f.first for f in found), _union(f.last for f in found))
+                each = [self.ends(part) for part in parts]
+                return Ends(any(e.empty for e in each), _union(e.first for e in each), _union(e.last for e in each))
             case Repeat(part, least, most):
                 found = self.ends(part)
                 if most != 1:
@@ -90,8 +91,9 @@ class Terminal:
 
 def terminals(rules: Rules) -> set[Expression]:
     """The parts of the rules that may be terminals; everything else is made of them by rules."""
-    alphabet, chosen = _alphabet(rules), set()
-    regular, seen = _regular(rules), set()
+    alphabet, regular = _alphabet(rules), _regular(rules)
+    chosen: set[Expression] = set()
+    seen: set[str] = set()
     _choose(rules[ROOT], rules, regular, chosen, seen)
     while swallowing := _swallowing(rules, chosen, alphabet):
         chosen -= swallowing
@@ -116,7 +118,9 @@ def _choose(expression: Expression, rules: Rules, regular: set[str], chosen: set
 
 def _regular(rules: Rules) -> set[str]:
     """Rules that do not lead to one that leads back to itself."""
-    names, found, before = {name: _names(expression) for name, expression in reversed(rules.items())}, set(), -1
+    names = {name: _names(expression) for name, expression in reversed(rules.items())}
+    found: set[str] = set()
+    before = -1
     while len(found) > before:
         before = len(found)
         for name, inner in names.items():
@@ -175,7 +179,7 @@ def _terminal(expression: Expression, rules: Rules, alphabet: Callable[[Chars], 
 
 def _conflicts(ordered: list[Expression], read: dict[Expression, Terminal], rules: Rules) -> set[Expression]:
     start, after = _neighbours(ordered, read, rules)
-    together = defaultdict(int)
+    together: dict[int, int] = defaultdict(int)
     for place in {start, *after.values()}:
         for number in bits(place):
             together[number] |= place

@@ -25,7 +25,7 @@ try:
     from lark.exceptions import LarkError
     from lark.load_grammar import load_grammar
 except ImportError:  # then no grammar is checked
-    load_grammar = None
+    load_grammar = None  # type: ignore[assignment]
 
 UNICODE = re.compile(r"\\[dDwWsS]")  # which the automata read as ASCII, and the parser does not
 SECONDS = 0.3  # CPU time; a grammar that takes longer is accepted
@@ -179,11 +179,13 @@ class _Grammar:
             for name, symbols in self.rules:
                 grown |= _merge(known[name], self._texts(symbols, known, empty))
                 if name not in empty and empty.issuperset(symbols):
-                    grown = bool(empty.add(name) or True)
+                    empty.add(name)
+                    grown = True
         return bool(known[self.start]) or self.start in empty
 
     def _texts(self, symbols: list[str], known: dict[str, Pairs], empty: set[str]) -> Pairs:
-        found, maybe_nothing = {}, True
+        found: Pairs = {}
+        maybe_nothing = True
         for symbol in symbols:
             if process_time() > self.deadline:
                 raise _OutOfTime

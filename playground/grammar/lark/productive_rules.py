@@ -117,12 +117,14 @@ def rules_of_lark(source: str) -> dict[str, Expression]:
 
 def _bodies(source: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """Each rule with its words; statements, such as %ignore, are left out."""
-    name, words = "", []
+    name = ""
+    words: list[tuple[str, str]] = []
     for kind, text in _words(source):
         if kind in ("head", "statement"):
             if name:
                 yield name, words
-            name, words = re.search(r"[A-Za-z_]\w*", text)[0] if kind == "head" else "", []
+            named = re.search(r"[A-Za-z_]\w*", text) if kind == "head" else None
+            name, words = named[0] if named else "", []
         elif kind != "skipped":
             words.append(("terminal" if kind == "inline" else kind, text))
     if name:
@@ -137,7 +139,7 @@ def _words(source: str) -> Iterator[tuple[str, str]]:
         end = found.end() if found else place + 1
         if found and found.lastgroup == "inline":
             end = _after_braces(source, end)
-        yield found.lastgroup if found else "strange", source[place:end]
+        yield found and found.lastgroup or "strange", source[place:end]
         place = end
 
 
