@@ -224,18 +224,22 @@ def test_settings_survive_a_reload(page, address):
     expect(page.locator(".lane-card[data-lane='1'] .recipe")).to_contain_text("prompt_lookup")
 
 
-def test_a_study_is_there_for_runs_it_can_study_and_drawn_when_it_is_opened(page, address):
-    fold = page.get_by_role("button", name="Study: Scaling laws of speculation")
+def test_a_run_that_can_be_studied_leads_to_the_page_of_its_studies(page, address):
+    link = page.locator("#studied a")
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "speculative"}]))
     page.click("#run")
-    expect(fold).to_be_visible()
-    assert page.locator(".fold-note").count() == 0
-    fold.click()
-    expect(page.locator(".fold-note").first).to_contain_text("Predictions")
-    expect(page.locator(".figures .js-plotly-plot:visible").first).to_contain_text("Speculation")
+    expect(link).to_have_text("Scaling laws of speculation")
+    with page.expect_popup() as opened:
+        link.click()
+    studies = opened.value
+    expect(studies.locator(".study").first).to_contain_text("Predictions")
+    expect(studies.locator(".js-plotly-plot").first).to_contain_text("Speculation")
+    studies.goto(f"{address}/studies?run=unknown")
+    expect(studies.locator(".study")).to_contain_text("no longer on the server")
+    studies.close()
     choose_strategy(page, 0, "greedy")
     page.click("#run")
-    expect(fold).to_be_hidden()
+    expect(link).to_be_hidden()
 
 
 def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they_are_replaced(page, address):

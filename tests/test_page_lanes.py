@@ -280,13 +280,15 @@ def test_models_are_listed_by_where_they_come_from(monkeypatch, tmp_path):
     (folder / "variant.json").write_text(json.dumps(card), encoding="utf-8")
     monkeypatch.setenv("PLAYGROUND_HOME", str(tmp_path))
     default, *others = offers.targets("mine")
-    assert default == ("mine (default)", DEFAULT) and ("Pocket, sharpened · made here", "pocket-sharp") in others
+    assert default == ("mine · default", DEFAULT) and ("Pocket, sharpened · made here", "pocket-sharp") in others
     assert [place for place, _ in groupby(label.split(" · ")[-1] for label, _ in others)] == [
         "bundled",
         "made here",
         "from the hub",
     ]
     assert offers.note("pocket-sharp") == card["note"] and offers.note("somebody/else") == ""
+    (first, _), *rest = offers.targets("pocket")  # the page's own model, listed once
+    assert first == "Pocket · bundled · default" and "pocket" not in {name for _, name in rest}
     assert "oracle" in {name for _, name in others} and "oracle" not in {name for _, name in offers.drafts()}
 
 

@@ -74,8 +74,8 @@ def test_tools_are_described_in_the_prompt_and_restored_by_the_link(page, addres
     expect(page.locator("#tools textarea")).to_have_value(TOOLS)
 
 
-def test_a_problem_is_said_below_the_tools_while_they_are_typed_and_run_opens_them(page, address):
-    visit(page, address, CHAT)
+def test_a_problem_is_said_below_the_tools_while_they_are_typed_and_run_opens_them(page, address, model):
+    visit(page, address, chat(model=model))
     open_settings(page)
     said = page.locator("#tools-notice")
     page.fill("#tools textarea", "[")
@@ -87,13 +87,17 @@ def test_a_problem_is_said_below_the_tools_while_they_are_typed_and_run_opens_th
     expect(page.locator("#tools textarea")).to_be_focused()
     expect(said).to_contain_text("Tool 1 is no JSON object with a name")
     page.fill("#tools textarea", TOOLS)
-    expect(said).to_contain_text("no place for tools")
-    page.fill("#tools textarea", "")
     expect(said).to_be_hidden()
 
 
-def test_tools_are_there_in_a_chat_only_unless_there_are_some_to_remove(page, address):
-    visit(page, address, chat(mode="raw"))
+def test_tools_are_there_in_a_chat_with_a_model_that_has_them_unless_there_are_some_to_remove(page, address, model):
+    visit(page, address, chat(tools=TOOLS))  # for the page's own model, which has no place for them
+    open_settings(page)
+    expect(page.locator("#tools-notice")).to_contain_text("no place for tools")
+    page.fill("#tools textarea", "")
+    page.locator("#length input").focus()
+    expect(page.locator("#tools")).to_be_hidden()
+    visit(page, address, chat(mode="raw", model=model))
     open_settings(page)
     expect(page.locator("#tools")).to_be_hidden()
     page.get_by_label("Chat", exact=True).check(force=True)

@@ -363,7 +363,7 @@ EVERY_SHAPE = [
 
 
 def test_the_page_draws_every_shape_once():
-    from playground.ui.play.study_figures import draw, drawings, notes
+    from playground.ui.studies.study_figures import draw, drawings, notes
     line_, bars, matrix, tree, spans, points = drawings(EVERY_SHAPE)
     assert [(list(series.x), list(series.y)) for series in line_.data] == [([0, 1], [1.0, 3.0]), ([1], [0.5])] and len(
         line_.layout.shapes

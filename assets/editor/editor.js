@@ -477,7 +477,7 @@ function menuKey(event, list, search, leave) {
 function keepInSight(popup) {
   const { right } = popup.getBoundingClientRect();
   const over = right - document.documentElement.clientWidth + 8;
-  if (over > 0) popup.style.left = `${-over}px`;
+  if (over > 0) popup.style.left = `${-over / (popup.currentCSSZoom ?? 1)}px`; // large type zooms the page
   popup.scrollIntoView({ block: "nearest" });
 }
 
@@ -574,8 +574,11 @@ function weightsRow(lane, i) {
   h("small", { class: "help" }, "Quantised weights of the target, a LoRA adapter on it, or both, in this lane only: what they change and what they cost."));
 }
 
+/** What a lane is made of, without a name that its title says already. */
 function recipeNodes(lane) {
-  return recipe(lane).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
+  const pieces = recipe(lane);
+  const said = words(pieces[0]).toLowerCase() === titleOf(lane).toLowerCase();
+  return pieces.slice(said ? 1 : 0).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
 }
 
 function body(lane, i) {

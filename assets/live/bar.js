@@ -43,11 +43,12 @@ class PlayerBar {
     this.place.hidden = !sentence;
   }
 
-  /** The newest reading of the machine, or null to hide the meters. Only what was measured has a meter. */
+  /** The newest reading of the machine, or null to hide the meters, whose room stays. Only what was measured has a meter. */
   showMachine(reading) {
     const meters = reading ? [...METERS, ...vramMeters(reading)].filter(({ share }) => isNumber(share(reading))) : [];
-    this.machine.hidden = !meters.length;
-    this.machine.replaceChildren(...meters.map((one) => meter(one, reading)));
+    this.machine.hidden &&= !meters.length;
+    this.machine.classList.toggle("is-off", !meters.length);
+    if (meters.length) this.machine.replaceChildren(...meters.map((one) => meter(one, reading)));
     this.machine.title = meters.map(({ says }) => says(reading)).join("; ");
   }
 

@@ -28,6 +28,7 @@ from playground.ui.components import model_menu
 from playground.ui.components.event_fields import whole_number
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import ModelDropdown, status_line
+from playground.ui.components.settings import DEFAULT
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.readers import ends_unread
 from playground.ui.guard.uploads import delete
@@ -195,7 +196,7 @@ class Benchmark:
                 self.length = self._number("length", "Tokens")
                 self.seed = self._number("seed", "Seed")
             with gr.Accordion("Models", open=False, elem_classes="models"):
-                targets = model_menu.targets(self.site.default_name())
+                targets = model_menu.targets(self.site.named(DEFAULT))
                 typed = {"allow_custom_value": not self.site.rules.public}
                 self.model = ModelDropdown(
                     targets, value=self.start.model, label="Target", elem_id="model", **typed

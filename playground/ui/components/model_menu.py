@@ -1,12 +1,15 @@
 """The models in the page's menus: first the bundled ones, then those made on this machine, then some from the hub."""
 from __future__ import annotations
 
+from pathlib import Path
+
 from playground.contract.lane_config import translating
 from playground.engine.checkpoint.catalogue import (
     BUNDLED,
     OTHER_TOKENS,
     PACKED,
     SUGGESTED,
+    TABLES,
     Entry,
     entries,
     listed_attention,
@@ -17,8 +20,10 @@ Choices = list[tuple[str, str]]  # (label, value)
 
 
 def targets(default: str) -> Choices:
-    """Choices for the target; `default` is the model the page was started with."""
-    return [(f"{default} (default)", DEFAULT), *(_choice(entry) for entry in entries())]
+    """Choices for the target, each model once; `default` is the one that the page was started with."""
+    listed = {name: label for label, name in map(_choice, entries())}
+    first = listed.pop(default, Path(default).name)
+    return [(f"{first} · default", DEFAULT), *((label, name) for name, label in listed.items())]
 
 
 def drafts() -> Choices:
@@ -51,7 +56,8 @@ def fills(model: str) -> bool:
 
 
 def _choice(entry: Entry) -> tuple[str, str]:
-    return f"{entry.title} · {_origin(entry)}", entry.name
+    table = "exact table, no network · " if entry.name in TABLES else ""
+    return f"{entry.title} · {table}{_origin(entry)}", entry.name
 
 
 def _origin(entry: Entry) -> str:

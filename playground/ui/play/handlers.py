@@ -30,7 +30,7 @@ from playground.ui.components.event_fields import has, number, text, whole_numbe
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.settings import DEFAULT, Fork, Settings
 from playground.ui.guard.readers import ends_unread
-from playground.ui.play import run_figures, study_figures
+from playground.ui.play import run_figures
 from playground.ui.play.gallery import example_passage, models_from_examples, picked
 from playground.ui.play.kept_runs import LONGEST_NAME, KeptRun, kept_run
 from playground.ui.play.lessons import settings_of
@@ -40,6 +40,7 @@ from playground.ui.server.run_streams import RunStream
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Run
 from playground.ui.server.zero_gpu import RemoteRun
+from playground.ui.studies import study_figures
 
 MODEL_CONTROLS = ("model", "draft", "device", "dtype", "quantization")
 QUIET = 1.0  # seconds between two messages while the stream brings the frames: only then does Gradio notice who left
@@ -345,7 +346,7 @@ class Handlers:
         return self.page.show_question_note(Settings(*values))
 
     def check_tools(self, *values: Any) -> Changes:
-        """Show why the tools cannot be used while they are typed, and once the mode or the model is another."""
+        """Show why the tools cannot be used while they are typed."""
         try:
             self.site.check_tools(Settings(*values))
         except Refusal as refusal:
@@ -364,17 +365,21 @@ class Handlers:
         """Update the model menus, and what depends on the chosen models."""
         return self.page.offer(Settings(model=model, draft=draft))
 
+    def fit_tools(self, *values: Any) -> Changes:
+        """Show the tools only where they can be used, and why those that are there cannot be."""
+        return {**self.page.fit_tools(Settings(*values)), **self.check_tools(*values)}
+
     def fit(self, *values: Any) -> Changes:
         """Update which lanes and tools the chosen models can run, now that they are loaded."""
-        return {**self.page.fit_lanes(Settings(*values)), **self.check_tools(*values)}
+        return {**self.page.fit_lanes(Settings(*values)), **self.fit_tools(*values)}
 
     def mend(self, event: gr.EventData) -> Changes:
         """Add what a lane needs: the example's passage as context, the target's own draft model, or another target."""
         added = {
             "context": {self.page.context: example_passage()},
             "draft": {self.page.draft: DEFAULT},
-            "denoiser": {self.page.model: DENOISER},
-            "text model": {self.page.model: TEXT_MODEL},
+            "denoiser": {self.page.model: self.site.menu_choice(DENOISER)},
+            "text model": {self.page.model: self.site.menu_choice(TEXT_MODEL)},
         }
         return added.get(getattr(event, "what", None), gr.skip())
 
@@ -385,17 +390,6 @@ class Handlers:
             gr.HTML("<p>No lane has generated a token.</p>", elem_classes="fold-note", apply_default_css=False)
         for figure in drawn:
             gr.Plot(figure, show_label=False)
-
-    def study(self, name: str, visit: Visit | None) -> None:
-        """Show a study's notes and figures of the visitor's run so far."""
-        events = study_figures.outcomes(visit.run.trace).get(name, []) if visit and visit.run else []
-        gr.HTML(
-            "".join(f"<p>{escape(note)}</p>" for note in study_figures.notes(events)),
-            elem_classes="fold-note",
-            apply_default_css=False,
-        )
-        for drawn in study_figures.draw(events):
-            gr.Plot(drawn, show_label=False)
 
     def share(self, *values: Any) -> Iterator[Changes]:
         """The code of a link to the current settings. It is cleared first, so that every click triggers the browser."""
@@ -532,7 +526,7 @@ class Handlers:
             self.page.lanes: gr.update(problems=failed),
             self.page.prompt_notice: escape(run.error),
             **self.page.show_remarks(_remarks(run)),  # again: a busy browser may have lost the first message
-            **self.page.figures_of(studied),
+            **self.page.figures_of(studied, run.name),
         }
 
     def _show_refusal(self, refusal: Refusal) -> Changes:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable
-from functools import partial
+from dataclasses import replace
 from html import escape
 from typing import Any
 
@@ -14,10 +14,9 @@ from playground.decoding.visitor_memory import Memory
 from playground.ui.classroom.classroom_panel import ClassroomPanel
 from playground.ui.components import model_menu
 from playground.ui.components.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
-from playground.ui.components.settings import CHOICES, Settings
+from playground.ui.components.settings import CHOICES, DEFAULT, Settings
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.framing import embedders
-from playground.ui.play import study_figures
 from playground.ui.play.chat_history import EarlierTurns
 from playground.ui.play.gallery import Gallery, free_prompt_note, question_note
 from playground.ui.play.handlers import Changes, Handlers, Visit
@@ -27,11 +26,11 @@ from playground.ui.play.live_view import Lanes
 from playground.ui.play.remote_panel import RemotePanel
 from playground.ui.play.settings_button import SettingsButton, announce
 from playground.ui.server.site import FIRST_SETTINGS, Site, first_view
+from playground.ui.studies import studies_page, study_figures
 from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
 from playground.ui.sweeps.seed_sweep_panel import Repeats
 
-SHOW_IN_CHAT = """(mode, tools) => [mode === 'chat', mode === 'chat' || Boolean(tools?.trim())].map(
-    (visible) => ({ __type__: 'update', visible }))"""
+SHOW_IN_CHAT = "(mode) => ({ __type__: 'update', visible: mode === 'chat' })"
 HERO = "<h2>A language model writes one word at a time. Watch it choose.</h2>"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
 
@@ -68,14 +67,20 @@ class Page:
         return [getattr(self, name) for name in Settings.names()]
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
-        """Set the named controls from `settings`. System message and tools are shown in a chat; tools that a link has
-        without a chat are shown too, so that they can be removed.
-        """
+        """Set the named controls from `settings`. The system message is shown in a chat."""
+        settings = replace(settings, model=self.site.menu_choice(settings.model))
         shown = {getattr(self, name): getattr(settings, name) for name in names}
-        chat = settings.mode == "chat"
-        return {**shown, self.system: gr.update(value=settings.system, visible=chat),
-                self.tools: gr.update(value=settings.tools, visible=chat or bool(settings.tools.strip())),
+        return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
+                self.tools: gr.update(value=settings.tools, visible=self._has_tools(settings)),
                 **self.show_question_note(settings)}
+
+    def fit_tools(self, settings: Settings) -> Changes:
+        """Show the tools only where they can be used."""
+        return {self.tools: gr.update(visible=self._has_tools(settings))}
+
+    def _has_tools(self, settings: Settings) -> bool:
+        """Tools are shown in a chat with a model that has a place for them, and where there are some to remove."""
+        return settings.mode == "chat" and self.site.takes_tools(settings) or bool(settings.tools.strip())
 
     def show_question_note(self, settings: Settings) -> Changes:
         """Show what to look at if the prompt is a question with a known answer, and what to expect of any other from a
@@ -90,7 +95,8 @@ class Page:
 
     def busy(self) -> Changes:
         """Begin a run. Figures are closed here and at its end: a busy browser merges messages and may lose one."""
-        return {**self.stoppable(), **self.close_figures(), self.lanes: gr.update(problems={})}
+        return {**self.stoppable(), **self.close_figures(), self.studied: gr.update(visible=False),
+                self.lanes: gr.update(problems={})}
 
     def stoppable(self) -> Changes:
         """Show Stop instead of Run."""
@@ -106,19 +112,20 @@ class Page:
         return {self.remembered: gr.update(value=f"memory: {entries} from earlier runs", visible=len(memory) > 0),
                 self.forget: gr.update(visible=len(memory) > 0)}
 
-    def figures_of(self, studied: Container[str]) -> Changes:
-        """Offer the figures of the run and the studies that apply to it; both are drawn when opened."""
-        folds = {fold: gr.update(visible=name in studied) for name, fold in self.studies.items()}
-        return {**folds, self.examined: gr.update(visible=True)}
+    def figures_of(self, studied: Container[str], run: str) -> Changes:
+        """Offer the figures of a run, which are drawn when opened, and the page of the studies that apply to it."""
+        studies = [study for study in study_figures.known() if study.name in studied]
+        link = studies_page.link(run, studies) if studies else ""
+        return {self.studied: gr.update(value=link, visible=bool(link)), self.examined: gr.update(visible=True)}
 
     def close_figures(self) -> Changes:
         """Close the figures of the previous run."""
-        return {fold: gr.update(open=False) for fold in (self.examined, *self.studies.values())}
+        return {self.examined: gr.update(open=False)}
 
     def offer(self, chosen: Settings) -> Changes:
         """Update the model menus, the note on the chosen model, and which lanes the chosen models can run."""
         model = self.site.named(chosen.model)
-        return {self.model: gr.update(choices=model_menu.targets(self.site.default_name()), info=self._note(model)),
+        return {self.model: gr.update(choices=model_menu.targets(self.site.named(DEFAULT)), info=self._note(model)),
                 self.draft: gr.update(choices=model_menu.drafts()), **self.fit_lanes(chosen)}
 
     def fit_lanes(self, chosen: Settings) -> Changes:
@@ -138,7 +145,7 @@ class Page:
                 self.lanes,
                 *self._notices(),
                 self.examined,
-                *self.studies.values(),
+                self.studied,
                 self.go,
                 self.halt,
                 *self._memory(),
@@ -156,7 +163,7 @@ class Page:
         ready = blocks.load(handlers.ready, None, **loads)
         loaded = self.fetch.click(handlers.load, controls, **loads)
         for event in (ready, loaded):
-            event.then(handlers.fit, controls, [self.lanes, self.tools_notice], queue=False, **PRIVATE)
+            event.then(handlers.fit, controls, [self.lanes, self.tools, self.tools_notice], queue=False, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -183,9 +190,10 @@ class Page:
         self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
         self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
         opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
-        self.mode.change(None, [self.mode, self.tools], [self.system, self.tools], js=SHOW_IN_CHAT, **PRIVATE)
-        for event in (self.tools.change, self.mode.change, self.model.change):
-            event(handlers.check_tools, controls, self.tools_notice, **latest)
+        self.mode.change(None, self.mode, self.system, js=SHOW_IN_CHAT, **PRIVATE)
+        self.tools.change(handlers.check_tools, controls, self.tools_notice, **latest)
+        for event in (self.mode.change, self.model.change, self.tools.blur):
+            event(handlers.fit_tools, controls, [self.tools, self.tools_notice], **latest)
         self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
         self._remember(controls)
 
@@ -218,10 +226,8 @@ class Page:
 
     def _bind_figures(self, handlers: Handlers) -> None:
         """Draw figures only when they are opened: each takes the browser about a second."""
-        studies = {fold: partial(handlers.study, name) for name, fold in self.studies.items()}
-        for fold, draw in ({self.examined: handlers.examine} | studies).items():
-            with fold:
-                gr.render(self.visit, triggers=[fold.expand], show_progress="hidden")(draw)
+        with self.examined:
+            gr.render(self.visit, triggers=[self.examined.expand], show_progress="hidden")(handlers.examine)
 
     def _remember(self, controls: list[gr.components.Component]) -> None:
         """Save every change to the browser's storage and announce it, without a request to the server."""
@@ -275,9 +281,9 @@ class Page:
         """Everything else about a run. It stays mounted while it is closed, so that its values are read and set."""
         with gr.Column(elem_classes="drawer", elem_id="drawer"):
             with gr.Row(elem_classes="ask", equal_height=False):
-                self._question()
-                self._numbers()
                 self._models(self.start)
+                self._numbers()
+                self._question()
             self.remote = RemotePanel(visible=not self.site.rules.public)
             self._actions()
 
@@ -322,10 +328,9 @@ class Page:
             lines=3,
             max_lines=10,
             placeholder=f"[{TOOL}]",
-            visible=start.mode == "chat",
+            visible=self._has_tools(start),
             elem_id="tools",
-            info="A list in JSON, as for a chat API. The model's own chat template describes the tools in the prompt; "
-            "that of the bundled models has no place for them.",
+            info="A list in JSON, as for a chat API. The model's chat template describes the tools in the prompt.",
         )
         self.tools_notice = notice("tools-notice")
 
@@ -344,14 +349,14 @@ class Page:
             )
 
     def _models(self, start: Settings) -> None:
-        targets, hint = model_menu.targets(self.site.default_name()), self._note(self.site.named(start.model))
+        targets, hint = model_menu.targets(self.site.named(DEFAULT)), self._note(self.site.named(start.model))
         typed = {"allow_custom_value": not self.site.rules.public}
         with gr.Column(scale=2, min_width=240, elem_classes="models"):
             self.model = ModelDropdown(
-                targets, value=start.model, label="Target", info=hint, elem_id="model", **typed
+                targets, value=start.model, label="Model", info=hint, elem_id="model", **typed
             )
             self.draft = ModelDropdown(
-                model_menu.drafts(), value=start.draft, label="Draft", elem_id="draft", **typed
+                model_menu.drafts(), value=start.draft, label="Draft model", elem_id="draft", **typed
             )
             with gr.Row(elem_classes="pair"):
                 self.dtype = gr.Dropdown(
@@ -399,11 +404,6 @@ class Page:
     def _figures(self) -> None:
         self.repeats = Repeats(self.site)
         self.knobs = KnobSweepPanel(self.site)
-        self.examined = _fold("Figures of the last run")
-        self.studies = {study.name: _fold(f"Study: {study.title}") for study in study_figures.known()}
-
-
-def _fold(title: str) -> gr.Accordion:
-    """A closed section for figures, hidden until there is a run to draw."""
-    return gr.Accordion(title, open=False, visible=False, elem_classes="figures")
+        self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
+        self.studied = gr.HTML("", visible=False, elem_classes="studied", elem_id="studied", apply_default_css=False)
 

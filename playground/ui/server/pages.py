@@ -15,6 +15,7 @@ from playground.ui.library import library_page as library
 from playground.ui.play import playground_page as page
 from playground.ui.server.api import publish
 from playground.ui.server.site import Site
+from playground.ui.studies import studies_page as studies
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ PLACES = (
     PageRoute("game", "Game", game.fill),
     PageRoute("benchmark", "Benchmark", benchmark.fill),
 )
+"""The pages that the header links."""
+STUDIES = PageRoute("studies", "Studies", studies.fill)  # a run links it
+ROUTES = (*PLACES, STUDIES)
 
 
 def build(site: Site) -> gr.Blocks:
@@ -45,7 +49,7 @@ def build(site: Site) -> gr.Blocks:
     ) as blocks:
         publish(site)  # first, so that no private listener takes the name of an endpoint
         _lay_out(PLAY, site, blocks)
-    for place in PLACES[1:]:
+    for place in ROUTES[1:]:
         with blocks.route(place.name, f"/{place.path}") as beside:
             _lay_out(place, site, beside)
     blocks.queue(max_size=MOST_EVENTS)
@@ -62,9 +66,8 @@ def _lay_out(place: PageRoute, site: Site, blocks: gr.Blocks) -> None:
 
 
 def _masthead(here: PageRoute) -> str:
-    """The header; only the playground page has the switch to large type."""
-    projector = read("projector.html") if here is PLAY else ""
-    return read("masthead.html").replace("{links}", _links(here)).replace("{projector}", projector)
+    """The header."""
+    return read("masthead.html").replace("{mark}", read("mark.svg")).replace("{links}", _links(here))
 
 
 def _links(here: PageRoute) -> str:

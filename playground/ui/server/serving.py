@@ -28,7 +28,7 @@ from playground.ui.guard.response_cache import cached
 from playground.ui.guard.sessions import Retention, Sweeper
 from playground.ui.guard.uploads import UploadGuard, Uploads, remove
 from playground.ui.guard.visitor_sessions import VisitorSessions
-from playground.ui.server.pages import PLACES
+from playground.ui.server.pages import ROUTES
 from playground.ui.server.run_streams import stream_route
 from playground.ui.server.site import Site
 
@@ -75,7 +75,7 @@ def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     app["middleware"].insert(0, Middleware(Framing, sites=embedders()))
     components = served_components(page.blocks.values())
     app["middleware"] += [Middleware(ComponentGuard, known=components), Middleware(UploadGuard, uploads=Uploads())]
-    app["middleware"] += [cached(place.path for place in PLACES)]  # innermost: the guards decide first
+    app["middleware"] += [cached(place.path for place in ROUTES)]  # innermost: the guards decide first
     return {"app_kwargs": app, "state_session_capacity": retention(site).sessions}
 
 

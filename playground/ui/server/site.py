@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import playground
 from playground.asset_files import ASSETS
@@ -79,6 +80,7 @@ class Site:
         self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
         self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
         self.streams = RunStreams()
+        self.runs: WeakValueDictionary[str, Run | RemoteRun] = WeakValueDictionary()  # by name, while kept
         self.proxies = trusted_proxies()
         self._on_gpu = on_gpu(self._serve)
         self._workers: dict[str, Worker] = {}
@@ -140,6 +142,20 @@ class Site:
         if target is not None:
             target.tokens.check_tools()
 
+    def takes_tools(self, settings: Settings) -> bool:
+        """Whether the chosen model's chat template describes tools; true if that is not known before it is loaded.
+        Those of the bundled models do not.
+        """
+        if self.named(settings.model) in (entry.name for entry in BUNDLED):
+            return False
+        try:
+            target = self.model_loader.loaded_target(self.model_request_for(settings))
+            if target is not None:
+                target.tokens.check_tools()
+        except Refusal as refusal:
+            return refusal.about != "tools"  # any other is about the models, and shown when they are loaded
+        return True
+
     def has_draft(self, settings: Settings) -> bool:
         """Whether a draft model belongs to the chosen models, as far as is known before they are loaded."""
         try:
@@ -198,11 +214,14 @@ class Site:
         """
         models = loading.result()
         if on_zero():
-            return RemoteRun(self._on_gpu("run", settings, siblings))
-        session = self._session(models, settings, memory, siblings)
-        if server and not siblings:  # in a fork, the server's lane is one of the siblings
-            self._add_remote(session, server, settings)
-        return self.worker(models).take(session)
+            run = RemoteRun(self._on_gpu("run", settings, siblings))
+        else:
+            session = self._session(models, settings, memory, siblings)
+            if server and not siblings:  # in a fork, the server's lane is one of the siblings
+                self._add_remote(session, server, settings)
+            run = self.worker(models).take(session)
+        self.runs[run.name] = run
+        return run
 
     def _add_remote(self, session: Any, server: RemoteServer, settings: Settings) -> None:
         from playground.remote.remote_lane import add_lane  # imports torch
@@ -360,6 +379,10 @@ class Site:
     def other_runs(self, models: Any, run: Run | RemoteRun) -> int:
         """The number of other runs that share the device of `run`; 0 on ZeroGPU."""
         return 0 if on_zero() else self.worker(models).others(run)
+
+    def menu_choice(self, model: str) -> str:
+        """A choice of model as the menu has it: the page's own model is the default one, also if it is named."""
+        return DEFAULT if self.named(model) == self.named(DEFAULT) else model
 
     def default_name(self) -> str:
         return Path(self.named(DEFAULT)).name
