@@ -57,7 +57,7 @@ class Pointer {
   roof(target) {
     const player = document.querySelector(".live .player");
     const sticks = player && getComputedStyle(player).position === "sticky" && target.closest(".live") && !player.contains(target);
-    return sticks ? player.offsetHeight + ROOM : ROOM;
+    return sticks ? player.getBoundingClientRect().height + ROOM : ROOM;
   }
 
   /** Bottom edge of the visible area: a panel at the bottom of the window hides what is behind it, one at the side does not. */
@@ -171,6 +171,11 @@ class Lessons {
 
   get step() {
     return this.lesson.steps[this.at];
+  }
+
+  /** The step's name, as a class knows its question. */
+  get name() {
+    return `${this.lesson.name} ${this.at}`;
   }
 
   // Open and close
@@ -390,6 +395,7 @@ class Lessons {
 
   drawQuestion(asked) {
     const field = el("fieldset", "lesson-question");
+    field.dataset.question = this.name; // a class's votes are drawn here
     field.append(el("legend", "", asked.question.text));
     if (asked.question.guess) field.append(this.numberField(asked));
     else field.append(...asked.question.choices.map((choice, i) => this.choice(asked, choice, i)));
@@ -458,9 +464,17 @@ class Lessons {
   outcome(asked, answer) {
     if (!answer) return [];
     if (!answer.complete) return [el("p", "", "A lane was stopped or failed: run it again.")];
+    this.tellClass(asked, answer);
     const lines = [el("p", "lesson-said", `Your run: ${answer.said}.`), el("p", "lesson-verdict", verdict(asked, answer.value))];
     if (asked.question.because) lines.push(paragraph(asked.question.because));
     return lines;
+  }
+
+  /** For a class that follows: what the run answers. */
+  tellClass(asked, { value, said }) {
+    const holding = asked.question.choices.length ? asked.holding(value) : -1;
+    const detail = { id: this.name, choice: holding < 0 ? null : holding, value, said };
+    document.dispatchEvent(new CustomEvent("lesson-answer", { detail }));
   }
 }
 

@@ -5,10 +5,12 @@ import asyncio
 import base64
 import gzip
 import json
+import re
 import time
 from dataclasses import replace
 
 import pytest
+import segno
 from counting import Counting
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
@@ -187,7 +189,7 @@ def test_only_the_presenter_and_the_follower_with_the_controls_reach_the_page(op
     assert refused.status_code == 403 and "not the code" in refused.json()["detail"]
     assert follower.post("/classroom/join", json={"code": classroom.code, "name": "Ada"}).status_code == 200
     assert follower.get("/").status_code == 303
-    for act in ("question", "control"):
+    for act in ("question", "answer", "control"):
         assert follower.post(f"/classroom/{act}", json={}).status_code == 403
     assert presenter.post("/classroom/control", json={"follower": 1}).status_code == 200
     assert follower.get("/").text == "the page" and follower.get("/classroom/state").json() == {"controls": True}
@@ -320,6 +322,48 @@ def test_votes_are_counted_once_each_may_change_and_do_not_show_the_answer(class
     classroom.ask("entropy", 0)
     with pytest.raises(Refusal, match="over"):
         classroom.vote(tokens[0], seen["id"], 1)
+
+
+def test_votes_reach_followers_who_voted_when_the_presenter_looks_and_all_with_the_answer(classroom):
+    voted, silent = joined(classroom), joined(classroom)
+    classroom.ask("temperature", STEP)
+    asked, before = f"temperature {STEP}", classroom._version
+    classroom.vote(voted, asked, 1)
+    assert classroom._version == before, "votes alone send nothing"
+    classroom.state()
+    classroom.state()
+    assert classroom._version == before + 1
+    counts = [[bar["count"] for bar in classroom._seen_by(token)["votes"]] for token in (voted, silent)]
+    assert counts == [[0, 1, 0], []] and classroom._seen_by(voted)["answer"] is None
+    classroom.reveal(asked, 2, 7.0, "changed tokens: 7")
+    seen = classroom._seen_by(silent)
+    because = SAMPLING.steps[STEP].question.because
+    assert seen["answer"] == {"choice": 2, "value": 7.0, "said": "changed tokens: 7", "because": because}
+    assert [bar["count"] for bar in seen["votes"]] == [0, 1, 0]
+    classroom.ask("entropy", 0)
+    assert classroom._seen_by(silent)["answer"] is None
+
+
+@pytest.mark.parametrize("choice, value", [(99, 1.0), (-1, 1.0), (True, 1.0), ("0", 1.0), (0, "7"), (0, float("inf"))])
+def test_what_answers_no_question_is_not_sent_to_the_class(classroom, choice, value):
+    with pytest.raises(Refusal, match="over"):
+        classroom.reveal(f"temperature {STEP}", 0, 1.0, "")
+    classroom.ask("temperature", STEP)
+    with pytest.raises(Refusal, match="question"):
+        classroom.reveal(f"temperature {STEP}", choice, value, "")
+    classroom.reveal(f"temperature {STEP}", None, None, "x\u202e" * 10**6)
+    assert classroom.answer.said == ("x " * module.SAID)[:module.SAID].strip()
+
+
+def test_the_qr_code_of_the_presenters_slide_joins_the_class_with_its_code(open_site, classroom):
+    classroom.link = "http://192.168.1.20:7860/classroom"
+    stranger, presenter = open_site(), open_site()
+    assert stranger.get("/classroom/qr").status_code == 403
+    presenter.get(f"/classroom/present?key={classroom.key}")
+    image = presenter.get("/classroom/qr")
+    assert image.headers["content-type"] == "image/svg+xml"
+    drawn = segno.make_qr(f"{classroom.link}#{classroom.code}").svg_inline(omitsize=True, dark="#000", light="#fff")
+    assert re.findall(r' d="([^"]+)"', image.text) == re.findall(r' d="([^"]+)"', drawn)
 
 
 @pytest.mark.parametrize("value", [-1, 99, 1.0, True, "0", None, [0], float("nan")])

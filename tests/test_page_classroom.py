@@ -60,6 +60,15 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         expect(follower.locator(".welcome")).to_contain_text("Waiting for the presenter")  # who cannot press Run
 
         presenter.goto(invitation["Presenter"])
+        slide = presenter.locator(".class-slide")  # the class sees first how to join
+        expect(slide.locator(".class-code")).to_have_text(invitation["Code"])
+        expect(slide.locator(".class-code")).to_have_css("font-size", "96px")
+        expect(slide.locator(".class-following")).to_have_text("1 is following")
+        expect(slide.locator(".class-link")).to_have_text(invitation["Class"].removeprefix("http://"))
+        expect(slide.locator(".class-qr")).to_be_in_viewport(ratio=1)
+        assert slide.locator(".class-qr").evaluate("image => image.decode().then(() => image.naturalWidth > 0)")
+        slide.get_by_role("button", name="Start").click()
+        expect(slide).to_be_hidden()
         expect(presenter.locator(".class-fold summary")).to_contain_text("1 following")
         code = Settings(prompt="The green bird", length=24, lanes=[{"strategy": "greedy"}]).to_code()
         presenter.goto(f"{invitation['Class'].removesuffix('classroom')}?s={code}")
@@ -94,8 +103,8 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         follower.locator(".vote button").nth(1).click()
         expect(follower.locator(".vote button").nth(1)).to_have_attribute("aria-pressed", "true")
         expect(presenter.locator(".class-fold summary")).to_contain_text("1 vote")
-        presenter.locator(".class-fold summary").click()
-        expect(presenter.locator(".class-count")).to_have_text(["0", "1", "0"])
+        for votes in (presenter.locator(".lesson-panel .class-count"), follower.locator(".vote .class-count")):
+            expect(votes).to_have_text(["0", "1", "0"])
 
         follower.set_viewport_size({"width": 390, "height": 844})
         for place in ("0", "document.body.scrollHeight"):  # a sheet at the bottom of a phone, wherever it is scrolled
@@ -104,6 +113,17 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
             expect(follower.locator(".vote button").last).to_be_in_viewport()
         follower.set_viewport_size({"width": 1280, "height": 900})
 
+        presenter.get_by_text("Go on without a prediction").click()
+        expect(presenter.locator(".lesson-said")).to_be_visible()
+        right = presenter.locator(".lesson-question label").evaluate_all(
+            "all => all.findIndex((one) => one.classList.contains('is-true'))"
+        )
+        words = follower.locator(".vote-outcome p")
+        expect(words.first).to_have_text(re.compile("^You were right" if right == 1 else "^Not this time: you said"))
+        expect(words.nth(1)).to_have_text(presenter.locator(".lesson-said").text_content().replace("Your", "The"))
+        expect(follower.locator(".vote button.is-true")).to_have_count(1)
+
+        presenter.locator(".class-fold summary").click()
         presenter.locator(".class-followers button").click()
         follower.locator(".controls-yours a").click()
         expect(follower.locator("#run")).to_be_visible()

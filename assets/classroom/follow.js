@@ -1,10 +1,14 @@
 // The followers' page: joining, the stream of frames and of the class's state, and predictions. All text enters as textContent.
 (() => {
   "use strict";
+  const CLOSE = 0.005; // a guessed number this near is right, as in the lesson
   const find = (selector) => document.querySelector(selector);
   const [form, main, vote] = ["form.join", "main", ".vote"].map(find);
-  document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
+  const dark = document.body.classList.toggle.bind(document.body.classList, "dark");
+  dark(matchMedia("(prefers-color-scheme: dark)").matches);
+  find(".theme").addEventListener("click", () => dark());
 
+  const make = (name, type, text = "") => Object.assign(document.createElement(name), { className: type, textContent: text });
   const send = (path, data) => fetch(`/classroom/${path}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(data) });
 
   // The live view takes frames as on the presenter's page; what it asks of the server is the presenter's business.
@@ -24,6 +28,7 @@
   const follow = () => {
     form.hidden = true;
     main.hidden = false;
+    if (location.hash) history.replaceState(null, "", location.pathname); // the code of a scanned link
     if (!props.begun) {
       props.begun = true;
       const source = JSON.parse(find("#source").textContent);
@@ -37,8 +42,12 @@
 
   const ask = () => {
     main.hidden = vote.hidden = find(".controls-yours").hidden = true;
+    find(".who").textContent = "";
     form.hidden = false;
-    form.elements.code.focus();
+    const { code, name } = form.elements;
+    const scanned = location.hash.slice(1, 13).replace(/[^0-9]/g, "");
+    if (scanned) code.value = scanned;
+    (code.value ? name : code).focus();
   };
 
   form.addEventListener("submit", async (event) => {
@@ -54,41 +63,94 @@
     }
   });
 
-  const drawState = ({ question, vote: mine, control, name }) => {
-    find(".who").textContent = `${name}: you follow the presenter's runs. Pause and look around; “Live” in the player brings you back.`;
-    find(".controls-yours").hidden = !control;
-    vote.hidden = !question;
-    if (question) drawQuestion(question, mine);
+  const drawState = (state) => {
+    find(".who").textContent = `${state.name}: you follow the presenter's runs. Pause and look around; “Live” in the player brings you back.`;
+    find(".controls-yours").hidden = !state.control;
+    drawVote(state);
   };
 
-  const drawQuestion = (question, mine) => {
-    const text = document.createElement("p");
-    text.textContent = question.text;
-    const trouble = document.createElement("p");
-    trouble.className = "vote-trouble";
-    const answers = question.choices.length ? question.choices.map((choice, i) => button(choice, mine === i)) : [number(question, mine)];
+  // The question of the lesson. It is laid out once, so that nothing is lost that is being typed; votes and answer are drawn into it.
+
+  let shown = { id: "" };
+
+  const drawVote = ({ question, vote: mine, votes, answer }) => {
+    vote.hidden = !question;
+    if (!question) return void (shown = { id: "" });
+    if (shown.id !== question.id) layOut(question, mine);
+    const { answers, chart, outcome } = shown;
+    mark(mine);
+    if (question.choices.length) drawShares(answers, votes);
+    else chart.replaceChildren(...(votes.length ? [numberChart(votes)] : []));
+    answers.forEach((one, i) => {
+      one.disabled = Boolean(answer);
+      one.classList.toggle("is-true", answer?.choice === i);
+    });
+    const said = answer ? inWords(question, mine, answer) : [];
+    if (outcome.textContent !== said.join("")) outcome.replaceChildren(...said.map((line) => make("p", "", line)));
+    outcome.firstChild?.classList.toggle("is-right", isRight(question, mine, answer));
+  };
+
+  const layOut = (question, mine) => {
+    const text = make("p", "vote-question", question.text);
+    text.setAttribute("role", "status");
+    const [trouble, chart, outcome] = ["vote-trouble", "vote-chart", "vote-outcome"].map((type) => make("div", type));
+    outcome.setAttribute("role", "status");
+    const answers = question.choices.length ? question.choices.map((choice) => choiceButton(choice)) : [numberField(question, mine)];
     const give = async (value) => {
       const answer = await send("vote", { id: question.id, value }).catch(() => null);
       trouble.textContent = answer?.ok ? "" : answer ? (await answer.json()).detail : "Your answer could not be sent: try again.";
-      if (answer?.ok) answers.forEach((one, i) => one.setAttribute("aria-pressed", String(i === value)));
+      if (answer?.ok) mark(value);
     };
-    answers.forEach((one, i) => one.addEventListener(question.choices.length ? "click" : "change", () => give(question.choices.length ? i : Number(one.value))));
-    vote.replaceChildren(text, ...answers, trouble);
+    if (question.choices.length) answers.forEach((one, i) => one.addEventListener("click", () => give(i)));
+    else answers[0].addEventListener("change", () => give(answers[0].valueAsNumber));
+    vote.replaceChildren(text, ...answers, trouble, chart, outcome);
+    shown = { id: question.id, answers, chart, outcome, isNumber: !question.choices.length };
   };
 
-  const button = (label, pressed) => {
-    const node = document.createElement("button");
-    Object.assign(node, { type: "button", textContent: label });
-    node.setAttribute("aria-pressed", String(pressed));
+  const mark = (mine) => {
+    if (!shown.isNumber) shown.answers.forEach((one, i) => one.setAttribute("aria-pressed", String(i === mine)));
+  };
+
+  const choiceButton = (label) => {
+    const node = make("button", "");
+    node.type = "button";
+    node.append(make("span", "", label));
     return node;
   };
 
-  const number = (question, mine) => {
-    const node = document.createElement("input");
-    Object.assign(node, { type: "number", value: mine ?? "", placeholder: question.number });
+  const numberField = (question, mine) => {
+    const node = make("input", "");
+    Object.assign(node, { type: "number", step: "any", value: mine ?? "", placeholder: question.number });
     node.setAttribute("aria-label", question.number);
     return node;
   };
+
+  const isRight = ({ choices }, mine, answer) => {
+    if (!answer || mine === null) return false;
+    return choices.length ? mine === answer.choice : answer.value !== null && Math.abs(mine - answer.value) < CLOSE;
+  };
+
+  /** Whether the prediction was right, what the run says, and why, a line each. */
+  const inWords = (question, mine, answer) => [
+    question.choices.length ? chosenWords(question.choices, mine, answer) : numberWords(mine, answer),
+    answer.said && `The run: ${answer.said}.`,
+    answer.because.replace(/\*\*|`/g, ""),
+  ].filter(Boolean);
+
+  const chosenWords = (choices, mine, { choice }) => {
+    if (choice === null) return "None of the choices holds for this run.";
+    if (mine === choice) return "You were right.";
+    const run = `The run says “${choices[choice]}”.`;
+    return mine === null ? run : `Not this time: you said “${choices[mine]}”. ${run}`;
+  };
+
+  const numberWords = (mine, { value }) => {
+    if (value === null) return "The run has no such number.";
+    if (mine === null) return `The run says ${rounded(value)}.`;
+    return Math.abs(mine - value) < CLOSE ? "You were exactly right." : `You said ${rounded(mine)}, the run says ${rounded(value)}: off by ${rounded(Math.abs(mine - value))}.`;
+  };
+
+  const rounded = (value) => String(Number(value.toFixed(2)));
 
   if (document.body.dataset.joined === "true") follow();
   else ask();

@@ -1,23 +1,50 @@
-// The presenter's panel: the class's link and code, who follows, the votes as bars, and the controls. All text enters as textContent.
+// The presenter's side of a class: the slide that shows how to join, who follows, the votes in the open lesson, and the controls. All text
+// enters as textContent.
 const ADDRESS = "/classroom";
 const EVERY = 1000; // ms between two looks at the class
+const LOOPBACK = /^http:\/\/(127\.|localhost[:/]|\[::1\])/;
 const node = (name, type, text = "") => Object.assign(document.createElement(name), { className: type, textContent: text });
+const counted = (number, word) => `${number} ${word}${number === 1 ? "" : "s"}`;
+const spaced = (code) => `${code.slice(0, 3)} ${code.slice(3)}`;
 
 class ClassPanel {
   constructor(root) {
     this.look = "";
+    this.told = ""; // the answer that the class has
+    this.sent = Promise.resolve(); // questions and answers are sent one after the other
     this.fold = node("details", "class-fold");
     this.summary = node("summary", "", "Class");
     this.body = node("div", "class-body");
     this.fold.append(this.summary, this.body);
-    root.append(this.fold);
-    document.addEventListener("lesson-step", ({ detail }) => this.post("question", detail));
+    this.slide = new JoinSlide();
+    this.opener = node("button", "class-show", "Join slide");
+    Object.assign(this.opener, { type: "button", hidden: true, title: "Show the class how to join, in large type" });
+    this.opener.addEventListener("click", () => this.slide.show());
     this.trouble = node("p", "class-trouble");
     this.trouble.setAttribute("role", "alert");
-    root.append(this.trouble);
+    const line = node("div", "class-line");
+    line.append(this.fold, this.opener);
+    root.append(line, this.trouble, this.slide.node);
+    this.listen();
+    this.watch();
+  }
+
+  listen() {
+    document.addEventListener("lesson-step", ({ detail }) => {
+      this.told = "";
+      this.inTurn("question", detail);
+    });
+    document.addEventListener("lesson-answer", ({ detail }) => {
+      const told = JSON.stringify(detail);
+      if (told !== this.told) this.inTurn("answer", detail);
+      this.told = told;
+    });
     document.addEventListener("trace-opened", async ({ detail: packed }) => this.showTrace(await packed()));
     document.addEventListener("run-begun", () => { this.trouble.textContent = ""; });
-    this.watch();
+  }
+
+  inTurn(path, data) {
+    this.sent = this.sent.then(() => this.post(path, data));
   }
 
   /** Show the class a trace file that was opened here. */
@@ -39,31 +66,35 @@ class ClassPanel {
   }
 
   draw(state) {
+    if (!state.controls) this.drawVotes(state);
     const look = JSON.stringify(state);
     if (look === this.look) return;
+    const isFirst = !this.look;
     this.look = look;
     if (state.controls) {
       this.summary.textContent = "You have the controls of this class";
       return;
     }
     const votes = state.votes.reduce((sum, { count }) => sum + count, 0);
-    this.summary.textContent = `Class: ${state.followers.length} following, code ${state.code}${state.question ? `, ${votes} vote${votes === 1 ? "" : "s"}` : ""}`;
-    this.body.replaceChildren(...this.chart(state, votes), ...this.list(state));
+    this.summary.textContent = `Class: ${state.followers.length} following, code ${spaced(state.code)}${state.question ? `, ${counted(votes, "vote")}` : ""}`;
+    this.body.replaceChildren(...this.list(state));
+    this.slide.draw(state);
+    this.opener.hidden = false;
+    if (isFirst && location.hash === "#join") {
+      history.replaceState(history.state, "", location.pathname + location.search);
+      this.slide.show();
+    }
   }
 
-  chart({ question, votes }, all) {
-    if (!question) return [node("p", "", "The predictions of a lesson are asked here: open one.")];
-    const bars = node("div", "class-bars");
-    bars.setAttribute("role", "img");
-    bars.setAttribute("aria-label", `Votes: ${votes.map(({ label, count }) => `${label}: ${count}`).join("; ")}`);
-    for (const { label, count } of votes) {
-      const bar = node("span", "class-bar");
-      bar.style.width = `${all ? (100 * count) / all : 0}%`;
-      const track = node("span", "class-track");
-      track.append(bar);
-      bars.append(node("span", "class-label", label), track, node("span", "class-count", String(count)));
-    }
-    return [node("p", "", question.text), bars];
+  /** Draw the votes into the open lesson, if it asks this question. */
+  drawVotes({ question, votes }) {
+    const field = question && document.querySelector(`.lesson-question[data-question="${CSS.escape(question.id)}"]`);
+    const look = JSON.stringify(votes);
+    if (!field || field.dataset.votes === look) return;
+    field.dataset.votes = look;
+    if (question.choices.length) return drawShares([...field.querySelectorAll("label")], votes);
+    field.querySelector(".class-bars")?.remove();
+    field.append(numberChart(votes));
   }
 
   list({ followers, control }) {
@@ -79,7 +110,51 @@ class ClassPanel {
     });
     const list = node("ul", "class-followers");
     list.append(...rows);
-    return control === null ? [list] : [back, list];
+    const asks = node("p", "", followers.length ? "Your runs and the questions of a lesson appear on their pages." : "Nobody follows yet: show the join slide.");
+    return control === null ? [asks, list] : [asks, back, list];
+  }
+}
+
+/** A full screen that says how to join: the QR code, the link, the code in large type, and how many follow. */
+class JoinSlide {
+  constructor() {
+    this.node = node("dialog", "class-slide");
+    this.node.setAttribute("aria-label", "How to join the class");
+    this.image = Object.assign(node("img", "class-qr"), { alt: "QR code of the link with the code" });
+    this.link = node("p", "class-link");
+    this.code = node("p", "class-code");
+    this.following = node("p", "class-following");
+    this.following.setAttribute("role", "status");
+    this.alone = node("p", "class-alone", "This machine is on no network, so no other one can open this link: connect it, or open a hotspot, and start again.");
+    const close = node("button", "class-start", "Start");
+    close.type = "button";
+    close.addEventListener("click", () => this.node.close());
+    const words = node("div", "class-words");
+    words.append(node("p", "class-way", "Scan, or open"), this.link, node("p", "class-way", "and enter the code"), this.code, this.alone);
+    const parts = node("div", "class-parts");
+    parts.append(this.image, words);
+    const foot = node("div", "class-foot");
+    foot.append(this.following, close);
+    this.node.append(node("h2", "", "Join the class"), parts, foot);
+    this.node.addEventListener("close", () => this.node.removeAttribute("role"));
+  }
+
+  show() {
+    if (this.node.open) return;
+    if (!this.image.src) this.image.src = `${ADDRESS}/qr`;
+    this.node.setAttribute("role", "dialog"); // while it is open, keys of the page look for it
+    this.node.showModal();
+    this.node.querySelector(".class-start").focus();
+  }
+
+  draw({ link, code, followers }) {
+    this.link.textContent = link.replace("http://", "");
+    this.code.textContent = spaced(code);
+    this.alone.hidden = !LOOPBACK.test(link);
+    const number = followers.length;
+    if (this.following.dataset.number === String(number)) return;
+    this.following.dataset.number = number;
+    this.following.replaceChildren(node("b", "", String(number)), number === 1 ? " is following" : " are following");
   }
 }
 

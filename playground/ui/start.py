@@ -42,6 +42,7 @@ def open_page(options: Namespace) -> None:
     page = build(site)
     start(page, options, port, site)
     if site.classroom:
+        site.classroom.link = class_link(options.host, page.server_port)
         print(invitation(site.classroom, options.host, page.server_port), flush=True)
     stop = Stop().listen()
     protect(page, site)
@@ -67,13 +68,17 @@ def opened_class(site: Site) -> Classroom:
 
 def invitation(classroom: Classroom, host: str, port: int) -> str:
     """The links of a class and its code."""
-    everywhere = host in EVERY_INTERFACE
-    here, there = ("127.0.0.1", network_address()) if everywhere else (host, host)
+    here = "127.0.0.1" if host in EVERY_INTERFACE else host
     return "\n".join([
         f"Presenter (keep this link to yourself): http://{here}:{port}/classroom/present?key={classroom.key}",
-        f"Class: http://{there}:{port}/classroom",
+        f"Class: {class_link(host, port)}",
         f"Code:  {classroom.code[:3]} {classroom.code[3:]}",
     ])
+
+
+def class_link(host: str, port: int) -> str:
+    """The address of the followers' page, for other machines of the network."""
+    return f"http://{network_address() if host in EVERY_INTERFACE else host}:{port}/classroom"
 
 
 def network_address() -> str:

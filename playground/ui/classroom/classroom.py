@@ -23,7 +23,7 @@ from playground.ui.server.worker import Run
 
 FOLLOWERS = 60
 AWAY = 120.0  # seconds after which a follower without a stream gives up the place
-NAME, CODE = 40, 40  # characters
+NAME, CODE, SAID = 40, 40, 300  # characters
 STREAMS = 4  # tabs of one follower
 BARS = 12  # different numbers whose votes are counted separately
 
@@ -41,21 +41,38 @@ class Follower:
         return not self.streams and monotonic() - self.seen > AWAY
 
 
-def shown_name(given: str) -> str:
-    """A name as the presenter sees it: short, without line breaks and characters that turn or hide the text."""
-    return " ".join("".join(one if one.isprintable() else " " for one in given[:1000]).split())[:NAME].strip()
+@dataclass(frozen=True)
+class RunAnswer:
+    """What the presenter's run answers: the choice that holds (None if none does), or a number (None if the run has no
+    such number), and the readings behind it in words.
+    """
+
+    choice: int | None
+    value: float | None
+    said: str
+
+
+def shown_line(given: str, longest: int) -> str:
+    """A line as others see it: short, without line breaks and characters that turn or hide the text."""
+    return " ".join("".join(one if one.isprintable() else " " for one in given[:1000]).split())[:longest].strip()
 
 
 class Classroom:
-    """One class. The presenter is whoever has `key`; `control` is the follower who may use the page as well."""
+    """One class. The presenter is whoever has `key`; `control` is the follower who may use the page as well.
 
-    def __init__(self):
+    link: the address of the followers' page, once the page is served.
+    """
+
+    def __init__(self, link: str = ""):
+        self.link = link
         self.code, self.key = f"{secrets.randbelow(10**6):06}", secrets.token_urlsafe(24)
         self.followers: dict[str, Follower] = {}  # by token
         self.control = ""  # token of the follower with the controls
         self.question: tuple[str, int, LessonQuestion] | None = None  # lesson, step and its question
+        self.answer: RunAnswer | None = None  # of the presenter's run to this question
         self.log = FrameLog()
         self._joined = self._version = 0
+        self._counted: list[dict[str, Any]] = []  # the votes as followers have them
         self.attempts, self._pulse, self._lock = JoinAttempts(), Pulse(), threading.Lock()
 
     # Joining
@@ -71,7 +88,7 @@ class Classroom:
                 raise Refusal(f"The class is full: at most {FOLLOWERS} can follow.", "code")
             self._joined += 1
             token = secrets.token_urlsafe(24)
-            shown = shown_name(name) or f"Follower {self._joined}"
+            shown = shown_line(name, NAME) or f"Follower {self._joined}"
             self.followers[token] = Follower(self._joined, shown)
             return token
 
@@ -139,9 +156,13 @@ class Classroom:
                 yield COMMENT
 
     def _seen_by(self, token: str) -> dict[str, Any]:
+        """The state of the class for a follower, who sees the votes after an own one, or with the answer."""
+        vote = self.followers[token].vote
         return {
             "question": self._open_question(),
-            "vote": self.followers[token].vote,
+            "vote": vote,
+            "votes": self.votes() if self.answer or vote is not None else [],
+            "answer": self._given_answer(),
             "control": token == self.control,
             "name": self.followers[token].name,
         }
@@ -153,6 +174,12 @@ class Classroom:
         lesson, step, question = self.question
         choices = [text for text, *_ in question.choices]
         return {"id": f"{lesson} {step}", "text": question.text, "choices": choices, "number": question.guess}
+
+    def _given_answer(self) -> dict[str, Any] | None:
+        """The answer, with the lesson's explanation of it."""
+        if self.question is None or self.answer is None:
+            return None
+        return {**asdict(self.answer), "because": self.question[2].because}
 
     # Predictions
 
@@ -166,7 +193,7 @@ class Classroom:
         with self._lock:
             if asked == self.question:
                 return
-            self.question = asked
+            self.question, self.answer, self._counted = asked, None, []
             for follower in self.followers.values():
                 follower.vote = None
         self._change()
@@ -182,6 +209,24 @@ class Classroom:
             if not (is_choice if choices else in_range(value, -1e9, 1e9)):
                 raise Refusal("This is not an answer to the question: choose one, or enter a number.", "vote")
             self.followers[token].vote = value
+
+    def reveal(self, asked: str, choice: Any, value: Any, said: str) -> None:
+        """Take what the presenter's run answers. Raises Refusal for a question that is over, and for no answer to it.
+        """
+        with self._lock:
+            now = self._open_question()
+            if now is None or now["id"] != asked:
+                raise Refusal("This question is over.", "answer")
+            known = range(len(now["choices"]))
+            if not (choice is None or type(choice) is int and choice in known):
+                raise Refusal("This is not one of the choices of the question.", "answer")
+            if not (value is None or in_range(value, -1e9, 1e9)):
+                raise Refusal("This is not an answer to the question: it is no number.", "answer")
+            answer = RunAnswer(choice, value, shown_line(said, SAID))
+            if answer == self.answer:
+                return
+            self.answer = answer
+        self._change()
 
     def votes(self) -> list[dict[str, Any]]:
         """The bars of the chart: a label and a count each; of many different numbers, the most frequent ones."""
@@ -205,15 +250,22 @@ class Classroom:
         self._change()
 
     def state(self) -> dict[str, Any]:
-        """What the presenter sees of the class."""
+        """What the presenter sees of the class. The presenter's page asks for it once a second, and new votes reach the
+        followers with it: so their bars grow with those on the screen, and nobody's votes send more than that.
+        """
         with self._lock:
+            votes = self.votes()
+            if votes != self._counted:
+                self._counted = votes
+                self._change()
             present = [one for one in self.followers.values() if one.streams]
             control = self.followers.get(self.control)
             return {
                 "code": self.code,
+                "link": self.link,
                 "followers": [{"number": one.number, "name": one.name} for one in present],
                 "question": self._open_question(),
-                "votes": self.votes(),
+                "votes": votes,
                 "control": control.number if control else None,
             }
 

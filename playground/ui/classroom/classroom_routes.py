@@ -5,12 +5,14 @@ them, so that nobody on the network can run anything on the presenter's machine.
 """
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
+import segno
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -78,7 +80,9 @@ def routes_of(classroom: Classroom) -> list[Route]:
         Route(f"{PLACE}/vote", answers.vote, methods=["POST"]),
         Route(f"{PLACE}/state", answers.state),
         Route(f"{PLACE}/trace", answers.trace, methods=["POST"]),
+        Route(f"{PLACE}/qr", answers.qr),
         Route(f"{PLACE}/question", answers.question, methods=["POST"]),
+        Route(f"{PLACE}/answer", answers.answer, methods=["POST"]),
         Route(f"{PLACE}/control", answers.control, methods=["POST"]),
     ]
 
@@ -97,9 +101,18 @@ class ClassroomAnswers:
         key = request.query_params.get("key", "")
         if not self.classroom.is_presenter(key):
             return _refused("This link is not the presenter's: copy the whole link from the terminal.", 403)
-        answer = RedirectResponse("/", 303)
+        answer = RedirectResponse("/#join", 303)  # the page opens the slide that shows the class how to join
         answer.set_cookie(PRESENTER, key, **COOKIE)
         return answer
+
+    async def qr(self, request: Request) -> Response:
+        """The QR code of the class's link, which brings the code along: as an SVG image, for the presenter's slide."""
+        if not self._is_presenter(request):
+            return _refused("Only the presenter sees the class.", 403)
+        image = io.BytesIO()
+        link = f"{self.classroom.link}#{self.classroom.code}"
+        segno.make_qr(link).save(image, kind="svg", omitsize=True, xmldecl=False, dark="#000", light="#fff")
+        return Response(image.getvalue(), media_type="image/svg+xml", headers={"Cache-Control": "no-store"})
 
     async def join(self, request: Request) -> Response:
         given = await _fields(request)
@@ -152,6 +165,14 @@ class ClassroomAnswers:
         given = await _fields(request)
         return _done(lambda: self.classroom.ask(str(given.get("lesson", "")), given.get("step")))
 
+    async def answer(self, request: Request) -> Response:
+        """Tell the class what the run answers to the question; allowed for everyone who may run lanes."""
+        if not self.classroom.may_run(request.cookies.get(PRESENTER, ""), self._token(request)):
+            return _refused("Only the presenter tells the class what the run answers.", 403)
+        given = await _fields(request)
+        asked, said = str(given.get("id", "")), str(given.get("said", ""))
+        return _done(lambda: self.classroom.reveal(asked, given.get("choice"), given.get("value"), said))
+
     async def control(self, request: Request) -> Response:
         """Hand the controls to a follower by number, or with null take them back."""
         if not self._is_presenter(request):
@@ -194,7 +215,8 @@ def _page() -> str:
         "frame": _read("palette.css") + _read("live/standalone.css") + _read("classroom/follow.css"),
         "styles": styles(),
         "source": source,
-        "script": _read("classroom/follow.js"),
+        "script": _read("classroom/votes.js") + _read("classroom/follow.js"),
+        "mark": _read("mark.svg"),
         "joined": "{{joined}}",
     }
     return BLANK.sub(lambda blank: parts[blank[1]], _read("classroom/follow.html"))
