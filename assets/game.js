@@ -5,6 +5,7 @@ const MOST_TEAMS = 4;
 const OPTIONS = [4, 5, 6]; // in a round, "something else" among them
 const BEFORE = 8; // tokens of context for each of the hardest
 const HIGHEST = 20; // largest entropy bound, in bits
+const RECORDED = "recorded"; // name of the game that the page opens with
 
 // --- settings of the game, kept in the address
 
@@ -48,7 +49,8 @@ class Board {
     this.setup = el("div", "setup");
     this.stage = el("div", "stage");
     this.stage.tabIndex = -1; // takes the focus when the focused element is redrawn
-    this.root.replaceChildren(this.setup, this.stage);
+    this.stage.append(el("p", "where", "The game begins with the first token of the text."));
+    this.root.replaceChildren(this.stage, this.setup);
     document.addEventListener("keydown", (event) => this.root.isConnected && this.press(event));
     this.drawSetup();
   }
@@ -56,6 +58,7 @@ class Board {
   take(value) {
     if (!value) return;
     const frame = JSON.parse(value);
+    if (frame.game === RECORDED && isLinked()) return; // the text of the link follows
     if (!this.match || this.match.name !== frame.game) this.begin(new Match(frame));
     else this.match.take(frame);
     if (this.match.waits) this.next();
@@ -66,7 +69,9 @@ class Board {
     this.match = match;
     this.next();
     this.drawSetup();
-    this.stage.scrollIntoView({ block: "start" });
+    if (match.name === RECORDED) return; // it is there when the page opens
+    const { top } = this.stage.getBoundingClientRect();
+    if (top < 0 || top > innerHeight / 2) this.stage.scrollIntoView({ block: "start" });
     this.stage.focus({ preventScroll: true });
   }
 
@@ -109,12 +114,13 @@ class Board {
     if (!this.match || this.match.isFinished || !this.match.round || isElsewhere(event)) return;
     const { round } = this.match;
     const option = /^[1-6]$/.test(event.key) && !round.isOpen ? round.options[Number(event.key) - 1] : null;
-    const acts = { Enter: () => this.reveal(), ArrowRight: () => this.next() };
-    const may = event.key === "Enter" ? !round.isOpen && round.isWhole : event.key === "ArrowRight" && round.isOpen;
-    if (!option && !may) return;
+    const goesOn = round.isOpen && ["Enter", "ArrowRight"].includes(event.key);
+    const reveals = event.key === "Enter" && !round.isOpen && round.isWhole;
+    if (!option && !goesOn && !reveals) return;
     event.preventDefault();
     if (option) this.choose(option);
-    else acts[event.key]();
+    else if (goesOn) this.next();
+    else this.reveal();
   }
 
   /** Find the first token of a word: among the recorded candidates, otherwise on the server. */
@@ -388,7 +394,7 @@ class Board {
   buttons() {
     const { round } = this.match;
     const line = el("div", "acts");
-    const go = round.isOpen ? keyed("→", "Next", () => this.next()) : keyed("Enter", "Show probabilities", () => this.reveal());
+    const go = round.isOpen ? keyed("Enter", "Next", () => this.next()) : keyed("Enter", "Show probabilities", () => this.reveal());
     line.append(go);
     if (!round.isOpen) line.append(button("quiet", "Skip", "Show this token without scoring it", () => this.next()));
     line.append(button("quiet end", "End the game", "", () => this.finish()));
@@ -457,6 +463,11 @@ class Board {
     line.append(again, lanes);
     return line;
   }
+}
+
+/** Whether the address asks for a text of its own. */
+function isLinked() {
+  return new URLSearchParams(location.search).has("s");
 }
 
 /** Whether a key belongs to a field, a menu, another button or a browser shortcut. */

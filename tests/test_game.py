@@ -18,6 +18,7 @@ from playground.ui.components.settings import Rules, Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.game import game_page as game
 from playground.ui.server import site as site_module
+from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 
@@ -349,15 +350,45 @@ def address(models):
     demo.close()
 
 
-def visit(page: Page, address: str, settings: Settings = TALE, choices: str = "rounds=every") -> None:
+def start(page: Page, address: str, settings: Settings = TALE, choices: str = "rounds=every") -> None:
+    """Open the link of a game, which begins by itself."""
     page.goto(f"{address}game?s={settings.to_code()}#{choices}")
     expect(page.locator("#prompt textarea")).to_have_value(settings.prompt)
-
-
-def start(page: Page, address: str, settings: Settings = TALE, choices: str = "rounds=every") -> None:
-    visit(page, address, settings, choices)
-    page.click("#run")
     expect(page.locator(".game .options")).to_be_visible()
+
+
+def test_the_page_opens_in_a_round_and_enter_goes_on_with_its_button_in_sight(page, address, models):
+    page.goto(f"{address}game")
+    for size in ({"width": 1440, "height": 900}, {"width": 390, "height": 844}):
+        page.set_viewport_size(size)
+        place = page.locator(".game .where").text_content()
+        page.locator(".game .option").first.click()
+        for label in ("Show probabilities", "Next"):
+            button = page.locator(".game .acts .go")
+            expect(button).to_contain_text(label)
+            expect(button).to_be_in_viewport(ratio=1)
+            page.keyboard.press("Enter")
+        expect(page.locator(".game .where")).not_to_have_text(place)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("scrollY") == 0
+
+
+@pytest.mark.slow
+def test_the_recorded_text_is_what_the_model_writes(models):
+    settings = game.offers()[0][1]
+    session = site_module._prepare(models, settings, Memory())
+    for _ in session:
+        pass
+    written, kept = (game.game_text(trace, False) for trace in (session.trace, Trace.load(game.RECORDED)))
+    assert [token["id"] for token in kept["tokens"]] == [token["id"] for token in written["tokens"]]
+    assert [token["entropy"] for token in kept["tokens"]] == pytest.approx(
+        [token["entropy"] for token in written["tokens"]], abs=1e-4
+    )
+
+
+def test_a_page_with_another_model_opens_without_the_recording():
+    another = ModelRequest("some/model")
+    assert game.first_game(Site()) and not game.first_game(Site(another))
 
 
 @pytest.mark.journey
@@ -418,6 +449,7 @@ def test_a_word_beyond_the_ten_likeliest_gets_its_probability_from_the_model(add
 
 def test_a_refusal_is_shown_at_its_control_and_the_current_game_stays(page, address):
     start(page, address)
+    page.click(".another")
     page.fill("#prompt textarea", " ")
     page.click("#run")
     expect(page.locator("#prompt-notice")).to_contain_text("The prompt is empty")
@@ -436,15 +468,16 @@ def test_a_hostile_prompt_stays_text(page, address):
 
 
 def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address):
-    visit(page, address, choices="above=2&options=5")
-    assert page.locator(".game .bound").input_value() == "2"
+    start(page, address, choices="above=0&options=5")
+    page.click(".another")
+    assert page.locator(".game .bound").input_value() == "0"
     page.click("#example input")
     page.get_by_role("option", name="To score:").first.click()
     expect(page.locator("#prompt textarea")).to_have_value(game.offers()[-game.TALES_OFFERED][1].prompt)
     expect(page.locator("#length")).to_be_hidden()
     page.click("#share")
-    expect(page).not_to_have_url(f"{address}game?s={TALE.to_code()}#above=2&options=5")
-    assert "#above=2&options=5" in page.url and game.offers()[-game.TALES_OFFERED][1].to_code() in page.url
+    expect(page).not_to_have_url(f"{address}game?s={TALE.to_code()}#above=0&options=5")
+    assert "#above=0&options=5" in page.url and game.offers()[-game.TALES_OFFERED][1].to_code() in page.url
 
 
 def test_nothing_overflows_horizontally(page, address):
