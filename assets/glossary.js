@@ -74,11 +74,12 @@
 
   /** Below the element if there is room, otherwise above it, and inside the window. */
   function place(node) {
-    const box = node.getBoundingClientRect();
+    const zoom = note.currentCSSZoom ?? 1; // large type zooms the page, and boxes are measured in the window
+    const [left, top, bottom] = ["left", "top", "bottom"].map((side) => node.getBoundingClientRect()[side] / zoom);
     const { offsetWidth: width, offsetHeight: height } = note;
-    const below = box.bottom + GAP + height <= innerHeight;
-    note.style.left = `${Math.max(GAP, Math.min(box.left, document.documentElement.clientWidth - width - GAP))}px`;
-    note.style.top = `${below ? box.bottom + GAP : Math.max(GAP, box.top - GAP - height)}px`;
+    const below = bottom + GAP + height <= innerHeight / zoom;
+    note.style.left = `${Math.max(GAP, Math.min(left, document.documentElement.clientWidth / zoom - width - GAP))}px`;
+    note.style.top = `${below ? bottom + GAP : Math.max(GAP, top - GAP - height)}px`;
   }
 
   const soon = (act) => {

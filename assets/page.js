@@ -36,7 +36,6 @@
   window.keepProjector = () => project(localStorage.getItem(PROJECTOR) === "on");
 
   window.switchProjector = () => {
-    if (!document.querySelector(".live")) return;
     const on = !document.body.classList.contains("projector");
     project(on);
     localStorage.setItem(PROJECTOR, on ? "on" : "off");

@@ -209,18 +209,3 @@ def test_the_focus_is_visible_wherever_tab_leads(page, address):
         if not page.evaluate(FOCUSED):
             unseen.append(page.evaluate("document.activeElement.outerHTML.slice(0, 90)"))
     assert [node for node in unseen if not node.startswith("<body")] == []
-
-
-def test_in_large_type_a_lane_begins_with_its_name(page, address):
-    page.set_viewport_size({"width": 1440, "height": 900})
-    visit(page, address, short("greedy", "sample"))
-    page.click("#run")
-    expect(tokens(page, 1).nth(11)).to_be_attached()
-    expect(page.locator("#live .live")).to_have_attribute("data-fused", "true")
-    page.locator("#live .lane .status").first.click()
-    page.keyboard.press("p")
-    name, said = (page.locator(f"#live .lane[data-lane='0'] {part}") for part in (".lane-name", ".status"))
-    expect(name).to_be_visible()
-    assert name.bounding_box()["x"] < said.bounding_box()["x"]
-    expect(tokens(page, 0).last).to_be_in_viewport()  # the end of the text, not its beginning
-    page.keyboard.press("p")

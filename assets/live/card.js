@@ -45,12 +45,12 @@ class Card {
   /** Place the card below or above the token and inside the window, where it scrolls if it is higher than the room. */
   place() {
     this.node.style.maxHeight = "";
-    const frame = this.root.getBoundingClientRect();
-    const token = this.anchor.getClientRects()[0] || this.anchor.getBoundingClientRect();
+    const frame = boxOf(this.root);
+    const token = boxOf(this.root, this.anchor.getClientRects()[0] || this.anchor.getBoundingClientRect());
     const width = Math.min(380, frame.width);
     this.node.style.width = width + "px";
     const left = Math.max(0, Math.min(token.left - frame.left - 12, frame.width - width));
-    const [above, under] = [token.top - HEAD, window.innerHeight - token.bottom].map((room) => room - 2 * GAP);
+    const [above, under] = [token.top - HEAD, window.innerHeight / zoomOf(this.root) - token.bottom].map((room) => room - 2 * GAP);
     const below = this.node.offsetHeight <= under || under >= above;
     this.node.style.maxHeight = Math.max(LOWEST, below ? under : above) + "px";
     const top = below ? token.bottom + GAP : token.top - this.node.offsetHeight - GAP;

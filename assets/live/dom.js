@@ -25,6 +25,24 @@ function button(className, text, title, act) {
   return node;
 }
 
+/** How much larger than its style says a node is drawn: large type is a CSS zoom. Boxes and pointers are measured in the window. */
+function zoomOf(node) {
+  return node.currentCSSZoom ?? 1;
+}
+
+/** A box of the window, by default the node's own, in the lengths of the node's style. */
+function boxOf(node, box = node.getBoundingClientRect()) {
+  const zoom = zoomOf(node);
+  return Object.fromEntries(["left", "top", "right", "bottom", "width", "height"].map((side) => [side, box[side] / zoom]));
+}
+
+/** Where a pointer is in a node, in the lengths of the node's style. */
+function pointIn(node, { clientX, clientY }) {
+  const { left, top } = node.getBoundingClientRect();
+  const zoom = zoomOf(node);
+  return { x: (clientX - left) / zoom, y: (clientY - top) / zoom };
+}
+
 /** Write only on a change: touching the DOM costs more than comparing. */
 function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;

@@ -39,7 +39,7 @@ class Picture {
   /** One SVG element: a background, a title and the contents of the panel. */
   of(card, app) {
     const parts = [...this.panel.body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
-    const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => node.getBoundingClientRect().width));
+    const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => boxOf(node).width));
     const drawing = svg("svg", { xmlns: SVG });
     const paper = svg("rect", { fill: this.ink(getComputedStyle(this.panel.node).backgroundColor).colour });
     drawing.append(svg("title", {}, `${this.panel.title}, lane ${card.order + 1}`), svg("desc", {}, sayPicture(this.panel, card, app.trace.run)), paper);
@@ -102,7 +102,7 @@ class Picture {
     this.writeOut(copy, node, {});
     for (const name of INHERITED) if (copy.hasAttribute(name)) group.setAttribute(name, copy.getAttribute(name));
     group.append(...copy.childNodes);
-    return { group, height: node.getBoundingClientRect().height };
+    return { group, height: boxOf(node).height };
   }
 
   /** Write the computed style of the original into its copy as attributes; `around` is what it inherits. */

@@ -60,7 +60,7 @@ class Menu {
   show(open) {
     this.box.hidden = !open;
     this.opener.setAttribute("aria-expanded", String(open));
-    if (open) this.box.classList.toggle("above", this.opener.getBoundingClientRect().bottom + this.box.offsetHeight + 12 > innerHeight);
+    if (open) this.box.classList.toggle("above", boxOf(this.opener).bottom + this.box.offsetHeight + 12 > innerHeight / zoomOf(this.box));
     if (open) this.box.querySelector("button").focus();
   }
 

@@ -2,6 +2,8 @@
 // and its lanes lose their colours, which now belong to the lanes of the editor.
 
 const NARROWEST = 230; // px of a lane below its card in the editor
+const LEAST_STAGE = 400; // px of its height
+const LEAST_LARGE = 330; // the same in large type
 const LOWEST_STAGE = 300; // px: what is unfolded above a stage does not shrink it further
 const BELOW_STAGE = 84; // px for the player below it
 const PHONE = 640; // px of a window in which the lanes are stacked
@@ -74,11 +76,12 @@ class Stage {
   /** Fit lanes and views between what is above them and the player, and the cards of the editor onto the lanes. */
   measure(stage) {
     const { app } = this;
-    const top = Math.round(app.live.getBoundingClientRect().top + scrollY);
-    const height = `max(400px, calc(100vh - ${Math.min(top, LOWEST_STAGE)}px - ${BELOW_STAGE}px))`;
+    const zoom = zoomOf(app.live);
+    const top = Math.round(app.live.getBoundingClientRect().top + scrollY) / zoom;
+    const height = `max(${zoom > 1 ? LEAST_LARGE : LEAST_STAGE}px, calc(100vh / ${zoom} - ${Math.min(top, LOWEST_STAGE)}px - ${BELOW_STAGE}px))`;
     for (const node of [app.live, stage]) node?.style.setProperty("--stage-height", height);
     if (!stage || !this.isFused) return;
-    stage.style.setProperty("--lanes-top", `${app.lanes.getBoundingClientRect().top - stage.getBoundingClientRect().top}px`);
+    stage.style.setProperty("--lanes-top", `${boxOf(app.lanes).top - boxOf(stage).top}px`);
     for (const card of app.cards) {
       const head = stage.querySelector(`.lane-card[data-lane="${card.order}"]`);
       const open = Boolean(head?.classList.contains("open"));

@@ -210,7 +210,7 @@ class TextView {
   bringInSight(i) {
     const [span, { node }] = [this.spans[i], this];
     if (!span) return;
-    const [inner, outer] = [span.getBoundingClientRect(), node.getBoundingClientRect()];
+    const [inner, outer] = [boxOf(span), boxOf(node)];
     if (inner.top < outer.top) node.scrollTop -= outer.top - inner.top + 8;
     else if (inner.bottom > outer.bottom) node.scrollTop += inner.bottom - outer.bottom + 8;
   }

@@ -153,9 +153,9 @@ class CachePanel extends Panel {
   point(event) {
     const cache = this.card && this.card.state.lastCache(this.stream);
     if (!cache || !this.grid) return;
-    const box = this.canvas.getBoundingClientRect();
-    const position = Math.floor((event.clientX - box.left - this.grid.left) / this.grid.cell);
-    const row = rowAt(this.grid, event.clientY - box.top);
+    const { x, y } = pointIn(this.canvas, event);
+    const position = Math.floor((x - this.grid.left) / this.grid.cell);
+    const row = rowAt(this.grid, y);
     if (position < 0 || position >= cache.length + cache.scratch || row === null) return setText(this.hover, HOVER_HINT);
     const state = position < cache.length ? slotState(cache, this.grid.rows[row], position, this.mergedInto[row]) : `reserved for ${holders(this.card.record)}`;
     setText(this.hover, `${rowName(this.grid, row)}, position ${position + 1}${pieceAt(this.card, position)}: ${state}`);

@@ -77,10 +77,10 @@ class CacheBars {
   }
 
   /** The lane and the position under the pointer, or null. */
-  at({ clientX, clientY }) {
-    const { left, top } = this.canvas.getBoundingClientRect();
-    const row = this.rows[Math.floor((clientY - top) / (BARS.bar + BARS.gap))];
-    const position = Math.floor((clientX - left - BARS.left) / this.cell);
+  at(event) {
+    const { x, y } = pointIn(this.canvas, event);
+    const row = this.rows[Math.floor(y / (BARS.bar + BARS.gap))];
+    const position = Math.floor((x - BARS.left) / this.cell);
     return row && position < row.cache.length + row.cache.scratch ? { ...row, position } : null;
   }
 

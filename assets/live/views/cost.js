@@ -112,11 +112,11 @@ class CostPanel extends Panel {
   }
 
   /** The work under the pointer, or null. */
-  at({ clientX, clientY }) {
-    const box = this.canvas.getBoundingClientRect();
-    const time = this.scale.timeAt(clientX - box.left);
-    const track = this.scale.trackAt(clientY - box.top);
-    if (!track || clientX - box.left < COST.left) return null;
+  at(event) {
+    const { x, y } = pointIn(this.canvas, event);
+    const time = this.scale.timeAt(x);
+    const track = this.scale.trackAt(y);
+    if (!track || x < COST.left) return null;
     const { card, worker } = track;
     const { turns } = card.state.ledger;
     const first = upperBound(turns.length, (i) => turns[i].to, time);

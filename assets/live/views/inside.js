@@ -110,7 +110,7 @@ class InsidePanel extends Panel {
 
   point(event) {
     const heads = this.found.attention[0].length;
-    const row = Math.floor((event.clientY - this.canvas.getBoundingClientRect().top) / this.rowHeight);
+    const row = Math.floor(pointIn(this.canvas, event).y / this.rowHeight);
     const layer = Math.max(0, Math.min(this.found.attention.length - 1, Math.floor(row / heads)));
     this.heads.value = heads > 1 ? `${layer}/${row % heads}` : `${layer}`;
     this.choose(this.heads.value);

@@ -159,7 +159,7 @@ function surface(width, height, label) {
 /** A canvas that is sharp on any screen; draws in page pixels. */
 function sharpCanvas(canvas, width, height) {
   if (canvas.vector) return canvas.vector.begin(width, height); // the drawing is being saved as SVG
-  const ratio = Math.max(2, window.devicePixelRatio || 1); // at least two, for saved pictures
+  const ratio = Math.max(2, (window.devicePixelRatio || 1) * zoomOf(canvas)); // at least two, for saved pictures
   canvas.width = Math.round(width * ratio);
   canvas.height = Math.round(height * ratio);
   canvas.style.width = width + "px";
@@ -238,13 +238,7 @@ function tickStep(rough) {
 
 /** Highlight the token under the pointer in a chart; a click pins its card. */
 function walkPositions(drawing, positionAt, app, card) {
-  drawing.addEventListener("pointermove", (event) => {
-    const box = drawing.getBoundingClientRect();
-    app.mark(card.order, positionAt(event.clientX - box.left));
-  });
+  drawing.addEventListener("pointermove", (event) => app.mark(card.order, positionAt(pointIn(drawing, event).x)));
   drawing.addEventListener("pointerleave", () => app.unmark());
-  drawing.addEventListener("click", (event) => {
-    const box = drawing.getBoundingClientRect();
-    app.reveal(card.order, positionAt(event.clientX - box.left));
-  });
+  drawing.addEventListener("click", (event) => app.reveal(card.order, positionAt(pointIn(drawing, event).x)));
 }
