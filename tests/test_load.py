@@ -92,9 +92,9 @@ def carried_out(*command: str) -> None:
 
 @pytest.mark.long
 def test_five_visitors_are_served_for_a_short_while():
-    carried_out("tests/load_page.py", "--visitors", "5", "--minutes", "0.33", "--think", "2", "--requests", "8")
+    carried_out("tools/load_page.py", "--visitors", "5", "--minutes", "0.33", "--think", "2", "--requests", "8")
 
 
 @pytest.mark.long
 def test_forty_runs_leak_nothing():
-    carried_out("tests/soak.py", "--runs", "40", "--distinct", "8")
+    carried_out("tools/soak.py", "--runs", "40", "--distinct", "8")

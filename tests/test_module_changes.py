@@ -1,4 +1,4 @@
-"""How many calls between modules one token takes; `python tests/module_changes.py` lists them."""
+"""How many calls between modules one token takes; `python tools/module_changes.py` lists them."""
 from __future__ import annotations
 
 import pytest

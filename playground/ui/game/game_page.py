@@ -53,7 +53,7 @@ LONGEST = 40  # characters of a typed word
 MOST_IDS = 200_000  # tokens before a typed word; the model's context length is checked later
 SCRIPTS = ("live/dom.js", "game.rules.js", "game.js")  # in this order: they share one scope
 STAGE = "<section class='game' aria-label='Guessing game'></section>"
-RECORDED = ASSETS / "traces" / "first_game.jsonl"  # the first of the offered texts; tests/record_first_view.py makes it
+RECORDED = ASSETS / "traces" / "first_game.jsonl"  # the first of the offered texts; tools/record_first_view.py makes it
 ANOTHER = "<button type='button' class='another' aria-expanded='false' aria-controls='game-form'>Another text</button>"
 UNFOLD = """const opener = element.querySelector(".another");
 opener.addEventListener("click", () => {

@@ -64,7 +64,7 @@ class QueueLimits:
     other addresses.
 
     Many seats make every run slower and let its first token come within a second or two: with 20 of them, half of the
-    visitors of `tests/load_page.py` waited longer than 20 s for a seat.
+    visitors of `tools/load_page.py` waited longer than 20 s for a seat.
     """
 
     whole: Share = Share(40, 48, 128)

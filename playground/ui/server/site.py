@@ -414,7 +414,7 @@ FIRST_SETTINGS = {
         {"strategy": "speculative", "extras": [["draft_model", {"depth": 5}], ["greedy_match", {}]]},
     ],
 }
-"""The settings of the recorded trace, which tests/record_first_view.py makes: a new visitor can run what is shown."""
+"""The settings of the recorded trace, which tools/record_first_view.py makes: a new visitor can run what is shown."""
 
 
 def first_view() -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Measures the page in a browser: `python tests/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page
+"""Measures the page in a browser: `python tools/measure_page.py [--repeats 5] [--runs 20] [--json FILE] [--page
 docs/page-speed.md]`.
 
 A headless Chromium visits the app. A script injected before the page's own (measure_page.js) records frames, paints and
@@ -22,15 +22,16 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
-from chromium import chromium, new_context
 from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))  # the file is run as a script
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the file is run as a script
+
+from chromium import chromium, new_context  # noqa: E402
 
 from playground.ui.components.settings import Settings  # noqa: E402
 
-NOTES = (ROOT / "tests" / "measure_page.js").read_text(encoding="utf-8")
+NOTES = Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 TIMEOUT = 300  # seconds after which something is broken rather than slow
 WINDOW = {"width": 1440, "height": 900}
 PHONE = {"width": 390, "height": 844}
@@ -322,7 +323,7 @@ class Report:
 
 INTRODUCTION = f"""# The page in a browser
 
-Made by `python tests/measure_page.py --page docs/page-speed.md` on an idle machine, in a few minutes.
+Made by `python tools/measure_page.py --page docs/page-speed.md` on an idle machine, in a few minutes.
 
 Every round starts the app with its defaults, and headless Chromium visits it with a window of 1440 by 900. Server and
 browser share the machine and its clock, so they compete for its processor.

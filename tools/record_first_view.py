@@ -1,7 +1,7 @@
 """Record what pages show when they are opened: the run in assets/traces/first_view.jsonl, and in first_game.jsonl the
 text of the guessing game.
 
-    python tests/record_first_view.py [--runs 15]
+    python tools/record_first_view.py [--runs 15]
     python -m playground replay assets/traces/first_view.jsonl --html docs/demo.html
 
 Needed again when the bundled models, FIRST_SETTINGS, the first text of the game or the events change. The settings are

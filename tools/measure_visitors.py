@@ -1,4 +1,4 @@
-"""Memory of a public page that many visitors come to and leave: `python tests/measure_visitors.py http://127.0.0.1:7860
+"""Memory of a public page that many visitors come to and leave: `python tools/measure_visitors.py http://127.0.0.1:7860
 --pid PID --visitors 1000`.
 
 Each visitor opens the page, holds a heartbeat connection as a browser does, runs a few tokens, reads the stream to its

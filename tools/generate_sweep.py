@@ -1,6 +1,6 @@
 """Sweep: greedy lanes and `generate` of the library, over tokenizers, chat templates, ends and stored forms.
 
-    python tests/generate_sweep.py [--vocabularies FOLDER] [--every N] [--out sweep.json]
+    python tools/generate_sweep.py [--vocabularies FOLDER] [--every N] [--out sweep.json]
 
 Each case is a tiny checkpoint, written as `save_pretrained` writes it and then read by both sides. Tokens, text, reason
 and the pieces that a lane streams are compared. One line for each difference, and exit code 1 if there is one.
@@ -41,7 +41,8 @@ from transformers import (
 )
 from transformers.utils import logging
 
-sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]  # the file is run as a script
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the file is run as a script
 
 import playground  # noqa: E402
 from support.scripted_networks import chain, scripted  # noqa: E402

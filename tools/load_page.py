@@ -1,6 +1,6 @@
 """Load: visitors who come, run, hold, read slowly, leave and come back, against the page in public mode.
 
-    python tests/load_page.py [--visitors 50] [--minutes 10] [--think 10] [--requests 40] [--seed 0] [--out load.json]
+    python tools/load_page.py [--visitors 50] [--minutes 10] [--think 10] [--requests 40] [--seed 0] [--out load.json]
 
 The page is started here, on 127.0.0.1, with the bundled models; every visitor has a loopback address of its own
 (Linux), since a public page gives each client a share. Visitors are real clients: six in ten open the page as a browser
@@ -41,6 +41,8 @@ from typing import Any
 
 import httpx
 import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from random_requests import CONTEXT, PROMPTS, random_lane
 from visitor import Message, Server, TurnedAway, Visitor, request, start_page
 

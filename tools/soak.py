@@ -1,6 +1,6 @@
 """Soak: random runs over all strategies and toggles, one after another through the worker that serves the page.
 
-    python tests/soak.py [--runs 500] [--distinct N] [--seed 0] [--out soak.json]
+    python tools/soak.py [--runs 500] [--distinct N] [--seed 0] [--out soak.json]
 
 Every strategy comes up as main decoder at least once where there are enough runs; canvas decoders run over the oracle.
 A run is read to its end as a browser reads it. `--distinct` repeats so many different runs, for a short soak in which
@@ -28,9 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from random_requests import CONTEXT, PROMPTS, random_lane
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # the file is run as a script
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # the file is run as a script
+
+from random_requests import CONTEXT, PROMPTS, random_lane  # noqa: E402
 
 from playground.contract import discover  # noqa: E402
 from playground.contract.metadata import facts  # noqa: E402

@@ -1,6 +1,6 @@
 """A class under load: how far behind the presenter's run the frames reach many followers.
 
-    python tests/load_class.py [--followers 40] [--tokens 400] [--runs 3]
+    python tools/load_class.py [--followers 40] [--tokens 400] [--runs 3]
 
 The page is started here with `--classroom` and the bundled models. Followers are real clients, in this process: each
 joins with the code and reads its stream. Every frame says when its oldest event was made (`oldest_at`, Unix seconds);
@@ -25,10 +25,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
-from load_page import CONTROLS, page_run, percentile
-from visitor import Visitor
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from load_page import CONTROLS, page_run, percentile  # noqa: E402
+from visitor import Visitor  # noqa: E402
+
 MOST = 0.2  # seconds behind, at the 95th percentile
 LANES = [{"strategy": "greedy"}, {"strategy": "speculative"}, {"strategy": "sample"}]
 

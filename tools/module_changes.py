@@ -1,4 +1,4 @@
-"""How often execution passes from one module of the project to another per token: `python tests/module_changes.py`.
+"""How often execution passes from one module of the project to another per token: `python tools/module_changes.py`.
 
 The lower the count, the easier it is to follow one token through the code. Counted are calls, and resumed generators,
 from one module of `playground` or `strategies` to another; other modules, such as torch, are ignored.

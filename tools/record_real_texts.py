@@ -1,6 +1,6 @@
 """Records what real tokenizers make of answers after prompts: tests/real_texts.json, which test_continuations.py reads.
 
-    python tests/record_real_texts.py FOLDER
+    python tools/record_real_texts.py FOLDER
 
 FOLDER holds one folder for each tokenizer. Of a tokenizer only its decoder and the names of the few tokens in these
 texts are kept, with the texts that the library decodes; the vocabularies themselves are no part of the project.
@@ -14,7 +14,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-FILE = Path(__file__).parent / "real_texts.json"
+FILE = Path(__file__).parents[1] / "tests" / "real_texts.json"
 PROMPTS = ("", "The red fox", "Q: why?\n")
 ANSWERS = ("The answer", " the answer is", "  x = 1\n\n\treturn", " naïve 日本 😀🙂", " don't, I'm")
 
