@@ -15,7 +15,6 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from functools import partial
 from types import SimpleNamespace
 
@@ -190,10 +189,10 @@ def test_a_packed_record_can_be_packed_again():
 # --- storage of visitors ---
 
 def holder(*sessions: str, closed: bool, age: float):
-    used = datetime.now() - timedelta(seconds=age)
     return SimpleNamespace(
         session_data={name: SimpleNamespace(is_closed=closed) for name in sessions},
-        time_last_used=dict.fromkeys(sessions, used),
+        last_used=dict.fromkeys(sessions, time.monotonic() - age),
+        time_last_used={},
         lock=threading.Lock(),
         forget=lambda session: None,
     )

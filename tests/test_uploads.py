@@ -10,7 +10,7 @@ from gradio.utils import get_upload_folder
 
 from playground.ui.benchmark.benchmark_page import SurveyHandlers
 from playground.ui.guard.request_shares import Denied, Most
-from playground.ui.guard.uploads import PREFIX, Uploads, check_form, own_folder, remove, sweep
+from playground.ui.guard.uploads import PREFIX, StoredFiles, Uploads, check_form, own_folder, remove
 
 FORM = "multipart/form-data; boundary=b"
 
@@ -115,10 +115,12 @@ def test_old_files_and_folders_are_swept_only_from_a_folder_of_the_page(tmp_path
         folder = tmp_path / name
         paths = [stored(folder, "old"), stored(folder, "new")]
         (folder / "stray").write_text("of a field that Gradio does not mention")
+        files = StoredFiles(folder, age=0.2)
+        files.sweep()
         time.sleep(0.3)
-        paths[1].write_text("touched")
-        os.utime(paths[1])
-        sweep(folder, age=0.2)
+        paths[1].write_text("the same file, uploaded once more")
+        files.sweep()
         assert [path.exists() for path in paths] == ([False, True] if name != "another" else [True, True])
+        assert (folder / "old").exists() == (folder / "stray").exists() == (name == "another")
         remove(folder)
     assert [folder.name for folder in tmp_path.iterdir()] == ["another"]

@@ -114,3 +114,4 @@ def test_nothing_is_left_of_a_deleted_session():
         page.visit(f"{number}")
         page.run(f"{number}").leave()
     assert page.sessions.owners.keys() == page.sessions.ran == page.sessions.session_data.keys()
+    assert page.sessions.last_used.keys() == page.sessions.session_data.keys()

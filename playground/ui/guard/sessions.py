@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from datetime import datetime
 from math import inf
 from pathlib import Path
 from time import monotonic
 
 from fastapi import HTTPException
 
-from playground.ui.guard.uploads import sweep
+from playground.ui.guard.uploads import StoredFiles
 from playground.ui.server.admission_queue import Visitor, address_of
 
 PERIOD = 10.0  # seconds between two sweeps
@@ -48,7 +47,7 @@ class Sweeper:
     """
 
     def __init__(self, app, retention: Retention, uploads: Path | None = None):
-        self.app, self.retention, self.uploads = app, retention, uploads
+        self.app, self.retention, self.uploads = app, retention, StoredFiles(uploads) if uploads else None
         self.queue = app.get_blocks()._queue
         self._unread: dict[str, float] = {}  # sessions with messages and no stream, and since when
 
@@ -82,17 +81,16 @@ class Sweeper:
                 if self.sweep():
                     release_unused()
                 if self.uploads:
-                    sweep(self.uploads)
+                    self.uploads.sweep()
             except Exception:
                 log.exception("deleting sessions failed")
 
     def _is_due(self, session: str) -> bool:
         holder = self.app.state_holder
-        state, used = holder.session_data.get(session), holder.time_last_used.get(session)
+        state, used = holder.session_data.get(session), holder.last_used.get(session)
         if state is None or used is None:
             return False
-        age = (datetime.now() - used).total_seconds()
-        return age > (self.retention.closed if state.is_closed else self.retention.idle)
+        return monotonic() - used > (self.retention.closed if state.is_closed else self.retention.idle)
 
     def _never_read(self, live: set[str]) -> list[str]:
         """Sessions whose messages have not been read for too long after the stream's end."""

@@ -12,10 +12,12 @@ import re
 import shutil
 import tempfile
 import threading
-import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers
@@ -44,7 +46,6 @@ class Upload:
     path: Path
     address: str
     size: int
-    at: float
 
 
 class Uploads:
@@ -58,7 +59,7 @@ class Uploads:
     def add(self, address: str, paths: list[Path]) -> None:
         """Count files that have been stored; older ones make room."""
         with self._lock:
-            self._known += [Upload(path, address, path.stat().st_size, time.time()) for path in paths if path.exists()]
+            self._known += [Upload(path, address, path.stat().st_size) for path in paths if path.exists()]
             self._forget_read()
             while mine := self._too_many(address):
                 self._delete(mine)
@@ -84,17 +85,35 @@ class Uploads:
 def delete(path: Path) -> None:
     """Delete a file and the folder that it was alone in."""
     path.unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # another file is in it
         path.parent.rmdir()
-    except OSError:  # another file is in it
-        pass
 
 
-def sweep(folder: Path, age: float = AGE) -> None:
-    """Delete what is older than `age` seconds in a folder of this process, and folders that are empty since then."""
-    if folder.name.startswith(PREFIX):
-        for path in sorted(folder.rglob("*"), reverse=True):  # files before the folders they are in
-            _remove_old(path, time.time() - age)
+class StoredFiles:
+    """What lies in a folder of this process. Its age counts from the sweep that saw it first, unchanged since: times of
+    files follow the wall clock, which may be set.
+    """
+
+    def __init__(self, folder: Path, age: float = AGE):
+        self.folder, self.age = folder, age
+        self._since: dict[tuple[Path, int], float] = {}  # by path and change
+
+    def sweep(self) -> None:
+        """Delete files that are older than `age` seconds, and folders that are empty since then."""
+        if not self.folder.name.startswith(PREFIX):
+            return
+        now, known = monotonic(), self._since
+        self._since = {one: known.get(one, now) for one in _changes(self.folder)}
+        for (path, _), since in self._since.items():
+            if now - since > self.age:
+                _remove_unused(path)
+
+
+def _changes(folder: Path) -> Iterator[tuple[Path, int]]:
+    """Each path below a folder and when it was changed, files before the folders they are in."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        with suppress(OSError):  # deleted meanwhile
+            yield path, path.stat().st_ctime_ns
 
 
 def remove(folder: Path) -> None:
@@ -103,15 +122,9 @@ def remove(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_old(path: Path, before: float) -> None:
-    try:
-        if path.is_dir():
-            if path.stat().st_mtime < before:
-                path.rmdir()
-        elif path.stat().st_ctime < before:
-            delete(path)
-    except OSError:  # not empty, or deleted meanwhile
-        pass
+def _remove_unused(path: Path) -> None:
+    with suppress(OSError):  # a folder that is not empty, or deleted meanwhile
+        path.rmdir() if path.is_dir() else delete(path)
 
 
 class UploadGuard:

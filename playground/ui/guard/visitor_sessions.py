@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
+from time import monotonic
 
 from fastapi import HTTPException
 from gradio.state_holder import SessionState, StateHolder
@@ -36,6 +37,7 @@ class VisitorSessions(StateHolder):
         self.drop, self.streaming = drop, streaming
         self.owners: dict[str, str] = {}  # the address that began a session
         self.ran: set[str] = set()  # sessions that have had a run
+        self.last_used: dict[str, float] = {}  # monotonic: Gradio's own times follow the wall clock, which may be set
         self._growing = threading.RLock()
 
     def __getitem__(self, session_id: str) -> SessionState:
@@ -46,9 +48,13 @@ class VisitorSessions(StateHolder):
             with self._growing:
                 self._make_room(CLIENT.get())
                 self.owners[session_id] = CLIENT.get()
-                return super().__getitem__(session_id)
+                return self._use(session_id)
         if session_id not in self.ran and self.admission.has(session_id):
             self.ran.add(session_id)
+        return self._use(session_id)
+
+    def _use(self, session_id: str) -> SessionState:
+        self.last_used[session_id] = monotonic()
         return super().__getitem__(session_id)
 
     def update(self, session_id: str) -> None:
@@ -60,6 +66,7 @@ class VisitorSessions(StateHolder):
     def forget(self, session_id: str) -> None:
         """What is known about a session that is deleted."""
         self.owners.pop(session_id, None)
+        self.last_used.pop(session_id, None)
         self.ran.discard(session_id)
 
     def _make_room(self, address: str) -> None:

@@ -27,7 +27,6 @@ class PageRoute:
     fill: Callable[[Site, gr.Blocks, gr.Row], None]
 
 
-UPLOADS = 60, 600  # seconds between two checks for old uploads, and the age at which they are deleted
 MOST_EVENTS = 200  # waiting for a thread of the server; runs wait in the admission queue, which has shares
 QUEUE_REST = 0.005  # seconds between two looks at an empty queue; at Gradio's 0.001 an idle page takes 5 % of a core
 PLAY = PageRoute("", "Play", page.fill)
@@ -44,9 +43,7 @@ ROUTES = (*PLACES, STUDIES)
 
 def build(site: Site) -> gr.Blocks:
     """Build all pages of a site."""
-    with gr.Blocks(
-        title="Decoding playground", analytics_enabled=False, fill_width=True, delete_cache=UPLOADS
-    ) as blocks:
+    with gr.Blocks(title="Decoding playground", analytics_enabled=False, fill_width=True) as blocks:
         publish(site)  # first, so that no private listener takes the name of an endpoint
         _lay_out(PLAY, site, blocks)
     for place in ROUTES[1:]:
