@@ -167,13 +167,14 @@ def attack_for(name: str, port: int, seconds: float, times: Any) -> None:
 
 
 @contextmanager
-def attacking(seen: Seen, port: int, seconds: float) -> Iterator[None]:
+def attacking(seen: Seen, port: int, seconds: float) -> Iterator[multiprocessing.process.BaseProcess]:
+    """A process that attacks; what became of it is noted in `seen`."""
     context = multiprocessing.get_context("spawn")
     times = context.Value("i", 0)
     process = context.Process(target=attack_for, args=(seen.attacker, port, seconds, times), daemon=True)
     process.start()
     try:
-        yield
+        yield process
         seen.attacks, seen.attacked = times.value, process.exitcode in (None, 0)
     finally:
         process.kill()
@@ -359,10 +360,10 @@ def main(arguments: list[str]) -> int:
     if given.list:
         print("\n".join(ATTACKERS))
         return 0
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the page and the attacker end as well
     found = measure(given)
     return int(not all(found[name].holds for name in given.only))
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the page and the attacker end as well
     sys.exit(main(sys.argv[1:]))
