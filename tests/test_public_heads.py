@@ -2,7 +2,9 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from time import process_time
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from playground.cli import main
 from playground.contract import find
 from playground.errors import Refusal
-from playground.training.public_heads import read_head
+from playground.training.public_heads import names_head, read_head
 from support.draft_heads import (
     LibraryAttention,
     differing,
@@ -174,6 +176,76 @@ def test_pickles_cut_files_and_folders_without_config_are_refused(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"cut")
     with pytest.raises(Refusal, match="is damaged"):
         read_head(tmp_path, target)
+
+
+def hostile() -> dict[str, tuple[dict, dict]]:
+    """Folders that are made to break what reads them."""
+    eagle, layer = eagle_3(), CONFIG["transformer_layer_config"]
+    medusa = {"0.0.linear.weight": torch.zeros(32, 32), "0.0.linear.bias": torch.zeros(32)}
+    configs = {
+        "layers are texts": {"eagle_aux_hidden_state_layer_ids": ["0", "1", "2"]},
+        "layers are an object": {"eagle_aux_hidden_state_layer_ids": {"a": 1}},
+        "layers are a number": {"eagle_aux_hidden_state_layer_ids": 3},
+        "layers below the first": {"eagle_aux_hidden_state_layer_ids": [-1, -2, -3]},
+        "half a layer": {"eagle_aux_hidden_state_layer_ids": [0, 1, 1.5]},
+        "an enormous layer": {"eagle_aux_hidden_state_layer_ids": [0, 1, 10**30]},
+        "a layer that is a list": {"transformer_layer_config": [1]},
+        "a layer that is a text": {"transformer_layer_config": "llama"},
+        "architectures are a number": {"speculators_model_type": None, "architectures": 5},
+        "architectures are lists": {"speculators_model_type": None, "architectures": [[1], {}]},
+        "a kind that is a list": {"speculators_model_type": [1] * 1000},
+        "heads are a text": {"transformer_layer_config": {**layer, "head_dim": None, "num_attention_heads": "many"}},
+        "wide heads": {"transformer_layer_config": {**layer, "head_dim": 10**9}},
+        "heads below zero": {"transformer_layer_config": {**layer, "head_dim": -8}},
+        "heads that do not divide": {"transformer_layer_config": {**layer, "head_dim": 7}},
+        "a base below zero": {"transformer_layer_config": {**layer, "rope_theta": -1.0}},
+        "a base that is a list": {"transformer_layer_config": {**layer, "rope_theta": [1]}},
+        "parameters that are a text": {"transformer_layer_config": {**layer, "rope_parameters": "linear"}},
+        "a norm that is infinite": {"transformer_layer_config": {**layer, "rms_norm_eps": float("inf")}},
+        "ten million layers": {"transformer_layer_config": {**layer, "num_hidden_layers": 10**7}},
+    }
+    weights = {
+        "a number in place of a matrix": {"fc.weight": torch.tensor(1.0)},
+        "a vector in place of a matrix": {"layers.0.self_attn.q_proj.weight": torch.zeros(32)},
+        "an empty matrix": {"layers.0.mlp.up_proj.weight": torch.zeros(0, 32)},
+        "other sizes": {"layers.0.mlp.down_proj.weight": torch.zeros(5, 5)},
+        "not a number": {"norm.weight": torch.full((32,), float("nan"))},
+        "infinite": {"fc.weight": torch.full((32, 96), float("inf"))},
+        "tokens beyond the vocabulary": {"d2t": torch.full((DRAFT,), 10**6)},
+        "tokens below zero": {"d2t": torch.full((DRAFT,), -10**6)},
+        "tokens that are fractions": {"d2t": torch.full((DRAFT,), 0.5)},
+        "tokens for nothing": {"d2t": torch.zeros(0, dtype=torch.long)},
+    }
+    numbers = {"a head of a billion": {"999999999.0.linear.weight": torch.zeros(32, 32)},
+               "a head that is a word": {"first.0.linear.weight": torch.zeros(32, 32)}}
+    return {
+        **{name: ({**CONFIG, **changes}, eagle) for name, changes in configs.items()},
+        **{name: (CONFIG, {**eagle, **changes}) for name, changes in weights.items()},
+        **{name: ({}, {**medusa, **changes}) for name, changes in numbers.items()},
+    }
+
+
+@pytest.mark.parametrize("config, weights", hostile().values(), ids=hostile())
+def test_a_hostile_head_is_refused_in_one_sentence_when_it_is_read(tmp_path, config, weights):
+    begun = process_time()
+    with pytest.raises(Refusal) as refused:
+        read_head(folder(tmp_path, config, weights), pair().target)
+    assert re.fullmatch(r"[^\n]{20,400}\.", str(refused.value)) and process_time() - begun < 2
+
+
+def test_a_hostile_config_is_no_head(tmp_path):
+    for text in ('{"architectures": [[1]]}', '{"architectures": 5}', "[" * 10**6, '{"a": "' + "x" * 2**22):
+        (tmp_path / "config.json").write_text(text)
+        assert not names_head(str(tmp_path))
+
+
+def test_weights_larger_than_the_memory_are_refused_before_they_are_read(tmp_path):
+    """A file of zeros that takes no room on the disk."""
+    folder(tmp_path, CONFIG, eagle_3())
+    with (tmp_path / "more.safetensors").open("wb") as file:
+        file.truncate(1 << 43)
+    with pytest.raises(Refusal, match="of memory are free"):
+        read_head(tmp_path, pair().target)
 
 
 def test_the_command_says_which_strategy_a_folder_is_for(tmp_path, capsys):

@@ -16,10 +16,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from playground.engine.checkpoint.catalogue import is_local
+from playground.engine.checkpoint.config_limits import JSON_BYTES, check_raw_config
 from playground.engine.checkpoint.hub_files import fetch_files, locate, tensors
 from playground.engine.checkpoint.model_files import SINGLE, TOKENIZER
 from playground.engine.model import Model
 from playground.errors import Refusal
+from playground.training.head_checks import MALFORMED, check_fits, check_usable
 
 Weights = dict[str, Tensor]
 EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecForge's configs
@@ -60,8 +62,12 @@ def names_head(name: str) -> bool:
 
 def _is_marked(config: dict[str, Any]) -> bool:
     """Whether a config says that it belongs to a draft head."""
-    kinds = {*(config.get("architectures") or []), config.get("model_type")}
-    return any(name in config for name in MARKS) or not kinds.isdisjoint({EAGLE_3, LIBRARY_DFLASH})
+    kinds = [*_listed(config.get("architectures")), config.get("model_type")]
+    return any(name in config for name in MARKS) or EAGLE_3 in kinds or LIBRARY_DFLASH in kinds
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def load_head(name: str, model: Model) -> PublicHead:
@@ -86,12 +92,19 @@ def read_head(folder: Path, model: Model) -> PublicHead:
         found = convert(folder, config, weights, model)
     except KeyError as missing:
         raise Refusal(f"{folder} lacks the weights {missing.args[0]}: download the head again.", "from") from None
+    except MALFORMED:
+        raise Refusal(
+            f"The config.json in {folder} does not describe the weights beside it: download the head again.", "from"
+        ) from None
+    check_usable(folder, strategy, found, model)
     return PublicHead(strategy, found)
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it cannot be read or is something else."""
     try:
+        if path.stat().st_size > JSON_BYTES["config.json"]:
+            return None
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         return None
@@ -104,6 +117,7 @@ def _config(folder: Path) -> dict[str, Any]:
         raise Refusal(
             f"{folder} has no readable config.json, so it is no draft head: name the folder that has one.", "from"
         )
+    check_raw_config(str(folder), folder / "config.json")
     return config
 
 
@@ -114,6 +128,7 @@ def _weights(folder: Path) -> Weights:
             f"The weights in {folder} are a pickle, which can execute code: convert them to safetensors elsewhere.",
             "from",
         )
+    check_fits(folder, files)
     weights: Weights = {}
     for path in files:
         try:
@@ -134,14 +149,15 @@ def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, 
     kind = config.get("speculators_model_type")
     if kind not in (None, "eagle3", "dflash", "mtp"):
         raise Refusal(
-            f"{folder} is a head of the kind {kind}, which is not supported: choose an eagle3, dflash or mtp head.",
+            f"{folder} is a head of the kind {str(kind)[:40]}, which is not supported: choose an eagle3, dflash or mtp "
+            "head.",
             "from",
         )
     if kind == "mtp":
         return "mtp", _mtp
     if kind == "dflash" or "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
         return "dflash", _dflash
-    if kind or EAGLE_3 in (config.get("architectures") or []):
+    if kind or EAGLE_3 in _listed(config.get("architectures")):
         return "eagle_3", _eagle_3
     if "0.0.linear.weight" in weights:
         return "medusa", _medusa
@@ -231,8 +247,8 @@ def _mtp(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -
     layer = config.get("transformer_layer_config") or {}
     if layer.get("model_type", "qwen3") != "qwen3":
         raise Refusal(
-            f"The head in {folder} has a layer of {layer['model_type']}, and one of qwen3 is supported: choose another "
-            "head.",
+            f"The head in {folder} has a layer of {str(layer['model_type'])[:40]}, and one of qwen3 is supported: "
+            "choose another head.",
             "from",
         )
     own = {name.removeprefix(MTP_LAYER): tensor for name, tensor in weights.items() if name.startswith(MTP_LAYER)}
@@ -253,11 +269,13 @@ def _medusa(folder: Path, config: dict[str, Any], weights: Weights, model: Model
     _check_size(folder, "hidden size", weights["0.0.linear.bias"].shape[0], model.width, model)
     if other := next((name for name in weights if ".linear." not in name), None):
         raise Refusal(
-            f"The Medusa heads in {folder} have lm_heads of their own ({other}), and only those of the second version, "
-            "which share the target's, are supported: choose other heads.",
+            f"The Medusa heads in {folder} have lm_heads of their own ({other[:40]}), and only those of the second "
+            "version, which share the target's, are supported: choose other heads.",
             "from",
         )
     heads = 1 + max(int(name.split(".")[0]) for name in weights)
+    if heads > len(weights):
+        raise ValueError("numbers of heads that have no weights")
     halving = 0.5 ** torch.arange(1, RANKS + 1)
     return {**weights, "accuracy": torch.stack([halving * DECAY**head for head in range(heads)])}
 
