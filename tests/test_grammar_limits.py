@@ -43,6 +43,45 @@ def listed(reference: dict) -> dict:
 
 PRIMES = [{"type": "integer", "multipleOf": prime} for prime in (97, 101, 103, 107)]
 NESTED = '{"type":"array","items":' * 900 + "{}" + "}" * 900
+
+
+def tag(begin: str = "<a>", end: str = "</a>", **constraint) -> dict:
+    return {"begin": begin, "end": end, **(constraint or {"regex": "x"})}
+
+
+TAGS = {
+    "no tag but 50,000 brackets": ("[" * 50_000, "not valid JSON"),
+    "400 of them": ([tag(f"<{i}>") for i in range(400)], "400 tags"),
+    "2,000 of them": ([tag(f"<{i}>") for i in range(2000)], "characters, and at most"),
+    "9,000 triggers": ({"structures": [tag()], "triggers": [f"<{i}" for i in range(9000)]}, "no trigger begins"),
+    "every prefix is a trigger": ({"structures": [tag("x" * 190)], "triggers": ["x" * i for i in range(190, 0, -1)]},
+                                  "never complete"),
+    "a begin of 50,000 letters": ([tag("a" * 50_000)], "characters"),
+    "an end of 50,000 letters": ([tag(end="a" * 50_000)], "characters"),
+    "half of an escaped pair in a begin": (r'[{"begin": "\ud800", "end": "b", "regex": "x"}]', "surrogate"),
+    "half of an escaped pair in an end": (r'[{"begin": "a", "end": "\udfff", "regex": "x"}]', "surrogate"),
+    "half of an escaped pair in a trigger": (
+        r'{"triggers": ["\ud800"], "structures": [{"begin": "a", "end": "b", "regex": "x"}]}',
+        "surrogate|no tag begins",
+    ),
+    "half of an escaped pair in a pattern": (r'[{"begin": "a", "end": "b", "regex": "\ud800"}]', "surrogate"),
+    "a NUL character in an end": ([tag(end="\0")], "NUL"),
+    "64 patterns of a huge repeat": ([tag(f"<{i}>", regex="a{30000}") for i in range(64)], "processor time|too"),
+    "64 schemas of a large prime": ([tag(f"<{i}>", schema={"type": "integer", "multipleOf": 9973}) for i in range(64)],
+                                    "processor time|memory|too|may go on"),
+    "the same begin twice": ([tag(), tag()], "more than one"),
+    "a schema of 900 levels": (f'[{{"begin": "a", "end": "b", "schema": {NESTED}}}]', "levels of|cannot be used"),
+    "a grammar of 3,000 rules": ([tag(lark=lark_chain(3000))], "too deeply|processor time"),
+    "a GBNF of 3,000 rules": ([tag(gbnf=gbnf_chain(3000))], "3,002 rules"),
+    "a choice of 5,000": ([tag(choice="|".join(map(str, range(5000))))], "5,000 options"),
+    "two constraints in a tag": ([tag(regex="x", choice="y")], "one of schema"),
+    "objects in place of texts": ([{"begin": {}, "end": [], "regex": "x"}], "one of schema"),
+    "a number in place of a list": ({"structures": 5}, "no list"),
+    "a list in place of a tag": ([[[[]]]], "one of schema"),
+    "triggers that are objects": ({"structures": [tag()], "triggers": [{}]}, "no list of strings"),
+    "a schema that is a text": ([tag(schema="x" * 1000)], "an object in braces"),
+    "a number of 5,000 digits": (f'[{{"begin": "a", "end": "b", "schema": {{"minimum": {"9" * 5000}}}}}]', "not valid"),
+}
 ATTACKS = {
     "lark: a chain of 5,000 rules": ("lark", "source", lark_chain(5000), "nested too deeply|processor time"),
     "lark: a chain of 5,000 terminals": (
@@ -127,6 +166,10 @@ ATTACKS = {
         "200 terminals",
     ),
     "syncode: half of a surrogate pair": ("syncode", "source", 'start: "\ud800"', "surrogate"),
+    **{
+        f"tags: {name}": ("structural_tags", "source", source if isinstance(source, str) else json.dumps(source), says)
+        for name, (source, says) in TAGS.items()
+    },
     "syncode: too long": ("syncode", "source", 'start: "a"' + " " * LONG, "characters, and at most"),
 }
 

@@ -72,6 +72,8 @@ class StructuralTags(Constraint):
         triggers = given.get("triggers") or list(dict.fromkeys(tag.trigger for tag in tags))
         if not isinstance(triggers, list) or not all(isinstance(trigger, str) for trigger in triggers):
             raise _refusal("the triggers are no list of strings")
+        for text in (*triggers, *(end for tag in tags for end in (tag.trigger, tag.end))):
+            check_text("string of a tag", text)  # JSON spells what the source itself may not hold
         return TaggedSource(tags, tuple(dict.fromkeys(triggers)), self.must, self.once, self.most)
 
     def _tag(self, structure: object) -> TriggeredSource:
