@@ -9,6 +9,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +18,7 @@ from playground.algorithms.programs import sandbox  # noqa: E402
 from playground.algorithms.programs.confined import syscalls  # noqa: E402
 
 pytestmark = pytest.mark.security
+ROOT = Path(__file__).parents[1]
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}  # as the kernel numbers them
 OTHERS = (0x40000003, 0xC000003E, 0xC00000B7, 0x40000028)  # 32-bit x86 among them
 HERE = ARCHITECTURES.get(platform.machine())
@@ -94,6 +96,46 @@ def test_calls_of_another_architecture_end_the_process(architecture):
 
 def test_calls_with_32_bit_pointers_end_the_process():
     assert {decision(X32 | number) for number in NUMBERS} == {KILL}
+
+
+# --- each wall alone, against calls of 32-bit programs and io_uring ---
+
+WALLED = """
+import os, sys
+sys.path.insert(0, "tests")
+from support import confined_attacks as attacks
+from playground.algorithms.programs.confined import kernel, syscalls
+wall, secret, names = sys.argv[1], sys.argv[2], sys.argv[3:]
+attacks.warm()
+allowed = syscalls.compiled()
+for name in names:
+    if not (fork := os.fork()):
+        try:
+            {"none": lambda: None, "limits": kernel.limit_resources, "filter": lambda: kernel.install(allowed)}[wall]()
+            os._exit(0 if attacks._succeeds(name, secret, os.getppid(), 1) else 1)
+        except OSError:
+            os._exit(2)
+    if os.waitpid(fork, 0)[1] == 0:
+        print(name)
+"""
+OF_32_BITS = ["open_by_32_bits", "x32_open", "x32_socket", "io_uring_setup", "x32_io_uring_setup", "memfd_create"]
+
+
+def reached(wall: str, secret: str, *names: str) -> list[str]:
+    """The calls that succeed behind one wall."""
+    command = [sys.executable, "-c", WALLED, wall, secret, *names]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert not done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the machine code and the numbers are of x86-64")
+def test_neither_wall_lets_calls_of_32_bit_programs_or_io_uring_through(tmp_path):
+    (tmp_path / "secret").write_text("swordfish")
+    secret = str(tmp_path / "secret")
+    assert "memfd_create" in reached("none", secret, *OF_32_BITS)  # the calls are made as a process can make them
+    assert reached("limits", secret, *OF_32_BITS) == []
+    assert reached("filter", secret, *OF_32_BITS, "call_of_32_bits", "x32_fork", "x32_kill_the_page") == []
 
 
 # --- resources ---

@@ -12,11 +12,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic
 
 from playground.confined.task_bounds import TaskBounds
 
 BOUNDS = TaskBounds(cpu_seconds=1.0, wall_seconds=2.0, memory_bytes=64 << 20, answer_bytes=1 << 20, lessons=2)
 REACHED, KEPT = "reached", "kept out"
+X32 = 0x40000000  # added to the number of a call by programs with 32-bit pointers
 # by name, the number on x86-64 and arguments; each succeeds for an ordinary process of a user or of root
 SYSCALLS = {
     "io_uring_setup": (425, 8, bytes(120)),
@@ -57,16 +59,27 @@ SYSCALLS = {
     "user_faults": (323, 0),
     "bpf": (321, 0, bytes(72), 72),
     "performance_counters": (298, bytes(112), 0, -1, -1, 0),
+    "io_uring_register": (427, -1, 0, 0, 0),
+    "x32_open": (X32 | 2, b"/etc/passwd\0", 0),
+    "x32_socket": (X32 | 41, 2, 1, 0),
+    "x32_fork": (X32 | 57,),
+    "x32_kill_the_page": (X32 | 62, "page", 0),
+    "x32_io_uring_setup": (X32 | 425, 8, bytes(120)),
 }
-GETPID_32 = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # mov eax, 20; int 0x80; ret
+# mov eax, 20; int 0x80; ret: getpid as 32-bit programs call it
+GETPID_32 = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"
+PLACE_OF_PATH = 64
+# push rbx; mov eax, 5; mov ebx, the path; xor ecx, ecx; xor edx, edx; int 0x80; pop rbx; ret: open
+OPEN_32 = b"\x53\xb8\x05\x00\x00\x00\xbb%b\x31\xc9\x31\xd2\xcd\x80\x5b\xc3"
+MAP_32BIT = 0x40  # linux/mman.h: below 2 GiB, where a 32-bit call finds it
 code: list[mmap.mmap] = []
 
 
 def warm() -> None:
     """Executable memory with a call of 32-bit programs, which a task could not make itself."""
     if platform.machine() == "x86_64":
-        code.append(mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC))
-        code[0].write(GETPID_32)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_32BIT
+        code.append(mmap.mmap(-1, 4096, flags, mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC))
 
 
 def learn(lesson: str) -> str:
@@ -109,10 +122,25 @@ def _start_thread(secret: str) -> None:
 
 
 def _call_32_bits(secret: str) -> None:
+    _run(GETPID_32)
+
+
+def _open_by_32_bits(secret: str) -> None:
+    path = (_place() + PLACE_OF_PATH).to_bytes(4, "little")
+    _run((OPEN_32 % path).ljust(PLACE_OF_PATH, b"\0") + os.fsencode(secret) + b"\0")
+
+
+def _place() -> int:
     if not code:
         raise OSError(1, "another processor")
-    place = ctypes.addressof(ctypes.c_char.from_buffer(code[0]))
-    if ctypes.CFUNCTYPE(ctypes.c_int)(place)() <= 0:
+    return ctypes.addressof(ctypes.c_char.from_buffer(code[0]))
+
+
+def _run(machine_code: bytes) -> None:
+    place = _place()
+    code[0].seek(0)
+    code[0].write(machine_code)
+    if ctypes.CFUNCTYPE(ctypes.c_int)(place)() < 0:
         raise OSError(1, "no such call")
 
 
@@ -154,6 +182,7 @@ PYTHON: dict[str, Callable[[str], object]] = {
     "timers_off": lambda secret: signal.setitimer(signal.ITIMER_REAL, 0),
     "signal_handler": lambda secret: signal.signal(signal.SIGALRM, signal.SIG_IGN),
     "call_of_32_bits": _call_32_bits,
+    "open_by_32_bits": _open_by_32_bits,
     "new_root": lambda secret: os.chroot("/"),
     "other_user": lambda secret: os.setuid(65534),
 }
@@ -174,6 +203,12 @@ def _recurse(learned) -> list:
     return list(map(_recurse, [learned]))  # through C, whose stack it fills
 
 
+def _busy(seconds: float) -> None:
+    end = monotonic() + seconds
+    while monotonic() < end:
+        pass
+
+
 def _asleep(learned) -> None:
     lock = threading.Lock()
     lock.acquire()
@@ -182,6 +217,7 @@ def _asleep(learned) -> None:
 
 ORDINARY: dict[str, Callable] = {
     "echo": lambda learned, value: value,
+    "echo_later": lambda learned, value: _busy(0.5) or value,
     "environment": lambda learned: dict(os.environ),
     "lesson_length": lambda learned: len(learned),
     "loop": _loop,
