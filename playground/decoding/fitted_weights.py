@@ -6,8 +6,10 @@ was fitted to. Files fitted on this machine take precedence over bundled ones.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 
@@ -46,9 +48,9 @@ def local_path(strategy: str, models: Streams) -> Path:
 
 def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
     """Write weights and the digests of the models. Raises Refusal if the file cannot be written."""
+    unfinished = path.with_suffix(f".{os.getpid()}.unfinished")  # another process may write the same file
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
         save_file(
             {name: tensor.clone() for name, tensor in weights.items()},
             unfinished,
@@ -58,6 +60,9 @@ def save(path: Path, weights: dict[str, Tensor], models: Streams) -> None:
         unfinished.replace(path)
     except (OSError, SafetensorError) as reason:
         raise Refusal(f"{path} cannot be written ({reason}): name another file with --out.", "out") from None
+    finally:
+        with suppress(OSError):
+            unfinished.unlink(missing_ok=True)
 
 
 def find(strategy: Strategy, models: Streams, given: Given = MappingProxyType({})) -> dict[str, Tensor]:

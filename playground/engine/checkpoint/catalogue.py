@@ -154,8 +154,8 @@ def suggestion(name: str) -> str:
 
 def made_models() -> Path:
     """Folder of the models made on this machine, below PLAYGROUND_HOME (default ~/.decoding-playground)."""
-    home = os.environ.get("PLAYGROUND_HOME") or Path.home() / ".decoding-playground"
-    return Path(home).expanduser() / "models"
+    home = os.environ.get("PLAYGROUND_HOME") or "~/.decoding-playground"
+    return Path(os.path.expanduser(home)) / "models"  # of a user without a home too, whom Path.home() refuses
 
 
 def made() -> list[Entry]:
@@ -168,7 +168,7 @@ def _read_card(path: Path) -> Entry | None:
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
         return Entry(path.parent.name, *(str(card[field]) for field in ("title", "parameters", "draft", "note")))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
