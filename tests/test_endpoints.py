@@ -294,16 +294,6 @@ def test_without_its_package_the_option_says_what_to_install(monkeypatch, capsys
     assert ended == 2 and "pip install" in said and said.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_the_tools_are_the_public_endpoints(pair):
-    demo = build(Site(ModelRequest(pair.target, pair.draft)))
-    try:
-        demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, mcp_server=True)
-        assert set(demo.mcp_server_obj.tool_to_endpoint.values()) == NAMES
-    finally:
-        demo.close()
-
-
 # --- a lane of a server ---
 
 @pytest.mark.slow

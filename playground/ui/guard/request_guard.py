@@ -32,6 +32,7 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 EVERY_INTERFACE = ("0.0.0.0", "::", "")
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
 UPLOAD = "/gradio_api/upload"
+TOOLS = "/gradio_api/mcp"  # of the Model Context Protocol
 MULTIPART_BYTES = 65_536  # allowance for the headers and boundaries of an uploaded file
 DISCARDED = 4  # multiple of the limit beyond which a body is not read to its end
 DEFAULT_PORTS = {None, 80, 443}
@@ -153,6 +154,7 @@ class RequestGuard:
         try:
             with self.shares.requests.one(held.address):
                 body = await self._checked(scope, receive, held)
+                scope = _with_address(scope, held.address) if _path(scope).startswith(TOOLS) else scope
                 await self._passed_on(scope, _replayed(body, receive), send)
         except Denied as denied:
             answer = JSONResponse({"detail": str(denied), "error": str(denied)}, denied.status, {"connection": "close"})
@@ -227,6 +229,15 @@ class RequestGuard:
     def _most_bytes(self, scope: Scope) -> int:
         upload = _path(scope).rstrip("/") == UPLOAD
         return self.limits.upload_bytes + MULTIPART_BYTES if upload else self.limits.body_bytes
+
+
+def _with_address(scope: Scope, address: str) -> Scope:
+    """A request for a tool with the address that sent it, in place of what it says itself: Gradio passes its headers on
+    in a call of this server from this machine, which is believed.
+    """
+    said = (b"x-forwarded-for", b"forwarded")
+    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in said]
+    return {**scope, "headers": [*headers, (b"x-forwarded-for", address.encode("latin-1", "replace"))]}
 
 
 def guarded(rules: Rules, host: str, proxies: int = 0) -> dict[str, Any]:
