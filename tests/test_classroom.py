@@ -159,7 +159,9 @@ def test_after_a_minute_wrong_codes_are_forgotten(classroom, monkeypatch):
 @pytest.mark.parametrize("given, shown", [
     ("\u202eevil\u202c name", "evil name"), ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
     ("a\x00b\x1b[31mc", "a b [31mc"), ("x" * 10**6, "x" * 40), ("\u200b\u2060", "Follower 1"), ("\n", "Follower 1"),
-], ids=["turned", "markup", "control", "long", "hidden", "blank"])
+    ("\u3164\u2800 \uffa0", "Follower 1"), ("\ufe0f", "Follower 1"),
+    ("Z" + "\u0300" * 500 + "o", "Z" + "\u0300" * 3 + "o"), ("हिन्दी", "हिन्दी"),
+], ids=["turned", "markup", "control", "long", "hidden", "blank", "blank letters", "a mark alone", "stacked", "Hindi"])
 def test_a_name_is_short_and_shows_what_it_is(classroom, given, shown):
     token = joined(classroom, given)
     assert classroom.followers[token].name == shown  # the page writes it as textContent
@@ -199,7 +201,7 @@ def test_only_the_presenter_and_the_follower_with_the_controls_reach_the_page(op
 
 def test_bodies_that_are_no_requests_are_refused_in_sentences(open_site, classroom):
     client = open_site()
-    for body in (b"", b"[]", b"\xff", b"[" * 5000, b'{"code": {"a": 1}}'):
+    for body in (b"", b"[]", b"\xff", b"[" * 5000, b'{"code": {"a": 1}}', b'{"code": "\\ud800"}'):
         answer = client.post("/classroom/join", content=body)
         assert answer.status_code in (403, 429) and answer.json()["detail"].endswith(".")
     assert client.get("/classroom/stream").status_code == 403

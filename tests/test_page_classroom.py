@@ -17,6 +17,7 @@ from playwright.sync_api import expect
 from playground.ui.components.settings import Settings
 
 ROOT = Path(__file__).parents[1]
+NAME = "Ada <img src=x onerror=hacked=1>"
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +54,9 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         follower.click("button[type=submit]")
         expect(follower.locator(".join-trouble")).to_contain_text("not the code of the class")
         follower.fill("[name=code]", invitation["Code"])
-        follower.fill("[name=name]", "Ada <b>")
+        follower.fill("[name=name]", NAME)
         follower.click("button[type=submit]")
-        expect(follower.locator(".who")).to_contain_text("Ada <b>")
+        expect(follower.locator(".who")).to_contain_text(NAME)
 
         expect(follower.locator(".welcome")).to_contain_text("Waiting for the presenter")  # who cannot press Run
 
@@ -124,9 +125,11 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         expect(follower.locator(".vote button.is-true")).to_have_count(1)
 
         presenter.locator(".class-fold summary").click()
+        expect(presenter.locator(".class-followers li")).to_contain_text(NAME)
         presenter.locator(".class-followers button").click()
         follower.locator(".controls-yours a").click()
         expect(follower.locator("#run")).to_be_visible()
         presenter.locator(".class-back").click()
-        expect(follower.locator(".who")).to_contain_text("Ada <b>")  # back on the class's page
+        expect(follower.locator(".who")).to_contain_text(NAME)  # back on the class's page
         assert not [stack for url, stack in wrong if url.endswith("/classroom")]
+        assert not any(page.evaluate("window.hacked") for page in (presenter, follower))

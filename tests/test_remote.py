@@ -24,8 +24,10 @@ from playground.remote.completion_request import CompletionRequest
 from playground.remote.remote_lane import RemoteLane, add_lane
 from playground.remote.remote_server import RemoteServer
 from playground.trace import Trace, check
+from playground.trace.csv_export import to_csv
 from playground.trace.lane_metrics import diff
 from playground.trace.result import Result
+from playground.ui.play.standalone import to_html
 from support.sessions import side_by_side
 
 KEY = "sk-very-secret-0123456789"
@@ -242,7 +244,8 @@ def test_the_key_reaches_the_server_and_nothing_else(serving, caplog):
     server = serving(Answer([echo], 500, "application/json"))
     result = run(server, key=KEY)
     assert server.requests[0]["headers"]["Authorization"] == f"Bearer {KEY}"
-    written = json.dumps(result.trace.to_json()) + result.message + caplog.text
+    exported = to_csv(result.trace) + to_html(result.trace) + repr(result)
+    written = json.dumps(result.trace.to_json()) + result.message + caplog.text + exported
     assert KEY not in written and KEY not in repr(RemoteServer(server.address, "fox", KEY))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import secrets
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, field
@@ -24,6 +25,8 @@ from playground.ui.server.worker import Run
 FOLLOWERS = 60
 AWAY = 120.0  # seconds after which a follower without a stream gives up the place
 NAME, CODE, SAID = 40, 40, 300  # characters
+MARKS = 3  # accents and the like on one letter of a line
+BLANK = "\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0"  # letters of which nothing is seen
 STREAMS = 4  # tabs of one follower
 BARS = 12  # different numbers whose votes are counted separately
 
@@ -53,8 +56,20 @@ class RunAnswer:
 
 
 def shown_line(given: str, longest: int) -> str:
-    """A line as others see it: short, without line breaks and characters that turn or hide the text."""
-    return " ".join("".join(one if one.isprintable() else " " for one in given[:1000]).split())[:longest].strip()
+    """A line as others see it: short, without line breaks and characters that turn, hide or cover the text."""
+    seen = "".join(one if one.isprintable() and one not in BLANK else " " for one in given[:1000])
+    return _unstacked(" ".join(seen.split()))[:longest].strip()
+
+
+def _unstacked(text: str) -> str:
+    """A text without marks that have no letter, and without more of them on one letter than a script has."""
+    kept, marks = [], MARKS
+    for one in text:
+        is_mark = unicodedata.category(one).startswith("M")
+        marks = marks + 1 if is_mark else MARKS if one == " " else 0
+        if not is_mark or marks <= MARKS:
+            kept.append(one)
+    return "".join(kept)
 
 
 class Classroom:
@@ -80,7 +95,7 @@ class Classroom:
     def join(self, code: str, name: str, address: str) -> str:
         """The token of a new follower. Raises Refusal for a wrong code and for a full class."""
         with self._lock:
-            if not secrets.compare_digest("".join(code[:CODE].split()).encode(), self.code.encode()):
+            if not secrets.compare_digest("".join(code[:CODE].split()).encode(errors="replace"), self.code.encode()):
                 self.attempts.add_wrong(address)
                 raise Refusal("This is not the code of the class, which has six digits: check it.", "code")
             self._dismiss_absent()
