@@ -236,7 +236,7 @@ def test_names_of_files_say_lanes_and_prompt_and_nothing_a_shell_reads(page, fee
 
 def awkward() -> Trace:
     """Pieces that a spreadsheet would misread, a rolled back token, one without a row and one that is no candidate."""
-    pieces = ["=1+1", "-5", '"quoted", twice\r\n', "@a", "é<0xE2>", "+x"]
+    pieces = ["=1+1", "-5", '"quoted", twice\r\n', "@a", "é<0xE2>", "＝1", "\n=1", "\n", "+x"]
     events = [Forward(phase="prefill", tokens=1)]
     for i, piece in enumerate(pieces):
         top = [Candidate(90, "other", 0.5, 0.0, "top_k"), *([Candidate(i, piece, 2.0 ** -9, 1.0)] if i != 4 else [])]
@@ -245,7 +245,7 @@ def awkward() -> Trace:
             Step(i, 2.0**-7, 0.0, i, top),
             Commit(i, [i], [piece], piece, [-math.pi * i], ["sampled"]),
         ]
-    events += [Rollback(1, ""), Commit(5, [6, 7], ["\t", ""], "", [None, None], ["forced", "forced"]), Done("end")]
+    events += [Rollback(1, ""), Commit(8, [9, 10], ["\t", ""], "", [None, None], ["forced", "forced"]), Done("end")]
     return Trace([Header(strategy="greedy")], [Stamped(0, i, i / 7, event) for i, event in enumerate(events)])
 
 
@@ -299,8 +299,8 @@ def test_a_row_of_the_csv_has_what_the_trace_has_of_a_token():
 
 def test_no_cell_of_the_csv_is_a_formula_and_numbers_stay_numbers():
     texts = [row["text"] for row in table(awkward())]
-    assert texts == ["'=1+1", "-5", '"quoted", twice\r\n', "'@a", "é<0xE2>", "'\t", ""]
-    assert [row["logprob"] for row in table(awkward())][-3:] == ["-12.566371", "", ""]
+    assert texts == ["'=1+1", "-5", '"quoted", twice\r\n', "'@a", "é<0xE2>", "'＝1", "'\n=1", "\n", "'\t", ""]
+    assert [row["logprob"] for row in table(awkward())][-3:] == ["-21.991149", "", ""]
 
 
 # --- standalone pages ---

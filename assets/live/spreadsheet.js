@@ -1,6 +1,6 @@
 // A run as CSV, one line per token. The columns are documented in playground/trace/csv_export.py, which writes the same file.
 
-const FORMULA = /^[=+\-@\t\r]/; // a spreadsheet would evaluate this instead of showing it
+const FORMULA = /^(?:\n*[=+\-@＝＋－＠]|[\t\r])/; // a spreadsheet would evaluate this instead of showing it; wide signs in some languages
 const ORIGIN_WORDS = { sampled: "chosen", redraw: "replaced" }; // greedy decoding samples nothing
 const ROUNDING = 1e-5; // of a softmax in float32: a log-probability above it is none
 const NUMERAL = /^[+-]?[0-9]+(\.[0-9]+)?$/;

@@ -41,7 +41,7 @@ COLUMN_TYPES = {name: float for name in COLUMNS if name.endswith(("entropy", "lo
 ORIGINS = {"sampled": "chosen", "redraw": "replaced"}
 DIGITS = Decimal("0.000001")
 ANY_FLOAT = Context(prec=330)  # digits of the largest float with six decimals
-FORMULA = re.compile(r"[=+\-@\t\r]")
+FORMULA = re.compile(r"\n*[=+\-@＝＋－＠]|[\t\r]")  # the wide signs too: spreadsheets of some languages evaluate them
 SURROGATE = re.compile("[\ud800-\udfff]")
 Value = int | float | str | None
 NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?")
