@@ -14,7 +14,7 @@ from toys import byte_tokenizer
 
 from playground.contract import make
 from playground.contract.lane_config import LaneConfig
-from playground.decoding.lane import Limits
+from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare

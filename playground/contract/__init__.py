@@ -10,7 +10,7 @@ what it does, how, and where it comes from. Giving it a `name` registers it; no 
         p: float = knob(0.9, 0.0, 1.0, help="probability mass that is kept")
 
 It knows nothing about pages, JSON, timing, devices or other lanes. There is one file for each kind of strategy;
-`interfaces.py` lists what a strategy can access of its run.
+`lane.py` describes `lm`, all that a strategy can access of its run.
 """
 from playground.contract.base import GUARANTEES, NEEDS, Strategy
 from playground.contract.cache_policy import (
@@ -40,6 +40,7 @@ from playground.contract.decoder import CanvasDecoder, Decoder, Preset
 from playground.contract.drafter import Drafter
 from playground.contract.early_exit import EarlyExit
 from playground.contract.knobs import Knob, knob, slot
+from playground.contract.lane import Lane
 from playground.contract.registry import KINDS, discover, find, make
 from playground.contract.reward import Reward, RewardedText
 from playground.contract.sampler import STAGES, Sampler
@@ -65,6 +66,7 @@ __all__ = [
     "Held",
     "EarlyExit",
     "Knob",
+    "Lane",
     "LayerChoices",
     "LayerSteps",
     "Merge",

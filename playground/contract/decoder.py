@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from playground.contract.base import Strategy
 
 if TYPE_CHECKING:
-    from playground.contract.interfaces import LaneInterface
+    from playground.contract.lane import Lane
 
 
 class Decoder(Strategy):
@@ -26,7 +26,7 @@ class Decoder(Strategy):
     known_by: ClassVar[str] = ""  # the slot whose part names a lane where it is not the default
     views: ClassVar[tuple[str, ...]] = ()  # streams of the target over the prompt with another passage; see `passages`
 
-    def decode(self, lm: LaneInterface) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         """Yield events and requests. `lm` closes the generator when the text is complete."""
         raise NotImplementedError
 

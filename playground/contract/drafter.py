@@ -8,7 +8,8 @@ from playground.contract.base import Strategy
 from playground.events import Drawn, Event
 
 if TYPE_CHECKING:
-    from playground.contract.interfaces import LaneInterface, RowsInterface
+    from playground.contract.interfaces import RowsInterface
+    from playground.contract.lane import Lane
     from playground.contract.token_tree import TokenTree
 
 
@@ -19,7 +20,7 @@ class Drafter(Strategy):
     drafts_at_will = True
     drawn: ClassVar[Drawn] = "deterministic"  # how sibling draft tokens are drawn
 
-    def propose(self, lm: LaneInterface, budget: int) -> Iterator:
+    def propose(self, lm: Lane, budget: int) -> Iterator:
         """Return a TokenTree at most `budget` deep, after yielding whatever requests that takes."""
         raise NotImplementedError
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.contract.interfaces import LaneInterface
+    from playground.contract.lane import Lane
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class RewardedText:
 class Reward(Protocol):
     """Judges answers, and beginnings of answers, to the prompt of a lane."""
 
-    def scores(self, lm: LaneInterface, texts: list[RewardedText]) -> Generator[Any, Any, list[float]]:
+    def scores(self, lm: Lane, texts: list[RewardedText]) -> Generator[Any, Any, list[float]]:
         """A generator like `Decoder.decode`; returns one score for each text, 0 to 1, larger for a better text.
 
         The score of a text depends on that text alone.

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from playground.contract.early_exit import EarlyExit
-    from playground.contract.interfaces import LaneInterface
+    from playground.contract.lane import Lane
     from playground.events import Event
 
 STAGES = ("mix", "penalty", "temperature", "truncation")
@@ -79,7 +79,7 @@ class Sampler(Strategy):
         """Streams among `streams` that read the last token of the prompt alone, as if there were no prompt."""
         return ()
 
-    def prepare(self, lm: LaneInterface) -> Iterator:
+    def prepare(self, lm: Lane) -> Iterator:
         """Yield events and requests before the prompt is read, such as those of `lm.reading`."""
         yield from ()
 

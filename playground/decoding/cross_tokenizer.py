@@ -17,7 +17,7 @@ from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
-    from playground.decoding.lane_state import LaneState
+    from playground.decoding.lane.lane_state import LaneState
     from playground.engine.model import Model
 
 

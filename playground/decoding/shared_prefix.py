@@ -21,7 +21,7 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 
 if TYPE_CHECKING:
-    from playground.decoding.lane_state import LaneState
+    from playground.decoding.lane.lane_state import LaneState
     from playground.decoding.stream import Stream
     from playground.engine.cache.kv_cache import KVCache
 

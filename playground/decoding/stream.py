@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.cache_manager import CacheManager
     from playground.decoding.compute_manager import ComputeManager
-    from playground.decoding.lane_state import LaneState
+    from playground.decoding.lane.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
 CHUNK = 512  # most prompt tokens per forward, so that other lanes and a stop need not wait long

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculation_math import block_efficiency
-from playground.contract import Drafter, EarlyExit, knob
+from playground.contract import Drafter, EarlyExit, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.engine.sampling import first_largest
 from playground.events import Event, Figure
@@ -85,7 +85,7 @@ class DelExit(Drafter):
         """Statistics of each exit, by layer."""
         return {exit.layer: ExitStatistics() for exit in self.exits}
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree = new_tree(lm, self)
         # the next row is already known, as after prefill: its token needs no forward
         if not (self.most and self.exits and lm.target.behind()):
@@ -122,7 +122,7 @@ class DelExit(Drafter):
             counts.add(hits, logits.softmax(-1).amax(-1).tolist(), self.decay)
             self._hits.append([float(hit) for hit in hits])
 
-    def _figures(self, lm, tree, layer: int) -> Iterator[Event]:
+    def _figures(self, lm: Lane, tree, layer: int) -> Iterator[Event]:
         """Hits of the last round, expected speed-up of each exit, the chosen exit, and its confidence per token."""
         labels, x = [f"layer {exit.layer}" for exit in self.exits], lm.generated
         positions = [str(i + 1) for i in range(len(self._hits[0]))]

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.speculative_loop import rounds
-from playground.contract import Drafter, Preset, Verifier, slot
+from playground.contract import Drafter, Lane, Preset, Verifier, slot
 from playground.errors import Refusal
 
 
@@ -27,5 +27,5 @@ class LayerSkip(Preset):
                 "drafter",
             )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         return rounds(lm, self.drafter, self.verifier)

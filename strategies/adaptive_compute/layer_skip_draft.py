@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 
 
 class LayerSkipDraft(Drafter):
@@ -25,7 +25,7 @@ class LayerSkipDraft(Drafter):
     exit: float = knob(0.5, 0.05, 1.0, step=0.05, help="share of the layers that draft; at 1 every token is accepted")
     depth: int = knob(4, 0, 12, step=1, help="draft tokens per round; 0 is plain decoding")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree = new_tree(lm, self)
 
         def level(rows, leaves, number):

@@ -20,7 +20,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.events import Figure, Note
 
 RANK = 32  # of the adapters
@@ -128,7 +128,7 @@ class M2R2(DraftHead):
         return {**both[0].state_dict(), "rms_norm_eps": torch.tensor(target.eps, dtype=torch.float64)}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, early = new_tree(lm, self), lm.exit(gate_of(lm.depth))
         if not self.depth:
             return tree
@@ -143,7 +143,7 @@ class M2R2(DraftHead):
         yield from grow(lm, early, tree, min(self.depth, budget), level)
         return tree
 
-    def _trajectories(self, lm) -> Iterator[Figure]:
+    def _trajectories(self, lm: Lane) -> Iterator[Figure]:
         """How near both residuals of the last token that the target has read are to its last one, layer by layer."""
         states = lm.target.states
         layers = [states.of(layer, states.length - 1) for layer in range(len(self.network.acc) + 1)]

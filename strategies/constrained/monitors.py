@@ -9,7 +9,7 @@ from torch import Tensor
 
 from playground.algorithms.programs.program_attributes import attributes, check_available
 from playground.confined.child import ConfinedTask
-from playground.contract import Sampler, knob
+from playground.contract import Lane, Sampler, knob
 from playground.contract.sampler import Consultation
 from playground.engine.sampling import REMOVED, first_largest
 from playground.events import Event, Figure, Note
@@ -118,7 +118,7 @@ class Monitors(Sampler):
         check_text("code above the text", self.above, CODE_CHARACTERS)
         check_text("code below the text", self.below, CODE_CHARACTERS)
 
-    def prepare(self, lm):
+    def prepare(self, lm: Lane):
         check_available()
         self.spelling = Spelling([lm.bytes(token) for token in range(lm.vocabulary)], lm.end_ids)
         # not copied when sequences fork

@@ -29,7 +29,7 @@ from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
-    from playground.contract.interfaces import LaneInterface
+    from playground.contract import Lane
 
 HEADS, WINDOW = 4, 3
 SOFT_LOSS = 0.1  # weight of the loss on the target's distribution beside that on its token
@@ -71,7 +71,7 @@ class FusingNetwork(Module):
 class FusingTree(ScoredTree):
     """A draft tree with the layer's output after each node that is expanded."""
 
-    def __init__(self, lm: LaneInterface, network: FusingNetwork, rows: CommittedRows, tree: TokenTree):
+    def __init__(self, lm: Lane, network: FusingNetwork, rows: CommittedRows, tree: TokenTree):
         super().__init__(lm, tree)
         self.network, cache, states = network, rows.caches[0], lm.target.states
         self._state, self._text = states.of(lm.depth, states.length - 1), lm.tokens
@@ -153,7 +153,7 @@ class Chimera(DraftHead):
         return network.state_dict()
 
     @torch.inference_mode()
-    def drafted(self, lm, budget):
+    def drafted(self, lm: Lane, budget):
         tree, unread = TokenTree(self.name), lm.target.behind()
         depth = min(self.depth, budget, len(self.network.heads) + 1 - unread)
         if depth < 1 or not self.nodes:
@@ -164,7 +164,7 @@ class Chimera(DraftHead):
         yield paths_figure(growing, chosen, "by the heads")
         return tree.only(chosen)
 
-    def _catch_up(self, lm: LaneInterface) -> None:
+    def _catch_up(self, lm: Lane) -> None:
         """Let the layer read the target's states of the text."""
         def read(span: range, places: list[Place]) -> Tensor:
             return self.network.layer(lm.target.states.of(lm.depth, span.start)[:len(span)], places[0])

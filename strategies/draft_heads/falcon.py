@@ -32,7 +32,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import moved, read_lists
 
 if TYPE_CHECKING:
-    from playground.contract.interfaces import LaneInterface
+    from playground.contract import Lane
 
 BLOCK, RANKS, LSTM_LAYERS = 2, 10, 2
 TOKEN_LOSS = 0.1  # weight of the loss on tokens beside that on states
@@ -105,7 +105,7 @@ class BlockedText:
         self.network, self.cache = network, HeadCache()
         self._first, self._read, self._memory = 0, [], None  # the tokens on which kept rows depend
 
-    def catch_up(self, lm: LaneInterface) -> tuple[Tensor, Memory]:
+    def catch_up(self, lm: Lane) -> tuple[Tensor, Memory]:
         """Outputs [block, width] of the newest rows, and the memory after them."""
         states, block = lm.target.states, self.network.block
         count = states.length - states.start
@@ -125,7 +125,7 @@ class BlockedText:
         output, memory = self._fed(lm, kept, ends)
         return output[-block:], memory
 
-    def _fed(self, lm: LaneInterface, first: int, seen: Tensor) -> tuple[Tensor, Memory]:
+    def _fed(self, lm: Lane, first: int, seen: Tensor) -> tuple[Tensor, Memory]:
         """Read as many rows as `seen` has, from this one on."""
         start = lm.target.states.start + first
         states = lm.target.states.of(lm.depth, start)[:len(seen)]
@@ -138,7 +138,7 @@ class BlockedText:
 class BlockTree:
     """A draft tree that grows by a block of levels in each pass, along paths of ranks."""
 
-    def __init__(self, lm: LaneInterface, network: BlockNetwork, ranks: int, name: str):
+    def __init__(self, lm: Lane, network: BlockNetwork, ranks: int, name: str):
         self.lm, self.network, self.ranks, self.tree = lm, network, ranks, TokenTree(name)
         self.known = lm.tokens[lm.target.states.length + 1:]  # committed tokens that take the first levels
         self.nodes: dict[Path, int] = {(): ROOT}
@@ -267,7 +267,7 @@ class Falcon(DraftHead):
         return {**network.state_dict(), "block": torch.tensor(BLOCK), MEASURED: counts.shares}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget):
+    def drafted(self, lm: Lane, budget):
         block, unread, states = self.network.block, lm.target.behind(), lm.target.states
         levels = min(self.passes * block - unread + 1, budget)
         if levels < 1 or not self.nodes or states.length - states.start < block:

@@ -21,7 +21,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.draft_heads.pseudo_rows import row_groups
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure
@@ -118,7 +118,7 @@ class HiddenTransfer(DraftHead):
         return {**network.state_dict(), MEASURED: counts.shares, "layer": torch.tensor(layer)}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         states, unread, layer = lm.target.states, lm.target.behind(), self.state_layers(lm.depth)[0]
         steps = min(unread - 1 + min(self.depth, budget), len(self.network.transfer))
         if steps < unread or not self.nodes:  # the first steps guess what is known already
@@ -135,7 +135,7 @@ class HiddenTransfer(DraftHead):
         yield self._confidence(lm, shares)
         return tree
 
-    def _likeness(self, lm, layer: int) -> Figure:
+    def _likeness(self, lm: Lane, layer: int) -> Figure:
         """Cosine of the pseudo states of the last round and the true ones, of tokens that have been read since."""
         first, pseudo = self._pseudo
         true = lm.target.states.of(layer, first)[:len(pseudo)]
@@ -143,7 +143,7 @@ class HiddenTransfer(DraftHead):
         series = {f"step {step}": value for step, value in enumerate(found, 1)}
         return Figure("scalar", "cosine of pseudo and true hidden states", {"x": lm.generated, "series": series})
 
-    def _confidence(self, lm, shares: list[list[float]]) -> Figure:
+    def _confidence(self, lm: Lane, shares: list[list[float]]) -> Figure:
         series = {f"step {step}": best for step, (best, *_) in enumerate(shares, 1)}
         return Figure("scalar", "probability of each step's best token", {"x": lm.generated, "series": series})
 

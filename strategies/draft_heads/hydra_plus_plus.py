@@ -21,6 +21,7 @@ from playground.algorithms.draft_heads.path_drafter import (
     guesses,
     trained_paths,
 )
+from playground.contract import Lane
 
 REPEATS = 3  # of the second block of a head: four blocks in all
 DROPOUT = 0.2
@@ -90,7 +91,7 @@ class HydraPlusPlus(PathDrafter):
         shares = yield from trained_paths(network, texts, losses, training, read)
         return {**network.state_dict(), MEASURED: shares}
 
-    def state(self, lm):
+    def state(self, lm: Lane):
         """The prefix layer's output for the newest token that the target has read."""
         def read(span: range, places: list[Place]) -> Tensor:
             states = lm.target.states.of(lm.depth, span.start)[:len(span)]

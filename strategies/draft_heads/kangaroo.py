@@ -28,7 +28,7 @@ from playground.algorithms.draft_heads.head_training import (
     ranks,
     trained,
 )
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure
@@ -106,7 +106,7 @@ class Kangaroo(DraftHead):
         return network.state_dict()
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree = TokenTree(self.name)
         if not self.depth:
             return tree
@@ -126,7 +126,7 @@ class Kangaroo(DraftHead):
             yield Figure("bars", "probability of each draft token, by the adapter", data)
         return tree
 
-    def _catch_up(self, lm, layer: int) -> None:
+    def _catch_up(self, lm: Lane, layer: int) -> None:
         """Let the adapter read the states of tokens that the target has read, and forget what is no longer in the text.
         """
         states = lm.target.states

@@ -26,7 +26,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.draft_heads.window_attention import LastToken, TreeRows, WindowCache, WindowedTexts
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import on_device, read_lists
 from playground.errors import Refusal
@@ -128,7 +128,7 @@ class LongSpec(DraftHead):
         shape = HeadShape.like(width)
         return starting_weights(width, shape.heads, shape.head_dim)
 
-    def beginning(self, lm):
+    def beginning(self, lm: Lane):
         keys = lm.target.last_cache().keys
         return starting_weights(lm.target_model.width, keys.shape[0], keys.shape[2])
 
@@ -163,7 +163,7 @@ class LongSpec(DraftHead):
         return {**network.state_dict(), "cross_head_dim": torch.tensor(head_dim)}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, levels = TokenTree(self.name), min(self.depth, budget)
         if levels < 1:
             return tree
@@ -175,10 +175,10 @@ class LongSpec(DraftHead):
         yield self._sizes(lm)
         return tree
 
-    def _project(self, lm, tokens: list[int], positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _project(self, lm: Lane, tokens: list[int], positions: Tensor) -> tuple[Tensor, Tensor]:
         return self.network.states(lm.embed(tokens), positions)
 
-    def _check_heads(self, lm) -> None:
+    def _check_heads(self, lm: Lane) -> None:
         """Raise Refusal if the drafter was made for key states of another size."""
         found, needed = self.network.cross_attn.head_dim, self._target.keys.shape[2]
         if self._target.values.shape[2] != needed:
@@ -194,7 +194,7 @@ class LongSpec(DraftHead):
                 "weights",
             )
 
-    def _grown(self, lm, tree: TokenTree, levels: int) -> list[float]:
+    def _grown(self, lm: Lane, tree: TokenTree, levels: int) -> list[float]:
         """Grow the tree; returns the log-probability of each path."""
         last, rows, scores = LastToken(self._cache), TreeRows(self._cache), []
         hidden = self.network(lm.embed(lm.tokens[-1:]), last, self._cross(lm, last))
@@ -213,7 +213,9 @@ class LongSpec(DraftHead):
             hidden = self._read(lm, tree, frontier, rows, columns)
         return scores
 
-    def _read(self, lm, tree: TokenTree, nodes: list[int], rows: TreeRows, columns: dict[int, list[int]]) -> Tensor:
+    def _read(
+        self, lm: Lane, tree: TokenTree, nodes: list[int], rows: TreeRows, columns: dict[int, list[int]]
+    ) -> Tensor:
         """Inputs of the lm_head [nodes, width] after nodes of one level."""
         first = rows.nodes
         seen = torch.zeros(len(nodes), first + len(nodes), dtype=torch.bool)
@@ -225,7 +227,7 @@ class LongSpec(DraftHead):
         rows.place(torch.full((len(nodes),), at, device=device), seen)
         return self.network(lm.embed([tree.tokens[node] for node in nodes]), rows, self._cross(lm, rows))
 
-    def _cross(self, lm, place: Place) -> Attend | None:
+    def _cross(self, lm: Lane, place: Place) -> Attend | None:
         """Attention over the target's last layer, of all tokens that it has read."""
         keys, values, live = self._target
         if not self.cross:
@@ -240,12 +242,12 @@ class LongSpec(DraftHead):
 
         return attend
 
-    def _figure(self, lm, tree: TokenTree, scores: list[float]) -> Figure:
+    def _figure(self, lm: Lane, tree: TokenTree, scores: list[float]) -> Figure:
         labels = ["text so far", *map(lm.piece, tree.tokens)]
         data = {"labels": labels, "parents": [-1, *(p + 1 for p in tree.parents)], "values": [1.0, *map(exp, scores)]}
         return Figure("tree", "probability of the path to each draft token, by the drafter", data)
 
-    def _sizes(self, lm) -> Figure:
+    def _sizes(self, lm: Lane) -> Figure:
         series = {"drafter": float(len(self._cache.tokens)), "target": float(self._target.keys.shape[1])}
         return Figure("scalar", "tokens in the KV cache", {"x": lm.generated, "series": series})
 

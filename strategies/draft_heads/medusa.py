@@ -21,7 +21,7 @@ from playground.algorithms.draft_heads.head_training import (
     token_loss,
     trained,
 )
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure
@@ -94,7 +94,7 @@ class Medusa(DraftHead):
         return {**network.heads.state_dict(), MEASURED: counts.shares}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget):
+    def drafted(self, lm: Lane, budget):
         states, unread = lm.target.states, lm.target.behind()
         hidden = states.of(lm.depth, states.length - 1)
         wanted = list(self.network.heads[unread - 1:][:min(self.depth, budget)])  # the first skip what is known already
@@ -107,7 +107,7 @@ class Medusa(DraftHead):
         yield self._figure(lm, shares)
         return tree
 
-    def _figure(self, lm, shares: list[list[float]]) -> Figure:
+    def _figure(self, lm: Lane, shares: list[list[float]]) -> Figure:
         series = {f"head {head}": best for head, (best, *_) in enumerate(shares, 1)}
         return Figure("scalar", "probability of each head's best token", {"x": lm.generated, "series": series})
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import TokenTree
 from playground.engine.host_copies import read_lists
 from playground.errors import Refusal
@@ -49,7 +49,7 @@ class Mtp(Drafter):
                 self.name,
             )
 
-    def _layers(self, lm) -> Any:
+    def _layers(self, lm: Lane) -> Any:
         """Those of the head that was given, or of the checkpoint."""
         if self._head is None:
             return lm.target_model.mtp
@@ -58,7 +58,7 @@ class Mtp(Drafter):
         return MtpHead(block, steps, lm.embed, lm.read_out)
 
     @torch.inference_mode()
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree = TokenTree(self.name)
         if not (self.depth and budget > 0 and lm.target.behind()):
             return tree
@@ -90,7 +90,7 @@ class MtpText:
         self.start, self.rows = start, 0  # position of the first row, and how many there are
         self.assumed: list[int] = []  # the text and the guesses that the rows were computed with
 
-    def guesses(self, lm) -> list[tuple[int, float]]:
+    def guesses(self, lm: Lane) -> list[tuple[int, float]]:
         """The most probable next tokens with their probabilities; those that are known already are left out."""
         states, tokens = lm.target.states, lm.tokens
         if states.start != self.start:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.events import Figure, Note
 
 HALVINGS = 40
@@ -41,7 +41,7 @@ class Anchored(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.t)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         safe, risky_rows = lm.stream("draft"), (yield lm.prefill())
         safe_rows = yield safe.extend()
         balance = -(yield from self._prompt_debt(lm)) if self.debt else 0.0
@@ -59,7 +59,7 @@ class Anchored(Decoder):
             yield lm.keep(lm.pick(risky_rows))
             risky_rows, safe_rows = yield lm.together(lm.extend(), safe.extend())
 
-    def _prompt_debt(self, lm) -> Iterator:
+    def _prompt_debt(self, lm: Lane) -> Iterator:
         """The debt in nats: the mean of the n largest log-likelihood ratios, risky to safe, of the prompt's tokens."""
         prompt, logps = lm.tokens[:lm.prompt_length], []
         for name in ("target", "draft"):
@@ -75,7 +75,7 @@ class Anchored(Decoder):
         return nats
 
 
-def _read(lm, ids: list[int], name: str) -> Iterator:
+def _read(lm: Lane, ids: list[int], name: str) -> Iterator:
     """Log-probabilities of all tokens of a text except the first, under one model."""
     logps = []
     for request in lm.reading(ids, name):
@@ -124,7 +124,7 @@ def divergence(q: Tensor, p: Tensor) -> float:
     return max(0.0, float(torch.where(probabilities > 0, probabilities * (q - p), 0.0).sum()))
 
 
-def _events(lm, theta: float, spent: float, left: float, budget: float) -> Iterator[Figure]:
+def _events(lm: Lane, theta: float, spent: float, left: float, budget: float) -> Iterator[Figure]:
     yield Figure("scalar", "from safe (0) to risky (1)", {"x": lm.generated, "series": {"theta": theta}})
     account = {"spent on this token": spent, "budget": budget, "left": left}
     yield Figure("scalar", "account, nats", {"x": lm.generated, "series": account})

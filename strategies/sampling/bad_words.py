@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.phrases import biased, completing, spellings
-from playground.contract import Sampler, knob
+from playground.contract import Lane, Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Event, Figure, Note
 
@@ -25,7 +25,7 @@ class BadWords(Sampler):
 
     _phrases = None
 
-    def prepare(self, lm) -> Iterator:
+    def prepare(self, lm: Lane) -> Iterator:
         yield from ()
         words = filter(None, map(str.strip, self.words.splitlines()))
         self._phrases = {phrase: REMOVED for word in words for phrase in spellings(lm, word, "words")}

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from playground.contract import Sampler, knob
+from playground.contract import Lane, Sampler, knob
 from playground.engine.sampling import first_largest
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
@@ -66,7 +66,7 @@ class CAAD(Sampler):
                 f"There are {len(lines):,} trusted answers, and the maximum is {MAX_PAIRS}: remove some.", "pairs"
             )
 
-    def prepare(self, lm) -> Iterator:
+    def prepare(self, lm: Lane) -> Iterator:
         if not self.alpha:
             return
         states, logits, tails = [], [], []
@@ -136,7 +136,7 @@ def _split_pair(line: str) -> tuple[str, str]:
     return question.strip(), answer.strip()
 
 
-def _entries(lm, question: str, answer: str) -> Iterator:
+def _entries(lm: Lane, question: str, answer: str) -> Iterator:
     """Hidden states [width] and logits [V] before every token of an answer, and a label for each."""
     prompt, continuation = lm.ask(question), lm.spell(f" {answer}")
     if len(continuation) > MAX_PLACES:

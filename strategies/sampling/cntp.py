@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from playground.algorithms.sampling.repetition import parse_marks
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.contract.token_tree import ROOT
 from playground.engine import sampling
 from playground.errors import Refusal
@@ -66,7 +66,7 @@ class CNTP(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows, sampled = (yield lm.prefill()), 0
         while True:
             entropy = self._entropy(rows)
@@ -102,7 +102,7 @@ class CNTP(Decoder):
             return max(1, min(self.trials, math.floor(share * self.trials)))
         return int(1 + (self.trials - 1) * min(max(share, 0.0), 1.0))
 
-    def _trials(self, lm, count: int) -> Iterator:
+    def _trials(self, lm: Lane, count: int) -> Iterator:
         """Finished trials, extended together by one forward per token."""
         trials = [Continuation(leaf) for leaf in lm.fork(count)]
         while growing := [trial for trial in trials if not trial.ended]:
@@ -123,7 +123,7 @@ class CNTP(Decoder):
         return piece.rstrip(" \t").endswith(parse_marks(self.terminators))
 
 
-def _events(lm, trials: list[Continuation], best: Continuation, sampled: int) -> Iterator[Event]:
+def _events(lm: Lane, trials: list[Continuation], best: Continuation, sampled: int) -> Iterator[Event]:
     """The trials with their perplexities, the span of the best, and the share of sampled tokens that were discarded."""
     texts = ["".join(map(lm.piece, trial.leaf.written[lm.generated:])) for trial in trials]
     yield Branches(scores={trial.leaf.number: -math.log(trial.perplexity) for trial in trials})

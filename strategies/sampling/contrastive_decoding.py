@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from playground.algorithms.sampling.contrastive import contrast_events, plausible
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.engine.sampling import REMOVED
 
 
@@ -27,7 +27,7 @@ class ContrastiveDecoding(Decoder):
     )
     temperature: float = knob(0.5, 0.1, 5.0, step=0.1, help="of the small model; above 1 weakens the contrast")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         amateur, rows = lm.stream("draft"), (yield lm.prefill())
         weaker = yield amateur.extend()
         while True:

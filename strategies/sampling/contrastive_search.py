@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import torch
 
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import REMOVED, ranked
 from playground.events import Event, Figure, Note
@@ -30,7 +30,7 @@ class ContrastiveSearch(Decoder):
         help="weight of the degeneration penalty against the probability; 0 is greedy",
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows = yield lm.prefill()
         states = yield from _states(lm)
         while True:
@@ -57,7 +57,7 @@ class ContrastiveSearch(Decoder):
         return tree, p[:count]
 
 
-def _states(lm) -> Iterator:
+def _states(lm: Lane) -> Iterator:
     """Unit hidden states of all tokens so far, [tokens, width]."""
     read = []
     for request in lm.reading(lm.tokens):
@@ -71,7 +71,7 @@ def directions(hidden: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.normalize(hidden.to(torch.promote_types(hidden.dtype, torch.float32)), dim=-1)
 
 
-def _events(lm, tree: TokenTree, values: torch.Tensor, best: int) -> Iterator[Event]:
+def _events(lm: Lane, tree: TokenTree, values: torch.Tensor, best: int) -> Iterator[Event]:
     """The candidates, the chosen one, and whether it differs from the most probable."""
     pieces = list(map(lm.piece, tree.tokens))
     yield Figure(

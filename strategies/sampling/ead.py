@@ -2,7 +2,7 @@
 from collections import deque
 from collections.abc import Iterator
 
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.events import Figure, Switch
 
 LN2 = 0.6931471805599453
@@ -38,7 +38,7 @@ class EAD(Decoder):
         help="empty the window at a switch; otherwise it holds rows of both models",
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         streams = {"large": lm.target, "small": lm.stream("draft")}
         active, since, by_large, recent = self.start, 0, 0, deque(maxlen=self.window)
         yield Switch(0, active, "start")

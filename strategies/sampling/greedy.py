@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.plain_decoding import plain
-from playground.contract import Decoder
+from playground.contract import Decoder, Lane
 
 
 class Greedy(Decoder):
@@ -15,5 +15,5 @@ class Greedy(Decoder):
     name, title, paper, sheet = "greedy", "Greedy", "baseline", "sampling/sampling-baselines"
     guarantee = ("greedy_identical",)
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         return plain(lm)

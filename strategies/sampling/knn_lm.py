@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.fairy_tales import tales
-from playground.contract import Sampler, knob
+from playground.contract import Lane, Sampler, knob
 from playground.engine.sampling import entropy, first_largest
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
@@ -188,7 +188,7 @@ class KNNLM(Sampler):
         self.seen = []  # (position, entropy of the model, of the neighbours) of committed tokens
         self.true_slopes, self.true_distance = {}, {}  # reference lines, from held-out text
 
-    def prepare(self, lm) -> Iterator:
+    def prepare(self, lm: Lane) -> Iterator:
         if not self.lam:
             return
         ids = lm.spell((self.text.strip() or tales())[:(self.tokens + self.held) * LETTERS])
@@ -199,14 +199,14 @@ class KNNLM(Sampler):
         if len(held) > 1:
             yield from self._held_out_events(lm, held)
 
-    def _store(self, lm, ids: list[int]) -> Iterator:
+    def _store(self, lm: Lane, ids: list[int]) -> Iterator:
         """Read the text of the datastore; only its hidden states are stored."""
         read = yield from self._read(lm, ids, lambda piece, places: (piece.hidden[:len(places)], places))
         places = [place for _, part in read for place in part]
         self.store = Datastore(torch.cat([hidden for hidden, _ in read]), ids, torch.tensor(places))
         yield Note(f"The datastore has {len(places)} entries, each with the token that follows.")
 
-    def _read(self, lm, ids: list[int], use: Callable) -> Iterator:
+    def _read(self, lm: Lane, ids: list[int], use: Callable) -> Iterator:
         """Read a text window by window. Returns `use(piece, places)` of each piece, whose logits [n, V] are then
         discarded. `places` are the indices of the piece's tokens that are followed by another one in the window, a
         prefix of it.
@@ -221,7 +221,7 @@ class KNNLM(Sampler):
                 found += [use(piece, places)] if places else []
         return found
 
-    def _held_out_events(self, lm, ids: list[int]) -> Iterator:
+    def _held_out_events(self, lm: Lane, ids: list[int]) -> Iterator:
         """Read held-out text; figures about the effects of the neighbours on it."""
         def measured(piece, places: list[int]) -> tuple[Effects, list[int]]:
             n = len(places)

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.plain_decoding import plain
-from playground.contract import Decoder, Sampler, knob, make
+from playground.contract import Decoder, Lane, Sampler, knob, make
 from playground.errors import Refusal
 
 HOTTEST = 5.0  # the largest temperature of `dynamic_temperature`
@@ -103,5 +103,5 @@ class LlamaCpp(Decoder):
         tau, eta = self.mirostat_tau, self.mirostat_eta
         return make("mirostat", version=self.mirostat, tau=tau, eta=eta, surprise="renormalised", ranks=100)
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         return plain(lm)

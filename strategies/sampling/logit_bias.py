@@ -3,7 +3,7 @@ import math
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.phrases import biased, completing, spellings
-from playground.contract import Sampler, knob
+from playground.contract import Lane, Sampler, knob
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.events import Event, Note
@@ -34,7 +34,7 @@ class LogitBias(Sampler):
     def check(self):
         parsed(self.biases)
 
-    def prepare(self, lm) -> Iterator:
+    def prepare(self, lm: Lane) -> Iterator:
         yield from ()
         self._phrases = {
             phrase: bias for text, bias in parsed(self.biases).items() for phrase in spellings(lm, text, "biases")

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.plain_decoding import plain
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 
 
 class Sample(Decoder):
@@ -33,5 +33,5 @@ class Sample(Decoder):
             make("min_p", m=self.min_p),
         ]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         return plain(lm)

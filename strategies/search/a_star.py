@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from playground.algorithms.search.reasoning_steps import DELIMITERS, Reasoning, StepEnd, take_step
 from playground.algorithms.search.reward_head import GradedAnswer, train_reward_head
 from playground.algorithms.search.rewards import Rewarded, classifier_knob, reward_knob
-from playground.contract import Strategy, knob, make
+from playground.contract import Lane, Strategy, knob, make
 from playground.contract.token_tree import ROOT
 from playground.events import Branches, Figure, Note
 
@@ -88,7 +88,7 @@ class AStar(Rewarded):
         """Train the reward models that the searches share; returns the weights."""
         return (yield from train_reward_head(answers, seed))
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         row = yield lm.prefill()
         [leaf] = lm.fork(1)
         states, found = [SearchedState(0, Reasoning(leaf, row))], []
@@ -128,7 +128,7 @@ class AStar(Rewarded):
         change = {"lost reward": before - after, "gained reward": after - before, "none": 0.0}[self.cost]
         return max(0.0, change)
 
-    def _expanded(self, lm, state: SearchedState, first: int) -> Iterator:
+    def _expanded(self, lm: Lane, state: SearchedState, first: int) -> Iterator:
         """Sample the continuations of a state; returns the number of sampled tokens and the different new states."""
         begun = state.reasoning.leaf.generated
         text = len(state.reasoning.leaf.text)
@@ -146,7 +146,7 @@ class AStar(Rewarded):
             if each.leaf.generated > begun
         ]
 
-    def _answered(self, lm, found: list[SearchedState], scored: int, spent: int) -> Iterator:
+    def _answered(self, lm: Lane, found: list[SearchedState], scored: int, spent: int) -> Iterator:
         """Commit the answer; an unfinished one is completed greedily."""
         goals = [state for state in found if state.goal]
         best = min(goals or found, key=self._key)

@@ -5,7 +5,7 @@ import torch
 
 from playground.algorithms.search.beams import Beams, Offer, compared
 from playground.algorithms.speculative.without_replacement import RemainingTokens
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.events import Branches
 
 
@@ -33,7 +33,7 @@ class BeamSample(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         beams = SampledBeams(lm.fork(1)[0], self.beams, self.length_exponent)
         beams.lm = lm

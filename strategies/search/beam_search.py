@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.search.beams import Beams, compared, log_probabilities
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.events import Branches, Figure
 
 
@@ -29,7 +29,7 @@ class BeamSearch(Decoder):
         False, help="stop at as many finished texts as beams, even if an unfinished one could still rank higher"
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         beams = Beams(lm.fork(1)[0], self.beams, self.length_exponent, patient=not self.early_stop)
         while beams.live:
@@ -46,7 +46,7 @@ class BeamSearch(Decoder):
         yield from compared(beams.finished)
         yield lm.keep(beams.finished[0].leaf)
 
-    def _candidates(self, lm, considered, taken) -> Figure:
+    def _candidates(self, lm: Lane, considered, taken) -> Figure:
         labels = [f"{'✓' if offer in taken else '–'} {offer.place + 1} {lm.piece(offer.token)}" for offer in considered]
         values = [offer.score for offer in considered]
         return Figure("bars", "beam and token, log-probability of the text", {"labels": labels, "values": values})

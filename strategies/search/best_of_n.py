@@ -4,7 +4,7 @@ from itertools import accumulate
 
 from playground.algorithms.search.parallel_samples import draw_many, whole
 from playground.algorithms.search.rewards import Rewarded, classifier_knob
-from playground.contract import Strategy, knob, make
+from playground.contract import Lane, Strategy, knob, make
 from playground.events import Branches, Figure
 
 
@@ -39,7 +39,7 @@ class BestOfN(Rewarded):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         samples = yield from draw_many(lm, self.n, self._progress)
         candidates = whole(samples)
         scores = yield from self._scores(lm, candidates)
@@ -52,7 +52,7 @@ class BestOfN(Rewarded):
     def reward_name(self) -> str:
         return self.score
 
-    def _scores(self, lm, samples) -> Iterator:
+    def _scores(self, lm: Lane, samples) -> Iterator:
         """Scores of complete texts."""
         if not self.rewarded:
             return [self._score(sample) for sample in samples]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from playground.algorithms.search.commit_path import FoundToken, adopt
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
@@ -99,7 +99,7 @@ class ExactExtract(Decoder):
         help="text the answer is extracted from; empty: the context, or the prompt if there is none",
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows, suffixes, longest = (yield lm.prefill()), self._suffixes(lm), min(self.longest, lm.remaining)
         search = SpanSearch(self._ends(lm), longest + 1 if self.score == "mean" else 1, rows={ROOT: rows})
         nodes = [ROOT]
@@ -119,7 +119,7 @@ class ExactExtract(Decoder):
         yield from self._summary_events(lm, search, suffixes)
         yield from adopt(lm, self._answer(search))
 
-    def _suffixes(self, lm) -> list[list[int]]:
+    def _suffixes(self, lm: Lane) -> list[list[int]]:
         """Suffixes of the passage as token ids, one for each position where an answer could begin."""
         text = (self.passage or lm.passage or lm.text_of(lm.tokens[:lm.prompt_length], after=[])).strip()
         tokens = lm.spell(f" {text}") or lm.spell(text)
@@ -132,7 +132,7 @@ class ExactExtract(Decoder):
         suffixes = [tokens[i:i + self.longest] for i in range(len(tokens))]
         return suffixes + self._respelt(lm, tokens)
 
-    def _respelt(self, lm, tokens: list[int]) -> list[list[int]]:
+    def _respelt(self, lm: Lane, tokens: list[int]) -> list[list[int]]:
         """Suffixes whose first word follows a quote or a bracket, with the leading space that answers begin with."""
         pieces, found = [lm.piece(token) for token in tokens], []
         for i in range(1, len(tokens)):
@@ -140,7 +140,7 @@ class ExactExtract(Decoder):
                 found.append(lm.spell(" " + "".join(pieces[i:i + self.longest]))[:self.longest])
         return [suffix for suffix in found if suffix]
 
-    def _ends(self, lm) -> list[int]:
+    def _ends(self, lm: Lane) -> list[int]:
         breaks = {lm.spell(text)[-1] for text in ("\n", "\n\n") if lm.spell(text)} if self.newline else set()
         return sorted({*lm.end_ids, *breaks})
 
@@ -162,7 +162,7 @@ class ExactExtract(Decoder):
         }
         return Figure("scalar", "spans", data)
 
-    def _summary_events(self, lm, search: SpanSearch, suffixes: list[list[int]]) -> Iterator[Event]:
+    def _summary_events(self, lm: Lane, search: SpanSearch, suffixes: list[list[int]]) -> Iterator[Event]:
         mean = self.score == "mean"
         ranked = sorted(range(len(search.tree)), key=lambda node: search.cost(node, mean))
         names = ["".join(map(lm.piece, search.tree.prefix(node))) for node in ranked[:SHOWN]]
@@ -181,7 +181,7 @@ class ExactExtract(Decoder):
             f"{places} time{'s' * (places > 1)} in the passage. {len(ranked)} of {every} spans were read."
         )
 
-    def _map(self, lm, search: SpanSearch, suffixes: list[list[int]]) -> Figure:
+    def _map(self, lm: Lane, search: SpanSearch, suffixes: list[list[int]]) -> Figure:
         """-log p of each span as the complete answer, by start and length; None for pruned spans."""
         columns = list(range(1, search.tree.depth() + 1))
         cells = [[None] * len(columns) for _ in suffixes[:OUTLINED]]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from playground.algorithms.search.final_answer import final_answer, whole_text
 from playground.algorithms.search.parallel_samples import draw_many, finished
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
 
@@ -50,7 +50,7 @@ class FirstFinish(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         ended = []  # in the order in which they ended
 
         def enough(samples) -> bool:

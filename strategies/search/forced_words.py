@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.sampling.phrases import Phrase, spellings
 from playground.algorithms.search.beams import Beam, Beams, Ends, Offer, compared, log_probabilities
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Branches, Figure, Note
 
@@ -31,7 +31,7 @@ class ForcedWords(Decoder):
         1.0, 0.0, 2.0, step=0.1, help="0 ranks texts by summed log-probability, which favours short ones; 1 by the mean"
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         words = [word.strip() for word in self.words.splitlines() if word.strip()]
         missing = Missing([spellings(lm, word, "words") for word in words])
         yield lm.prefill()

@@ -3,7 +3,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.events import Event, Figure, Note, Switch
 
 STOP = re.compile(r"""(?<!\d\.)(?<=[.!?。！？])["'”’»)\]]*\s*$""")
@@ -61,7 +61,7 @@ class Foreal(Decoder):
         128, 1, 512, step=1, help="maximum tokens of the small model before a new sentence is assumed to begin"
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         models, sentence, writer, led = {"leader": lm.target, "draft": lm.stream("draft")}, None, None, 0
         while True:
             if sentence is None or self._is_over(lm, sentence):
@@ -84,10 +84,10 @@ class Foreal(Decoder):
             )
             yield lm.keep(lm.pick(rows))
 
-    def _new_sentence(self, lm) -> Sentence:
+    def _new_sentence(self, lm: Lane) -> Sentence:
         return Sentence(lm.generated, len(lm.text), lm.flip(self.p, len(lm.tokens), "lead")[0])
 
-    def _is_over(self, lm, sentence: Sentence) -> bool:
+    def _is_over(self, lm: Lane, sentence: Sentence) -> bool:
         return is_sentence(lm.text[sentence.character:]) or sentence.draft >= self.cap
 
     def _next(self, sentence: Sentence) -> str:

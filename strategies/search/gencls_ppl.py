@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from playground.algorithms.search.commit_path import FoundToken, adopt
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import merged
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
@@ -62,7 +62,7 @@ class LabelsByPerplexity(Decoder):
         if len(self._texts()) < 2:
             raise Refusal("There is nothing to choose: give at least two different labels, separated by |.", "labels")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         before = yield from self._prompt(lm)
         yield lm.prefill()
         spelt = [self._spelt(lm, text) for text in self._texts()]
@@ -82,7 +82,7 @@ class LabelsByPerplexity(Decoder):
     def _texts(self) -> list[str]:
         return list(dict.fromkeys(text.strip() for text in self.labels.split("|") if text.strip()))
 
-    def _spelt(self, lm, text: str) -> list[int]:
+    def _spelt(self, lm: Lane, text: str) -> list[int]:
         tokens = (lm.spell(f" {text}") if self.space else []) or lm.spell(text)
         if not tokens:
             raise Refusal(f"This model has no tokens for the label {text!r}: choose another word.", "labels")
@@ -93,11 +93,11 @@ class LabelsByPerplexity(Decoder):
             )
         return tokens
 
-    def _closed(self, lm) -> bool:
+    def _closed(self, lm: Lane) -> bool:
         """Whether the end token after a label counts."""
         return self.end and bool(lm.end_ids)
 
-    def _label(self, lm, text: str, tokens: list[int], path: list[int], rows) -> Label:
+    def _label(self, lm: Lane, text: str, tokens: list[int], path: list[int], rows) -> Label:
         """A label and its costs, from the rows that predict its tokens; any of the model's end tokens may end it."""
         found = [FoundToken(token, rows, node) for token, node in zip(tokens, path)]
         costs = [-float(rows.logp[rows.row(node), token]) for token, _, node in found]
@@ -107,7 +107,7 @@ class LabelsByPerplexity(Decoder):
             found.append(FoundToken(max(ends, key=lambda token: float(last[token])), rows, path[-1]))
         return Label(text, found, costs)
 
-    def _prompt(self, lm) -> Iterator:
+    def _prompt(self, lm: Lane) -> Iterator:
         """Cost in nats of the prompt's tokens after the first, and their number."""
         cost, count = 0.0, 0
         for request in lm.reading(lm.tokens[:-1]):
@@ -117,7 +117,7 @@ class LabelsByPerplexity(Decoder):
             count += len(piece.tokens)
         return cost, count
 
-    def _events(self, lm, labels: list[Label], before: tuple[float, int]) -> Iterator[Event]:
+    def _events(self, lm: Lane, labels: list[Label], before: tuple[float, int]) -> Iterator[Event]:
         names = [label.text for label in labels]
         table = [
             [

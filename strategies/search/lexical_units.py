@@ -1,7 +1,7 @@
 """Lexical unit decoding: several tokens at once where the model is certain of all of them."""
 from collections.abc import Iterator
 
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, chain
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note, Verdict
@@ -39,7 +39,7 @@ class LexicalUnits(Decoder):
                 self.name,
             )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         rows = yield lm.extend(self._tree(lm, []))
         self._forwards = self._checked = self._differing = 0
@@ -52,12 +52,12 @@ class LexicalUnits(Decoder):
             yield lm.keep(Verdict(kept=kept, token=unit[-1] if last else -1))
             unit = self._unit(rows, len(unit) - 1, len(rows.tree) - len(unit), lm)
 
-    def _tree(self, lm, unit: list[int]):
+    def _tree(self, lm: Lane, unit: list[int]):
         """The kept tokens that the model has not read, and the placeholders after them."""
         count = min(self.k - 1, lm.remaining - len(unit) - 1)
         return chain(unit + [lm.padding] * count, self.name)
 
-    def _unit(self, rows, node: int, count: int, lm) -> list[int]:
+    def _unit(self, rows, node: int, count: int, lm: Lane) -> list[int]:
         """The tokens kept of the predictions after a node and after the `count` placeholders that follow it."""
         places = [rows.row(each) for each in range(node, node + count + 1)]
         q, tokens = (part.tolist() for part in rows.logp[places].exp().max(-1))
@@ -68,7 +68,7 @@ class LexicalUnits(Decoder):
         ends = next((place + 1 for place, token in enumerate(tokens) if lm.ends(token)), kept)
         return tokens[:min(kept, ends)]
 
-    def _shown(self, lm, rows, unit: list[int]) -> Iterator[Event]:
+    def _shown(self, lm: Lane, rows, unit: list[int]) -> Iterator[Event]:
         """The unit with the probabilities of its tokens, and how many differ from the model's choice after reading."""
         best = [rows.best(node) for node in range(ROOT, len(unit) - 1)]
         wrong = sum(token != own for token, own in zip(unit[1:], best[1:]))

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from playground.algorithms.search.parallel_samples import draw_many, whole
 from playground.algorithms.search.similarity import MEASURES
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.events import Branches, Figure, Note
 
 
@@ -35,7 +35,7 @@ class MinimumBayesRisk(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         samples = yield from draw_many(lm, self.n, self._progress)
         candidates = whole(samples)
         table, labels = self._table(candidates), [sample.label for sample in candidates]

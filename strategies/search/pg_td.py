@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from playground.algorithms.programs.sandbox import tries, unavailable
 from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.engine.sampling import ranked
 from playground.errors import Refusal
@@ -146,7 +146,7 @@ class PlanningGuided(Decoder):
                 f"{self.title} runs programs that a model wrote, and {reason}. Choose another strategy.", self.name
             )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         tests, reading, programs, spent = (
             Tests.read(self.tests),
             ReadPrefixes(TokenTree(self.name), width=self.width),
@@ -185,7 +185,7 @@ class PlanningGuided(Decoder):
             state = state.below.get(a)
         return path
 
-    def _completed(self, lm, reading: ReadPrefixes, path: list[tuple[SearchState, int]]) -> Iterator:
+    def _completed(self, lm: Lane, reading: ReadPrefixes, path: list[tuple[SearchState, int]]) -> Iterator:
         """Add the state at the end of the path to the tree, unless the text ends there, and complete it greedily.
 
         Returns the tokens of the program.
@@ -202,7 +202,7 @@ class PlanningGuided(Decoder):
             program.append(reading.next[place][0][0])
         return tuple(program)
 
-    def _ended(self, lm, program: list[int]) -> bool:
+    def _ended(self, lm: Lane, program: list[int]) -> bool:
         return lm.ends(program[-1]) or len(program) == lm.remaining
 
     def _back_up(self, path: list[tuple[SearchState, int]], reward: float) -> None:
@@ -211,7 +211,7 @@ class PlanningGuided(Decoder):
             state.visits += 1
 
     def _events(
-        self, lm, root: SearchState, rollout: int, programs: dict, program: tuple, new: bool
+        self, lm: Lane, root: SearchState, rollout: int, programs: dict, program: tuple, new: bool
     ) -> Iterator[Event]:
         best, reward = max(programs.values()), programs[program]
         series = {"best so far": best, "this program": reward}
@@ -222,7 +222,7 @@ class PlanningGuided(Decoder):
         yield Note(f"Rollout {rollout}: {reward:.0%} of the tests pass{again}; it ends with {last.strip()[:60]!r}.")
 
 
-def outline(lm, root: SearchState) -> Figure:
+def outline(lm: Lane, root: SearchState) -> Figure:
     """The search tree in breadth-first order: each token tried, with its prior, visits and value."""
     labels, parents, values, waiting = (
         ["the prompt"],

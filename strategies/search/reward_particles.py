@@ -7,7 +7,7 @@ import torch
 
 from playground.algorithms.search.reasoning_steps import DELIMITERS, Reasoning, StepEnd, take_step
 from playground.algorithms.search.rewards import Rewarded, classifier_knob, reward_knob
-from playground.contract import Strategy, knob, make
+from playground.contract import Lane, Strategy, knob, make
 from playground.events import Branches, Figure, Note
 
 FLOOR = 1e-12  # smallest reward: its logarithm stays finite
@@ -67,7 +67,7 @@ class RewardParticles(Rewarded):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         row = yield lm.prefill()
         state = None if row.hidden is None else row.hidden[-1]
         begun = [
@@ -85,7 +85,7 @@ class RewardParticles(Rewarded):
         yield Note(f"After {step} steps the answer is a text with reward {chosen.reward:.2f}.")
         yield lm.keep(chosen.reasoning.leaf)
 
-    def _extended(self, lm, particles: list[ScoredParticle]) -> Iterator:
+    def _extended(self, lm: Lane, particles: list[ScoredParticle]) -> Iterator:
         """One more step for every unfinished particle, and its weight."""
         growing = [particle for particle in particles if particle.grows]
         yield from take_step(
@@ -110,7 +110,7 @@ class RewardParticles(Rewarded):
             logs = [self.strength * _logit(particle.reward) for particle in particles]
         return torch.tensor(logs, dtype=torch.float64).softmax(0)
 
-    def _resampled(self, lm, particles: list[ScoredParticle], step: int) -> Iterator:
+    def _resampled(self, lm: Lane, particles: list[ScoredParticle], step: int) -> Iterator:
         """The particles that take the next step."""
         shares = self._shares(particles)
         size = float(1 / (shares**2).sum())
@@ -132,7 +132,7 @@ class RewardParticles(Rewarded):
         logs = torch.tensor([particle.weight for particle in particles], dtype=torch.float64)
         return float(logs.logsumexp(0)) - math.log(len(particles))
 
-    def _answer(self, lm, particles: list[ScoredParticle]) -> ScoredParticle:
+    def _answer(self, lm: Lane, particles: list[ScoredParticle]) -> ScoredParticle:
         """A text by weight, or the one with the highest reward; truncated ones only if all are."""
         whole = [particle for particle in particles if particle.reasoning.leaf.reason != "length"] or particles
         if self.weights == "current":
@@ -149,7 +149,7 @@ class RewardParticles(Rewarded):
         yield Figure("scalar", "effective sample size", {"x": step - 1, "axis": "step", "series": size})
 
 
-def _copies(lm, particle: ScoredParticle, count: int, weight: float) -> list[ScoredParticle]:
+def _copies(lm: Lane, particle: ScoredParticle, count: int, weight: float) -> list[ScoredParticle]:
     """As many copies; a finished text is shared."""
     if not particle.grows:
         return [ScoredParticle(particle.reasoning, particle.reward, weight) for _ in range(count)]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from playground.algorithms.search.final_answer import final_answer, last_words, whole_text
 from playground.algorithms.search.parallel_samples import draw_many, whole
 from playground.algorithms.search.rewards import Rewarded, classifier_knob
-from playground.contract import Strategy, knob, make
+from playground.contract import Lane, Strategy, knob, make
 from playground.events import Branches, Figure, Note
 
 
@@ -52,7 +52,7 @@ class SelfConsistency(Rewarded):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         samples = yield from draw_many(lm, self.n, self._progress)
         yield from self._weigh(lm, whole(samples))
         votes = self._votes(samples)
@@ -76,7 +76,7 @@ class SelfConsistency(Rewarded):
     def _winner(self, votes) -> str:
         return max(votes, key=lambda answer: (self._weight(votes[answer]), sum(s.logp for s in votes[answer])))
 
-    def _weigh(self, lm, voters) -> Iterator:
+    def _weigh(self, lm: Lane, voters) -> Iterator:
         """Ask the reward for the weight of each text, if votes are weighted by one."""
         if not self.rewarded:
             return

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.search.particle_filter import NEVER, Particle, Particles, alive, mean, normalised
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.events import Figure, Note
 
 ROUNDING = 1e-12
@@ -35,19 +35,19 @@ class SMCSteering(Particles):
         3, 1, 8, step=1, help="continuations sampled from each particle; 1 drops none, which is importance sampling"
     )
 
-    def _branched(self, lm, particles: list[Particle]) -> list[Particle]:
+    def _branched(self, lm: Lane, particles: list[Particle]) -> list[Particle]:
         """Copy every unfinished particle `n_beam` times. A finished one stays single; its weight is scaled up."""
         growing = sum(particle.grows for particle in particles)
         share = log(len(particles) + growing * (self.n_beam - 1)) - log(len(particles))
         return [copy for particle in particles for copy in self._copies(lm, particle, share)]
 
-    def _copies(self, lm, particle: Particle, share: float) -> list[Particle]:
+    def _copies(self, lm: Lane, particle: Particle, share: float) -> list[Particle]:
         if not particle.grows:
             return [Particle(particle.leaf, particle.weight + share)]
         leaves = [particle.leaf, *lm.fork(self.n_beam - 1, particle.leaf)] if self.n_beam > 1 else [particle.leaf]
         return [Particle(leaf, particle.weight + share - log(self.n_beam)) for leaf in leaves]
 
-    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+    def _resampled(self, lm: Lane, particles: list[Particle], step: int) -> Iterator:
         """Choose `particles` survivors; all particles with nonzero weight if there are no more than that."""
         stay = survival_probabilities(normalised(particles), self.particles)
         kept = self._survivors(lm, particles, stay)
@@ -64,7 +64,7 @@ class SMCSteering(Particles):
         unsure = [i for i in range(len(particles)) if 0 < stay[i] < SURE]
         return particles[unsure[0]].weight - log(float(stay[unsure[0]])) if unsure else NEVER
 
-    def _survivors(self, lm, particles: list[Particle], stay: Tensor) -> list[int]:
+    def _survivors(self, lm: Lane, particles: list[Particle], stay: Tensor) -> list[int]:
         """Indices of the survivors, in ascending order."""
         unsure = [i for i in range(len(particles)) if 0 < stay[i] < SURE]
         outcomes = systematic_outcomes(stay[unsure].tolist())

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from playground.algorithms.search.beams import Beams, Offer, compared
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.events import Branches
 
 
@@ -32,7 +32,7 @@ class StochasticBeamSearch(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         beams = Beams(lm.fork(1)[0], self.beams)
         beams.live[0].score = gumbel(lm.uniform(lm.generated, "root"))
@@ -50,7 +50,7 @@ class StochasticBeamSearch(Decoder):
         yield from compared(beams.finished)
         yield lm.keep(beams.finished[0].leaf)
 
-    def children(self, lm, row, beam, place: int) -> Iterator[Offer]:
+    def children(self, lm: Lane, row, beam, place: int) -> Iterator[Offer]:
         """The continuations of a beam with the largest perturbed log-probabilities, largest first."""
         left, position, score = row.distribution().clone(), beam.leaf.generated, beam.score
         for i in range(self.beams):

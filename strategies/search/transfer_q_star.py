@@ -7,7 +7,7 @@ from torch import Tensor
 
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.algorithms.search.rewards import ClassifierReward, Rewarded, classifier_knob, reward_knob
-from playground.contract import RewardedText, Strategy, knob, make
+from playground.contract import Lane, RewardedText, Strategy, knob, make
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import REMOVED, ranked
 from playground.errors import Refusal
@@ -77,7 +77,7 @@ class TransferQStar(Rewarded):
             self.needs = ("draft",)
         self._logp, self._divergence, self._other = 0.0, 0.0, None
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows = yield lm.prefill()
         while True:
             tokens = self._candidates(rows)
@@ -96,7 +96,7 @@ class TransferQStar(Rewarded):
         values, tokens = ranked(rows.raw[0], min(self.k, rows.raw.shape[1]))
         return tokens[values > REMOVED].tolist()
 
-    def _values(self, lm, rows, tokens: list[int]) -> Iterator:
+    def _values(self, lm: Lane, rows, tokens: list[int]) -> Iterator:
         """Q of each candidate [k], and the text of its first completion."""
         begun = [
             Completion(place, number, ROOT, [token], float(rows.logp[0, token]))
@@ -114,13 +114,13 @@ class TransferQStar(Rewarded):
         firsts = [lm.text_of(each.tokens) for each in begun if each.number == 0]
         return (weights * scores).sum(1) / weights.sum(1), firsts
 
-    def _others(self, lm, texts: list[RewardedText]) -> Iterator:
+    def _others(self, lm: Lane, texts: list[RewardedText]) -> Iterator:
         """What the reward that the baseline was aligned to says of the texts, [texts]."""
         if self._other is None:
             self._other = ClassifierReward((yield lm.classifier(self.other_classifier)))
         return torch.tensor((yield from self._other.scores(lm, texts)), dtype=torch.float64)
 
-    def _completed(self, lm, rollouts: list[Completion]) -> Iterator:
+    def _completed(self, lm: Lane, rollouts: list[Completion]) -> Iterator:
         """Let the baseline complete all candidates, each step in one forward; equal beginnings are read once."""
         stream = lm.target if self.baseline == "target" else lm.stream("draft")
         explored, horizon = Explored(TokenTree(self.name)), min(self.horizon, lm.remaining - 1)
@@ -139,7 +139,7 @@ class TransferQStar(Rewarded):
                     self._continue(lm, each, rows.raw[place])
             active = [each for each in active if not lm.ends(each.tokens[-1])]
 
-    def _continue(self, lm, each: Completion, logits: Tensor) -> None:
+    def _continue(self, lm: Lane, each: Completion, logits: Tensor) -> None:
         """Append the baseline's next token: the most probable one in the first rollout, a sampled one in the others."""
         token = int(ranked(logits, 1)[1][0])
         if each.number:
@@ -148,7 +148,7 @@ class TransferQStar(Rewarded):
         each.logp += float(logits.log_softmax(-1)[token])
         each.tokens.append(token)
 
-    def _shown(self, lm, rows, tokens: list[int], values: Tensor, texts: list[str], chosen: int) -> Iterator:
+    def _shown(self, lm: Lane, rows, tokens: list[int], values: Tensor, texts: list[str], chosen: int) -> Iterator:
         """The candidates, and how far the choice among them is from the model's."""
         base = rows.stages[-2].scores[0][tokens].cpu().double().log_softmax(-1)
         final = rows.scores[0][tokens].cpu().double().log_softmax(-1)

@@ -9,7 +9,7 @@ from torch import Tensor
 from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
 from playground.algorithms.search.rewards import Rewarded, classifier_knob, reward_knob
-from playground.contract import RewardedText, knob
+from playground.contract import Lane, RewardedText, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import on_device
 from playground.errors import Refusal
@@ -95,7 +95,7 @@ class VED(Rewarded):
         if len(self._texts()) < 2:
             raise Refusal("There is nothing to choose: give at least two different items, separated by |.", "items")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows = yield lm.prefill()
         self._explored, self._spent, self._means = Explored(TokenTree(self.name)), 0, {}
         root = ItemPrefix(ROOT, -1, None, self._trie(lm))
@@ -108,7 +108,7 @@ class VED(Rewarded):
         yield from self._compared(lm, found, first)
         yield from adopt(lm, [FoundToken(each.token, each.parent.rows, each.parent.node) for each in found[0].path[1:]])
 
-    def _beam(self, lm, root: ItemPrefix) -> Iterator:
+    def _beam(self, lm: Lane, root: ItemPrefix) -> Iterator:
         """Keep the `width` most probable prefixes of each length, complete items among them."""
         beam = [root]
         while any(not prefix.complete for prefix in beam):
@@ -119,7 +119,7 @@ class VED(Rewarded):
             yield from self._read(lm, [prefix for (_, _, token), prefix in zip(kept, beam) if token is not None])
             yield self._tree(lm, root)
 
-    def _search(self, lm, root: ItemPrefix, allowed: int) -> Iterator:
+    def _search(self, lm: Lane, root: ItemPrefix, allowed: int) -> Iterator:
         """Add one continuation after another, as long as what is left suffices to complete the best prefix without any.
         """
         while (prefix := self._walk(root)) is not None:
@@ -168,7 +168,7 @@ class VED(Rewarded):
     def _may_expand(self, prefix: ItemPrefix) -> bool:
         return bool(prefix.unexpanded) and self._passes(prefix)
 
-    def _added(self, lm, prefix: ItemPrefix) -> int:
+    def _added(self, lm: Lane, prefix: ItemPrefix) -> int:
         """The token of the new continuation."""
         rest = prefix.unexpanded
         shares = torch.tensor([prefix.shares[token] for token in rest], dtype=torch.float64).softmax(0)
@@ -176,7 +176,7 @@ class VED(Rewarded):
             return rest[int(shares.argmax())]
         return rest[lm.draw(shares, len(lm.tokens) + prefix.depth, f"continuation {self._spent} {prefix.visits}")]
 
-    def _finish(self, lm, prefix: ItemPrefix) -> Iterator:
+    def _finish(self, lm: Lane, prefix: ItemPrefix) -> Iterator:
         """Complete a prefix by its most probable continuations."""
         while not prefix.complete:
             child = self._child(lm, prefix, max(prefix.shares, key=prefix.shares.get))
@@ -189,7 +189,7 @@ class VED(Rewarded):
         lines = self.items.replace("|", "\n").splitlines()
         return list(dict.fromkeys(text.strip() for text in lines if text.strip()))
 
-    def _trie(self, lm) -> dict:
+    def _trie(self, lm: Lane) -> dict:
         """What may follow, by token, of all items; each ends with an end token, if the model has one."""
         end, trie, count = sorted(lm.end_ids)[:1], {}, 0
         for text in self._texts():
@@ -214,7 +214,7 @@ class VED(Rewarded):
 
     # --- prefixes ---
 
-    def _child(self, lm, prefix: ItemPrefix, token: int) -> ItemPrefix:
+    def _child(self, lm: Lane, prefix: ItemPrefix, token: int) -> ItemPrefix:
         """A continuation of a prefix that was read. An end token needs no reading."""
         ends = lm.ends(token)
         node = prefix.node if ends else self._explored.place(token, prefix.node)
@@ -230,7 +230,7 @@ class VED(Rewarded):
         prefix.children[token] = child
         return child
 
-    def _read(self, lm, prefixes: list[ItemPrefix], rows=None) -> Iterator:
+    def _read(self, lm: Lane, prefixes: list[ItemPrefix], rows=None) -> Iterator:
         """Read new prefixes in one forward, and compute their values and entropies."""
         unread = [prefix for prefix in prefixes if prefix.parent is None or not lm.ends(prefix.token)]
         if unread and rows is None:
@@ -260,7 +260,7 @@ class VED(Rewarded):
         prefix.raw, prefix.shares = dict(zip(valid, raw.tolist())), dict(zip(valid, shares.tolist()))
         prefix.entropy = float(-(shares.exp() * shares).nan_to_num().sum())
 
-    def _rewarded(self, lm, prefix: ItemPrefix) -> RewardedText:
+    def _rewarded(self, lm: Lane, prefix: ItemPrefix) -> RewardedText:
         return RewardedText(lm.tokens + self._tokens(prefix), prefix.model_logp, prefix.state)
 
     def _tokens(self, prefix: ItemPrefix) -> list[int]:
@@ -268,7 +268,7 @@ class VED(Rewarded):
 
     # --- what is shown ---
 
-    def _tree(self, lm, root: ItemPrefix) -> Figure:
+    def _tree(self, lm: Lane, root: ItemPrefix) -> Figure:
         """The prefixes found so far, the first ones first, coloured by value."""
         shown = prefixes(root)[:SHOWN]
         numbers = {id(each): number for number, each in enumerate(shown)}
@@ -284,7 +284,7 @@ class VED(Rewarded):
     def _passes(self, prefix: ItemPrefix) -> bool:
         return not self.gate or self._priority(prefix) >= self._means.get(prefix.depth, -math.inf) - ROUNDING
 
-    def _compared(self, lm, found: list[ItemPrefix], first: set) -> Iterator:
+    def _compared(self, lm: Lane, found: list[ItemPrefix], first: set) -> Iterator:
         """The items found, best first, and which of them the beam search had."""
         rows = [
             f"{lm.text_of(self._tokens(leaf)).strip()}{'' if tuple(self._tokens(leaf)) in first else ' (new)'}"

@@ -6,7 +6,7 @@ from hashlib import blake2b
 from math import log, sqrt
 
 from playground.algorithms.speculative.shared_table import SharedTable
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import TokenTree, merged
 from playground.events import Figure
 
@@ -93,7 +93,7 @@ class ADED(Drafter):
 
     _table = None
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._table is None:
             self._begin(lm)
         if len(lm.tokens) < 2 or not self.nodes or not budget:
@@ -107,7 +107,7 @@ class ADED(Drafter):
     def observe(self, tree, rows, verdict) -> None:
         self._adapt(rows.sequence.tokens)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._table = lm.memory(self.name, TriGrams)
         if self.prompt:
             self._table.read(lm.tokens[:lm.prompt_length], self.prune)
@@ -191,7 +191,7 @@ class ADED(Drafter):
             del remaining[removed], sizes[removed]
         return remaining
 
-    def _figures(self, lm, root) -> Iterator:
+    def _figures(self, lm: Lane, root) -> Iterator:
         yield Figure("scalar", "pairs in the table", {"x": lm.generated, "series": {"pairs": len(self._table.known)}})
         if root.children:
             followers = sorted(root.children, key=lambda child: -child.prior)[:SHOWN]

@@ -2,7 +2,7 @@
 from collections import defaultdict
 from collections.abc import Iterator
 
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import chain
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -38,7 +38,7 @@ class Aggressive(Drafter):
 
     _source = None  # tokens of the input
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._source is None:
             self._begin(lm)
         answer = lm.tokens[lm.prompt_length:]
@@ -64,7 +64,7 @@ class Aggressive(Drafter):
         )
         return chain(self._source[place:place + min(self.block, budget)], self.name)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         """Find the input. `_place` is the index of its next token to copy, None while the answer diverges."""
         self.read(self._input(lm))
 
@@ -76,7 +76,7 @@ class Aggressive(Drafter):
             for end in range(n, len(source) + 1):
                 self._ends[tuple(source[end - n:end])].append(end)
 
-    def _input(self, lm) -> list[int]:
+    def _input(self, lm: Lane) -> list[int]:
         """Token ids of the input, encoded as at the start of an answer."""
         words = [token for token in lm.tokens[:lm.prompt_length] if not lm.special(token)]
         if self.after:

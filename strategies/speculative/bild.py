@@ -7,7 +7,7 @@ from math import exp
 
 from playground.algorithms.speculative.drafting import draft_distribution, grow, independent, new_tree
 from playground.algorithms.speculative.verification import Ruling, walk
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.events import Event, Figure, Switch, Test
 
 
@@ -40,7 +40,7 @@ class BiLD(Decoder):
     )
     most: int = knob(10, 0, 32, step=1, help="maximum consecutive tokens of the small model; 0 disables it")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows = yield lm.prefill()
         yield lm.keep(lm.pick(rows))
         while True:
@@ -53,7 +53,7 @@ class BiLD(Decoder):
                 yield from self._report(lm, tree, verdict)
             yield lm.keep(verdict)
 
-    def _draft(self, lm) -> Iterator:
+    def _draft(self, lm: Lane) -> Iterator:
         """Tokens of the small model until it is uncertain, as a chain."""
         tree = new_tree(lm, self)
 
@@ -63,7 +63,7 @@ class BiLD(Decoder):
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(self.most, lm.remaining - 1), level))
 
-    def _verify(self, lm, tree, rows, node: int, children: list[int]) -> Ruling:
+    def _verify(self, lm: Lane, tree, rows, node: int, children: list[int]) -> Ruling:
         child, p = children[0], rows.scores[rows.row(node)].softmax(-1)
         token = tree.tokens[child]
         test = Test(
@@ -75,7 +75,7 @@ class BiLD(Decoder):
         )
         return Ruling(child, tests=[test]) if test.kept else Ruling(None, lm.pick(rows, node).token, [test], p)
 
-    def _report(self, lm, tree, verdict) -> Iterator[Event]:
+    def _report(self, lm: Lane, tree, verdict) -> Iterator[Event]:
         """The verdict, the switches between models, and the large model's probabilities."""
         yield verdict
         accepted, rolled_back = len(verdict.kept), len(tree) - len(verdict.kept)

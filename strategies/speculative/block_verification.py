@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from playground.algorithms.speculative.verification import is_over
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 from playground.contract.token_tree import ROOT
 from playground.engine.sampling import one_hot, residual_distribution
 from playground.events import Test, Verdict
@@ -39,7 +39,7 @@ class BlockVerification(Verifier):
     guarantee = ("greedy_identical", "distribution_identical")
     exact_for = ("independent", "deterministic")
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         block = first_branch(lm, tree, rows)
         worth = self.worth(block)
         accepted, numbers = self._accepted(lm, rows, tree, block, worth)
@@ -57,7 +57,7 @@ class BlockVerification(Verifier):
             verdict.token, verdict.origin = lm.pick(rows, last).token, "bonus" if len(tree) else "sampled"
         return verdict
 
-    def _accepted(self, lm, rows, tree, block, worth) -> tuple[int, list[float | None]]:
+    def _accepted(self, lm: Lane, rows, tree, block, worth) -> tuple[int, list[float | None]]:
         """How many tokens are accepted, and the uniform number of each test. The last success counts, so tests start at
         the end of the block.
         """
@@ -88,7 +88,7 @@ class BlockVerification(Verifier):
         return residual_distribution(worth[i] * block.p[i], block.q[i])
 
 
-def first_branch(lm, tree, rows) -> DraftBlock:
+def first_branch(lm: Lane, tree, rows) -> DraftBlock:
     """The first child of each node from the root down, as far as the target has read the tree."""
     block, node = DraftBlock(), ROOT
     while not rows.unread(node) and not is_over(lm, tree, rows, node) and (children := tree.children(node)):

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import draft_distribution, grow, independent, new_tree
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.events import Figure
 
 
@@ -37,7 +37,7 @@ class ConfidenceStop(Drafter):
     def __post_init__(self):
         self._allowed = self.length
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, depth = new_tree(lm, self), min(self._allowed, budget)
 
         def level(rows, leaves, number):
@@ -47,7 +47,7 @@ class ConfidenceStop(Drafter):
         yield Figure("scalar", "draft length", {"x": lm.generated, "series": {"drafted": len(tree), "allowed": depth}})
         return tree
 
-    def _level(self, lm, tree, rows, leaf) -> list[int]:
+    def _level(self, lm: Lane, tree, rows, leaf) -> list[int]:
         """Add the next draft token, unless the draft model is too uncertain; returns an empty list to end the draft."""
         q = draft_distribution(lm, tree, rows, leaf)
         if q is None or self.rule == "llama.cpp" and float(q.max()) < self.threshold:

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import grow_independent, new_tree
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 
 
 class DraftModel(Drafter):
@@ -20,7 +20,7 @@ class DraftModel(Drafter):
     width: int = knob(1, 1, 4, step=1, help="children per node at each branching level")
     branching: int = knob(2, 0, 2, step=1, help="levels that branch; below them each branch is a chain")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         levels = range(min(self.depth, budget))
         widths = [self.width if number < self.branching else 1 for number in levels]
         return grow_independent(lm, lm.stream("draft"), new_tree(lm, self), widths)

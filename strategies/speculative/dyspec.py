@@ -4,7 +4,7 @@ from heapq import heappop, heappush
 
 from playground.algorithms.speculative.drafting import add_distinct, draft_distribution, new_tree
 from playground.algorithms.speculative.without_replacement import Ranking, RemainingTokens
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.events import Figure
 
@@ -32,7 +32,7 @@ class DySpec(Drafter):
     )
     temperature: float = knob(1.0, 0.1, 1.5, step=0.05, help="of the draft model, after the lane's own samplers")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, chances = new_tree(lm, self), []
         yield from (self._level_by_level if self.mode == "threshold" else self._one_by_one)(lm, tree, budget, chances)
         if len(tree):
@@ -45,7 +45,7 @@ class DySpec(Drafter):
             yield Figure("tree", "probability that a draft token is tested, estimated by the draft", data)
         return tree
 
-    def _one_by_one(self, lm, tree, budget, chances) -> Iterator:
+    def _one_by_one(self, lm: Lane, tree, budget, chances) -> Iterator:
         """Add the child most likely to be tested, repeatedly; appends that probability to `chances`."""
         # heap of possible children: -probability, age, parent, depth of the parent, remaining tokens at the parent
         waiting, rows, age = [(-1.0, 0, ROOT, 0, None)], {}, 0
@@ -69,7 +69,7 @@ class DySpec(Drafter):
                 if value < 0 and (entry[2] is None or remaining.left > 0):
                     heappush(waiting, (value, age, *entry))
 
-    def _level_by_level(self, lm, tree, budget, chances) -> Iterator:
+    def _level_by_level(self, lm: Lane, tree, budget, chances) -> Iterator:
         """Add children, level by level, whose probability of being tested reaches the threshold."""
         level = {ROOT: 1.0}
         for _ in range(budget if self.nodes else 0):
@@ -82,7 +82,7 @@ class DySpec(Drafter):
             if not level or len(tree) >= self.nodes:
                 break
 
-    def _children(self, lm, tree, rows, parent, chance, chances) -> Iterator[tuple[int, float]]:
+    def _children(self, lm: Lane, tree, rows, parent, chance, chances) -> Iterator[tuple[int, float]]:
         """Add children to a node; yields each with the probability that its own children are tested."""
         remaining = self._remaining(lm, tree, rows, parent)
         while remaining and chance >= self.threshold and remaining.left > 0 and len(tree) < self.nodes:
@@ -91,7 +91,7 @@ class DySpec(Drafter):
             yield node, chance * share
             chance *= 1 - share
 
-    def _remaining(self, lm, tree, rows, parent) -> RemainingTokens | Ranking | None:
+    def _remaining(self, lm: Lane, tree, rows, parent) -> RemainingTokens | Ranking | None:
         """The tokens that may follow a node; None if there are none."""
         q = draft_distribution(lm, tree, rows, parent)
         if q is None:
@@ -99,7 +99,7 @@ class DySpec(Drafter):
         q = q if self.temperature == 1 else (q.log() / self.temperature).softmax(-1)
         return RemainingTokens(q) if lm.chain.draws else Ranking(q, self.nodes - len(tree))
 
-    def _draw(self, lm, tree, remaining, parent, rows) -> tuple[int, float]:
+    def _draw(self, lm: Lane, tree, remaining, parent, rows) -> tuple[int, float]:
         """Add a child; returns it and its share of the probability mass that remained at the parent."""
         left = remaining.left
         if lm.chain.draws:

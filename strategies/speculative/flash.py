@@ -24,7 +24,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.speculative.drafting import independent, new_tree
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.events import Figure, Note
 
@@ -182,7 +182,7 @@ class Flash(DraftHead):
         return network.state_dict()
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, leaf = new_tree(lm, self), ROOT
         depth = min(self.depth, budget)
         if depth < 1:
@@ -203,7 +203,7 @@ class Flash(DraftHead):
         """The predicted states after the last row of an output, [offsets, width]."""
         return output[-1].unflatten(-1, (-1, self.network.width))
 
-    def _add_block(self, lm, tree, leaf: int, states: Tensor) -> int | None:
+    def _add_block(self, lm: Lane, tree, leaf: int, states: Tensor) -> int | None:
         """Add the token of each state to the chain; returns the last node, None if no token can follow it."""
         for logits in lm.read_out(states).split(1):
             added = independent(lm, tree, lm.own_rows(logits, tree, leaf), leaf, 1)
@@ -221,13 +221,13 @@ class Flash(DraftHead):
             self._tested[offset] += 1
             self._accepted[offset] += test.kept
 
-    def _span(self, lm) -> int:
+    def _span(self, lm: Lane) -> int:
         """Tokens at the beginning of the text that are compressed."""
         span = min(lm.prompt_length - self.window, lm.target.states.length - 1)
         fits = self.span == "prompt" and span > len(self.network.queries) and not lm.target.states.start
         return span if fits else 0
 
-    def _figures(self, lm, blocks: int) -> Iterator[Figure]:
+    def _figures(self, lm: Lane, blocks: int) -> Iterator[Figure]:
         series = {"forwards": blocks, "compressed tokens": self._text.span}
         yield Figure("scalar", "forwards of the head, and compressed tokens", {"x": lm.generated, "series": series})
         if self._tested:

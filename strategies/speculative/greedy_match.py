@@ -1,6 +1,6 @@
 """Greedy matching."""
 from playground.algorithms.speculative.verification import match, walk
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 
 
 class GreedyMatch(Verifier):
@@ -14,5 +14,5 @@ class GreedyMatch(Verifier):
     exact_for = ("independent", "without_replacement", "deterministic")
     greedy_only = True
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children, tree))

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import draft_distribution, new_tree, purpose
 from playground.algorithms.speculative.successor_tree import LikelySuccessors, TreeShape
-from playground.contract import Drafter, knob, make
+from playground.contract import Drafter, Lane, knob, make
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import first_largest
 from playground.events import Figure
@@ -42,7 +42,7 @@ class Hierarchical(Drafter):
 
     _lookup = None
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._lookup is None:  # kept, because they grow with the text
             self._lookup = make("prompt_lookup", n_max=self.n_max, occurrence="latest", variant="vllm")
             self._successors = LikelySuccessors()
@@ -68,7 +68,7 @@ class Hierarchical(Drafter):
             )
         return chain
 
-    def _add_inner(self, lm, inner: TokenTree, leaf: int, chain: TokenTree, room: int) -> None:
+    def _add_inner(self, lm: Lane, inner: TokenTree, leaf: int, chain: TokenTree, room: int) -> None:
         """Add an inner draft of at most `room` levels below the leaf that the chain has reached."""
         if self.inner_draft == "tree":
             shape = TreeShape(self.nodes, max(0, min(self.levels, room)), self.width)
@@ -76,7 +76,7 @@ class Hierarchical(Drafter):
         for token in self._lookup.look_up(lm.tokens + chain.tokens, min(self.ahead, room)):
             leaf = inner.add(token, leaf)
 
-    def _learn(self, lm, inner: TokenTree, rows, read: list[int]) -> None:
+    def _learn(self, lm: Lane, inner: TokenTree, rows, read: list[int]) -> None:
         """Note what the draft model predicts after the leaf and after the nodes it has just read."""
         if self.inner_draft == "tree":
             leaf, first = read
@@ -85,7 +85,7 @@ class Hierarchical(Drafter):
             logits = rows.raw[[rows.row(node) for node in nodes]]
             self._successors.learn(tokens, logits, self.width)
 
-    def _follow(self, lm, inner, rows, leaf: int, chain: TokenTree) -> int | None:
+    def _follow(self, lm: Lane, inner, rows, leaf: int, chain: TokenTree) -> int | None:
         """Add the draft model's own tokens to the chain, along the inner draft for as long as they agree.
 
         Returns the node of the last token, which the draft has not read yet; None if no token can follow.

@@ -5,7 +5,7 @@ from random import Random
 import torch
 
 from playground.algorithms.speculative.drafting import new_tree, purpose
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.engine.sampling import first_largest, one_hot
 from playground.events import Figure
 
@@ -34,7 +34,7 @@ class Jacobi(Drafter):
 
     _rows = None  # the target's rows for the last window
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, depth = new_tree(lm, self), min(self.window, budget)
         nodes = self._remaining()[:depth]
         if nodes:
@@ -58,7 +58,7 @@ class Jacobi(Drafter):
         committed = len(self._rows.sequence.tokens) - self._rows.length  # includes forced tokens
         return list(range(committed - 1, len(self._rows.tree)))
 
-    def _resampled(self, lm, node, place) -> tuple[int, torch.Tensor]:
+    def _resampled(self, lm: Lane, node, place) -> tuple[int, torch.Tensor]:
         """A draft token from the row after a node of the last window, and the distribution [V] it was drawn from."""
         rows, row = self._rows, self._rows.row(node)
         if rows.dead_end(node):
@@ -70,7 +70,7 @@ class Jacobi(Drafter):
             token = rows.best(node)
         return token, one_hot(token, rows.raw[row])
 
-    def _initial(self, lm, tree, place) -> tuple[int, torch.Tensor]:
+    def _initial(self, lm: Lane, tree, place) -> tuple[int, torch.Tensor]:
         """An initial draft token for a new position, and its distribution [V]."""
         like, position = lm.target.seen.raw[0], len(lm.tokens) + place
         if self.init == "uniform":

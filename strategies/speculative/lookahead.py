@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 from random import Random
 
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import first_largest
 from playground.errors import Refusal
@@ -73,7 +73,7 @@ class Lookahead(Drafter):
                 "window",
             )
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._rows is None:
             self._begin(lm)
         self._nodes, tree = {}, TokenTree(self.name)
@@ -85,7 +85,7 @@ class Lookahead(Drafter):
             yield Figure("scalar", "n-grams in the pool", {"x": lm.generated, "series": {"n-grams": len(self._pool)}})
         return tree
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         text = lm.tokens[:lm.prompt_length]
         self._pool, self._rows = (
             NGramPool(max(1, self.guesses)),

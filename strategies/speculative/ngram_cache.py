@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 
 from playground.algorithms.fairy_tales import tales
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import chain
 from playground.events import Figure
 
@@ -81,7 +81,7 @@ class NgramCache(Drafter):
     _runs = _static = None
     _read = 0
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if not self.length:
             return chain([], self.name)
         if self._runs is None:
@@ -94,7 +94,7 @@ class NgramCache(Drafter):
             yield Figure("scalar", "draft tokens by cache", {"x": lm.generated, "series": series})
         return chain(drafted, self.name)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._runs, self._static = lm.memory(self.name, Runs) if self.dynamic else Runs(), NgramCounts([STATIC])
         self._runs.begin()
         if self.static:

@@ -5,7 +5,7 @@ from math import prod
 
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
 from playground.algorithms.speculative.shared_table import SharedTable
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
 
@@ -67,7 +67,7 @@ class OmniDraft(Drafter):
 
     _stream = None
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._stream is None:
             self._begin(lm)
         self._learn(lm.generated)
@@ -89,7 +89,7 @@ class OmniDraft(Drafter):
         self._accepted += bool(self._merged)
         self._learn(rows.sequence.generated)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._stream = lm.stream("draft")
         self._spellings = lm.memory(self.name, Spellings, self._stream.model.name) if self.share else Spellings()
         self._learned = self._drafted = self._accepted = 0
@@ -145,7 +145,7 @@ class OmniDraft(Drafter):
         self._runs.append(tuple(spelled))
         return node
 
-    def _figures(self, lm, tree) -> Iterator:
+    def _figures(self, lm: Lane, tree) -> Iterator:
         if self._merged:
             yield Figure(
                 "spans",
@@ -174,5 +174,5 @@ class OmniDraft(Drafter):
                 },
             )
 
-    def _joined(self, lm, run) -> str:
+    def _joined(self, lm: Lane, run) -> str:
         return " + ".join(map(lm.piece, run))

@@ -11,7 +11,7 @@ from torch.nn import Linear, Module
 from torch.nn.functional import silu
 
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal
 from playground.events import Figure
@@ -122,7 +122,7 @@ class OnlineSpeculative(Drafter):
     def reads_hidden(self):
         return ("draft",)
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         stream = lm.stream("draft")
         if self._correction is None:
             self._begin(lm, stream.model)
@@ -144,7 +144,7 @@ class OnlineSpeculative(Drafter):
             self._store(rows, node)
 
     @torch.inference_mode(False)  # lanes run in inference mode, whose tensors cannot be trained through
-    def _begin(self, lm, model) -> None:
+    def _begin(self, lm: Lane, model) -> None:
         if model.lm_head_weights is None:
             raise Refusal(
                 f"The lm_head of {model.name} is quantised, and the draft learns through it: load the draft model "
@@ -178,7 +178,7 @@ class OnlineSpeculative(Drafter):
         logits, target = self._logits[node], rows.raw[rows.row(node)].to(self._logits[node].device)
         self._waiting.append(CorrectedPosition(self._hidden[node].clone(), logits.clone(), target.clone()))
 
-    def _learned(self, lm) -> Iterator[Figure]:
+    def _learned(self, lm: Lane) -> Iterator[Figure]:
         """Update the draft if enough positions were stored; yields the loss, and the last position before and after."""
         if self._tested:
             series = {"accepted / tested": self._accepted / self._tested}
@@ -198,7 +198,7 @@ class OnlineSpeculative(Drafter):
         """q [V] at temperature 1, with what was learned so far."""
         return (position.logits + self._change(position.hidden[None])[0].to(position.logits.dtype)).softmax(-1)
 
-    def _comparison(self, lm, position: CorrectedPosition, before: Tensor, after: Tensor) -> Figure:
+    def _comparison(self, lm: Lane, position: CorrectedPosition, before: Tensor, after: Tensor) -> Figure:
         p = position.target.softmax(-1)
         ids = p.topk(min(SHOWN, len(p))).indices
         values = [share[ids].tolist() for share in (p, before, after)]

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from playground.algorithms.speculative.drafting import independent, new_tree
-from playground.contract import Preset, Verifier, knob, slot
+from playground.contract import Lane, Preset, Verifier, knob, slot
 from playground.contract.token_tree import TokenTree
 from playground.events import Event, Figure, Switch
 
@@ -76,7 +76,7 @@ class Pearl(Preset):
         help="assumed draft forwards per target forward in time, for the virtual clock only",
     )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         clock, tree = Clock(self.cost), new_tree(lm, self)
         yield lm.prefill()
         while True:
@@ -88,7 +88,7 @@ class Pearl(Preset):
             if bool(pending) != bool(len(tree)):
                 yield self._switch(lm, len(tree))
 
-    def _step(self, lm, tree) -> Iterator:
+    def _step(self, lm: Lane, tree) -> Iterator:
         """Draft further tokens while the target reads the pending ones.
 
         Returns the target's rows, or None if this step had no target forward.
@@ -106,26 +106,26 @@ class Pearl(Preset):
         stuck = rows is None and len(tree) == pending
         return (yield lm.extend(tree)) if stuck else rows
 
-    def _is_concurrent(self, lm) -> bool:
+    def _is_concurrent(self, lm: Lane) -> bool:
         return (
             self.at_once == "always"
             or self.at_once == "auto"
             and lm.stream("draft").model.device != lm.target.model.device
         )
 
-    def _draft(self, lm, tree, count: int) -> Iterator:
+    def _draft(self, lm: Lane, tree, count: int) -> Iterator:
         """Extend a chain to `count` draft tokens, or until no token can follow."""
         draft = lm.stream("draft")
         rows = yield draft.extend(tree)
         while independent(lm, tree, rows, len(tree) - 1, 1) and len(tree) < count:
             rows = yield draft.extend(tree)
 
-    def _count(self, lm, pending: int) -> int:
+    def _count(self, lm: Lane, pending: int) -> int:
         """Tokens to draft in this step; leaves room for one token after the last of them."""
         waits = pending and not self.post
         return 0 if waits else max(0, min(self.gamma, (lm.draft_budget(self) or 0) - pending))
 
-    def _verified(self, lm, tree, rows, clock) -> Iterator:
+    def _verified(self, lm: Lane, tree, rows, clock) -> Iterator:
         """Verify what the target has read and commit what is accepted; returns the pending draft tokens."""
         if len(tree):
             yield tree.draft()
@@ -139,7 +139,7 @@ class Pearl(Preset):
         diverged = verdict.token >= 0 or len(lm.tokens) > start + accepted
         return new_tree(lm, self) if diverged else without_first(tree, accepted)
 
-    def _switch(self, lm, pending: int) -> Event:
+    def _switch(self, lm: Lane, pending: int) -> Event:
         if pending:
             return Switch(
                 lm.generated,

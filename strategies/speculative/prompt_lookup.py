@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.ngram_index import NGramIndex
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import chain
 
 
@@ -31,7 +31,7 @@ class PromptLookup(Drafter):
 
     _indexes = None  # by n
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         yield from ()
         return chain(self.look_up(lm.tokens, min(self.depth, budget), lm.ends), self.name)
 

@@ -10,7 +10,7 @@ from playground.algorithms.search.similarity import words
 from playground.algorithms.speculative.drafting import draft_distribution, grow, independent, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.algorithms.speculative.verification import Ruling, match, walk
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.engine.sampling import largest
 from playground.events import Figure, Note, Test
 
@@ -65,12 +65,12 @@ class RAPID(Decoder):
         self._parts = [(text, similarity[at], at in chosen) for at, text in enumerate(texts)]
         return {"retrieved": " ".join(texts[at] for at in sorted(chosen))}
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         self._pending = []
         yield from self._show_parts(lm)
         yield from rounds(lm, self, self)
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         yield from self._pending
         self._pending, self._q, tree = [], [], new_tree(lm, self)
 
@@ -86,7 +86,7 @@ class RAPID(Decoder):
 
     # --- verification ---
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         def rule(node, children):
             scores, q = rows.stages_of([rows.row(node)])[-1].scores[0], self._q[children[0]]
             p, shifted = scores.softmax(-1), self.shifted(scores, q)
@@ -104,7 +104,7 @@ class RAPID(Decoder):
         shifted = torch.where(shifted < self.tail * shifted.max(), p, shifted)
         return shifted / shifted.sum()
 
-    def _sampled(self, lm, child, tree, position, p, q, shifted) -> Ruling:
+    def _sampled(self, lm: Lane, child, tree, position, p, q, shifted) -> Ruling:
         token = tree.tokens[child]
         accepted, u = lm.flip(min(1.0, float(shifted[token] / q[token])), position)
         tests = [Test(child, float(shifted[token]), float(q[token]), u, accepted)]
@@ -116,7 +116,7 @@ class RAPID(Decoder):
 
     # --- figures ---
 
-    def _record(self, lm, position, p, q, shifted) -> None:
+    def _record(self, lm: Lane, position, p, q, shifted) -> None:
         """Record distances between the distributions, and the top tokens of the last tested position, for the page."""
         others = {"shifted p from p": shifted, "q from p": q}
         series = {name: float((other - p).abs().sum() / 2) for name, other in others.items()}
@@ -136,7 +136,7 @@ class RAPID(Decoder):
             )
         )
 
-    def _show_parts(self, lm) -> Iterator:
+    def _show_parts(self, lm: Lane) -> Iterator:
         if not self._parts:
             return
         top = sorted(sorted(range(len(self._parts)), key=lambda at: -self._parts[at][1])[:PARTS])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from playground.algorithms.speculative.drafting import best_of_level, draft_distribution, grow, level_distributions
 from playground.algorithms.speculative.suffix_index import SuffixIndex, frequent_prefixes
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import largest
 from playground.errors import Refusal
@@ -61,7 +61,7 @@ class RASD(Drafter):
                 "shortest",
             )
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._stores is None:
             self._begin(lm)
         self._learn(lm.tokens)
@@ -81,7 +81,7 @@ class RASD(Drafter):
         self._accepted.update(self._sources[node] for node in verdict.kept)
         self._learn(rows.sequence.tokens)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._stores, self._learned = [SuffixIndex(), SuffixIndex()], 0
         self._sources, self._accepted = [], Counter()
         self._stores[0].begin()
@@ -97,7 +97,7 @@ class RASD(Drafter):
 
     # --- the draft's tree ---
 
-    def _drafted(self, lm, depth) -> Iterator:
+    def _drafted(self, lm: Lane, depth) -> Iterator:
         """The draft's most probable paths, and its next-token distribution [V]; None if no token can follow."""
         tree, chances, q_by_row = TokenTree(self.name), {ROOT: 1.0}, []
 
@@ -154,12 +154,12 @@ class RASD(Drafter):
 
     # --- figures ---
 
-    def _show_sources(self, lm) -> Iterator:
+    def _show_sources(self, lm: Lane) -> Iterator:
         if self._accepted:
             accepted = {source: self._accepted[source] for source in SOURCES.values()}
             yield Figure("scalar", "draft tokens accepted so far", {"x": lm.generated, "series": accepted})
 
-    def _show_first_tokens(self, lm, found, q) -> Iterator:
+    def _show_first_tokens(self, lm: Lane, found, q) -> Iterator:
         firsts = Counter(text[0] for text in found.texts)
         if q is None:
             return
@@ -167,7 +167,7 @@ class RASD(Drafter):
         labels = [f"{lm.piece(token)} (rank {int((q > q[token]).sum()) + 1})" for token in tokens]
         yield Figure("bars", "first retrieved tokens, by the draft", {"labels": labels, "values": q[tokens].tolist()})
 
-    def _show_tree(self, lm, tree, found) -> Iterator:
+    def _show_tree(self, lm: Lane, tree, found) -> Iterator:
         if found.texts and lm.generated:
             span = [
                 max(0, lm.generated - found.length),

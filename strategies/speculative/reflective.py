@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.speculative.drafting import check_chain
 from playground.algorithms.speculative.speculative_loop import proposal
-from playground.contract import Drafter, Preset, Verifier, knob, slot
+from playground.contract import Drafter, Lane, Preset, Verifier, knob, slot
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import first_largest
 from playground.events import Event, Figure, Note
@@ -43,7 +43,7 @@ class Reflective(Preset):
     def check(self):
         check_chain(self.name, self.drafter)
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         while True:
             draft, learns = yield from proposal(lm, self.drafter)
@@ -57,7 +57,7 @@ class Reflective(Preset):
                 if learns:
                     self.drafter.observe(draft, rows, verdict)
 
-    def _verified(self, lm, draft, rows) -> Iterator:
+    def _verified(self, lm: Lane, draft, rows) -> Iterator:
         """The verdict on the draft, by mixed rows if it was read twice."""
         twice = len(rows.tree) > len(draft)
         if twice:
@@ -69,7 +69,7 @@ class Reflective(Preset):
             yield from self._changed(lm, draft, rows, verdict)
         return verdict
 
-    def twice(self, lm, draft) -> TokenTree:
+    def twice(self, lm: Lane, draft) -> TokenTree:
         """The draft, the instruction, the end of the text, and the draft again.
 
         The draft alone if it is empty, or if this would exceed the model's context.
@@ -83,7 +83,7 @@ class Reflective(Preset):
             tree.add(token, len(tree) - 1)
         return tree
 
-    def _reflect(self, lm, draft, rows) -> Iterator[Event]:
+    def _reflect(self, lm: Lane, draft, rows) -> Iterator[Event]:
         """Replace the rows of the text's end and of the first copy of the draft by mixed rows."""
         count = len(draft) + 1
         first, second = rows.raw[:count], rows.raw[-count:]
@@ -98,7 +98,7 @@ class Reflective(Preset):
             return (1 - self.alpha) * first + self.alpha * second
         return ((1 - self.alpha) * first.softmax(-1) + self.alpha * second.softmax(-1)).log()
 
-    def _figure(self, lm, draft, *readings: torch.Tensor) -> Event:
+    def _figure(self, lm: Lane, draft, *readings: torch.Tensor) -> Event:
         at = torch.tensor(draft.tokens, device=readings[0].device)[:, None]
         values = torch.cat([logits[:-1].softmax(-1).gather(-1, at) for logits in readings], 1).tolist()
         columns = ["first reading", "second reading", "mixed"]
@@ -108,7 +108,7 @@ class Reflective(Preset):
             {"rows": list(map(lm.piece, draft.tokens)), "columns": columns, "values": values},
         )
 
-    def _changed(self, lm, draft, rows, verdict) -> Iterator[Event]:
+    def _changed(self, lm: Lane, draft, rows, verdict) -> Iterator[Event]:
         """A note for each accepted token that is not the target's top token at the first reading."""
         for before, node in zip([ROOT, *verdict.kept], verdict.kept):
             top = int(first_largest(rows.raw[rows.row(before)]))

@@ -1,6 +1,6 @@
 """The exact rejection rule."""
 from playground.algorithms.speculative.verification import first_chances, reject, walk
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 
 
 class Rejection(Verifier):
@@ -16,7 +16,7 @@ class Rejection(Verifier):
     guarantee = ("greedy_identical", "distribution_identical")
     exact_for = ("independent", "without_replacement", "deterministic")
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         known = first_chances(tree, rows)
 
         def rule(node, children):

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from playground.algorithms.fairy_tales import tales
 from playground.algorithms.speculative.suffix_index import SuffixIndex, frequent_prefixes
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.errors import Refusal
 from playground.events import Figure
@@ -46,7 +46,7 @@ class REST(Drafter):
                 "shortest",
             )
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if not self.nodes:
             return TokenTree(self.name)
         if self._datastore is None:
@@ -75,7 +75,7 @@ class REST(Drafter):
             nodes[prefix] = tree.add(prefix[-1], nodes[parent], confidence=counts[prefix] / counts[parent])
         return tree
 
-    def _figures(self, lm, found) -> Iterator:
+    def _figures(self, lm: Lane, found) -> Iterator:
         if found.length and lm.generated:
             span = [max(0, lm.generated - found.length), lm.generated, f"found {len(found.texts)} times",
                     len(found.texts)]

@@ -4,7 +4,7 @@ from math import prod
 
 from playground.algorithms.speculative.drafting import add_distinct, best_of_level, grow, level_distributions, new_tree
 from playground.algorithms.speculative.without_replacement import RemainingTokens
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.errors import Refusal
 
 MOST_NODES = 64
@@ -44,7 +44,7 @@ class RSDC(Drafter):
     def _nodes(self, widths) -> int:
         return sum(prod(widths[:level + 1]) for level in range(len(widths)))
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, widths = new_tree(lm, self), self._widths()
 
         def level(rows, leaves, number):
@@ -52,7 +52,7 @@ class RSDC(Drafter):
 
         return (yield from grow(lm, lm.stream("draft"), tree, min(len(widths), budget), level))
 
-    def _children(self, lm, tree, rows, leaves, width) -> list[int]:
+    def _children(self, lm: Lane, tree, rows, leaves, width) -> list[int]:
         leaves, q = level_distributions(lm, tree, rows, leaves)
         if not lm.chain.draws:
             return best_of_level(tree, leaves, q, width)

@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.speculative.drafting import distinct, level_distributions, new_tree
 from playground.algorithms.speculative.without_replacement import RemainingTokens
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.engine.host_copies import read_lists
 from playground.engine.sampling import largest
@@ -38,7 +38,7 @@ class RSDS(Drafter):
     width: int = knob(3, 1, 16, step=1, help="draft sequences, the beam width")
     depth: int = knob(4, 0, 8, step=1, help="draft tokens in each; 0 is plain decoding")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, beam, live = new_tree(lm, self), {ROOT: 1.0}, 1.0
         for _ in range(min(self.depth, budget)):
             rows = yield lm.stream("draft").extend(tree)
@@ -54,7 +54,7 @@ class RSDS(Drafter):
             beam = self._sampled(lm, tree, rows, branches, live) if lm.chain.draws else self._best(tree, branches)
         return tree
 
-    def _sampled(self, lm, tree, rows, branches, live) -> dict[int, float]:
+    def _sampled(self, lm: Lane, tree, rows, branches, live) -> dict[int, float]:
         """Sample the next beam: nodes with their masses, in the order drawn. `live` is the mass of unfinished paths."""
         beam, started, position = {}, 0, rows.position(branches[0].node)
         while len(beam) < self.width:

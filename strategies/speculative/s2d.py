@@ -32,7 +32,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.speculative.drafting import independent, new_tree
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -168,7 +168,7 @@ class S2D(DraftHead):
         return {**network.state_dict(), **_facts(first)}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, leaf, used = new_tree(lm, self), ROOT, []
         if not self.depth:
             return tree
@@ -205,7 +205,7 @@ class S2D(DraftHead):
             before = read
         del self._read[same:]
 
-    def _prefill(self, lm) -> None:
+    def _prefill(self, lm: Lane) -> None:
         """Let all layers read the text up to its last token, so that nothing waits."""
         tokens = lm.tokens[:-1]
         for start in range(0, len(tokens), CHUNK):
@@ -214,7 +214,7 @@ class S2D(DraftHead):
                 rows = self._through(number, rows)
         self._read = tokens
 
-    def _cascade(self, lm, tokens: list[int]) -> tuple[Tensor, int]:
+    def _cascade(self, lm: Lane, tokens: list[int]) -> tuple[Tensor, int]:
         """Logits [1, V] after these tokens, which follow those read, and how many layers they took."""
         rows, exits = lm.embed(tokens), self.network.exit_layers
         self._read += tokens
@@ -237,7 +237,7 @@ class S2D(DraftHead):
             cache.commit()
         return rows
 
-    def _figures(self, lm, tree, used: list[int]) -> Iterator[Figure]:
+    def _figures(self, lm: Lane, tree, used: list[int]) -> Iterator[Figure]:
         """Layers of each draft token, how often each exit was taken in this text, and rows that wait."""
         if not used:
             return

@@ -1,6 +1,6 @@
 """Sample and match."""
 from playground.algorithms.speculative.verification import match, walk
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 
 
 class SampleMatch(Verifier):
@@ -16,7 +16,7 @@ class SampleMatch(Verifier):
     guarantee = ("greedy_identical", "distribution_identical")
     exact_for = ("independent", "without_replacement", "deterministic")
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         def rule(node, children):
             return match(lm.pick(rows, node).token, children, tree, rows.distribution(node))
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from playground.algorithms.speculative.drafting import check_chain
 from playground.algorithms.speculative.speculation_math import block_efficiency
 from playground.algorithms.speculative.speculative_loop import rounds
-from playground.contract import Drafter, Preset, Verifier, knob, slot
+from playground.contract import Drafter, Lane, Preset, Verifier, knob, slot
 from playground.events import Event, Figure, Note
 
 
@@ -51,7 +51,7 @@ class PacedDrafter:
         """Acceptance rate estimated from the rounds so far."""
         return min(0.99, max(0.01, self.accepted / self.tested))
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         context, most = len(lm.tokens), min(self.drafter.depth, budget)
         goodputs = [self.server.goodput(length, self.alpha, context) for length in range(most + 1)]
         length = goodputs.index(max(goodputs))  # the shortest on ties
@@ -72,7 +72,7 @@ class PacedDrafter:
             )
         self.drafter.observe(tree, rows, verdict)
 
-    def _figures(self, lm, goodputs: list[float], length: int) -> Iterator[Event]:
+    def _figures(self, lm: Lane, goodputs: list[float], length: int) -> Iterator[Event]:
         x, load = lm.generated, f"simulated batch of {self.server.load}"
         yield Figure(
             "bars",
@@ -133,7 +133,7 @@ class SmartSpec(Preset):
     def check(self):
         check_chain(self.name, self.drafter)
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         cost = self.draft if "draft" in self.drafter.needs else 0.0
         server = Server(self.load, self.row, self.kv, cost)
         yield from rounds(lm, PacedDrafter(self.drafter, server, self), self.verifier)

@@ -14,7 +14,7 @@ from playground.algorithms.speculative.acceptance_head import (
     learn,
 )
 from playground.algorithms.speculative.drafting import chain_until, new_tree
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.events import Figure, Note
 
 DRAWN, BEST = "drawn", "best"  # sampling and greedy lanes; each has its own head
@@ -92,7 +92,7 @@ class SpecDecPlusPlus(Drafter):
             }
         return weights
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         yield from self._outcome(lm)
         self._begin(lm)
         tree = yield from chain_until(
@@ -113,7 +113,7 @@ class SpecDecPlusPlus(Drafter):
     def _calibration(self) -> HeadCalibration:
         return HeadCalibration()
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._predicted, self._accepted = {}, {}
         if self.uses_head and not self._head:
             rule = f"{DRAWN if lm.chain.draws else BEST}."
@@ -124,12 +124,12 @@ class SpecDecPlusPlus(Drafter):
             }
             self._head = AcceptanceHead.of(weights).to(lm.stream("draft").model.device)
 
-    def _ends(self, lm, tree) -> bool:
+    def _ends(self, lm: Lane, tree) -> bool:
         if self.uses_head:
             self._predict(lm, len(tree) - 2)
         return self._should_stop(tree)
 
-    def _predict(self, lm, node) -> None:
+    def _predict(self, lm: Lane, node) -> None:
         """Apply the head to the last draft token that the draft model has read; does nothing for the root."""
         if node >= 0:
             rows = lm.stream("draft").seen
@@ -155,7 +155,7 @@ class SpecDecPlusPlus(Drafter):
     def _should_stop(self, tree) -> bool:
         return len(tree) >= self.least and 1 - self.survival(self._chances(tree))[-1] > self.h
 
-    def _figures(self, lm, tree) -> Iterator[Figure]:
+    def _figures(self, lm: Lane, tree) -> Iterator[Figure]:
         """Probability of full acceptance after each draft token, the draft length, and the calibration."""
         survival = self.survival(self._chances(tree))
         yield Figure(
@@ -179,7 +179,7 @@ class SpecDecPlusPlus(Drafter):
                 "the head's prediction" if self.uses_head else "the draft's own probability"
             )
 
-    def _outcome(self, lm) -> Iterator[Figure]:
+    def _outcome(self, lm: Lane) -> Iterator[Figure]:
         """Prediction and outcome of each tested token of the last chain."""
         tested = [node for node in self._accepted if not self.uses_head or node in self._predicted]
         if tested:

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.drafting import best_of_level, grow, level_distributions, new_tree, purpose
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 
 
 class SpecTr(Drafter):
@@ -19,7 +19,7 @@ class SpecTr(Drafter):
     rows: int = knob(2, 1, 16, step=1, help="draft sequences")
     length: int = knob(4, 0, 16, step=1, help="draft tokens in each; 0 is plain decoding")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         tree, nodes = new_tree(lm, self), {}
 
         def level(rows, leaves, number):

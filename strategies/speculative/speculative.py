@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.speculative.speculative_loop import rounds
-from playground.contract import Decoder, Drafter, Verifier, slot
+from playground.contract import Decoder, Drafter, Lane, Verifier, slot
 
 
 class Speculative(Decoder):
@@ -21,5 +21,5 @@ class Speculative(Decoder):
     drafter: Drafter = slot("draft_model")
     verifier: Verifier = slot("rejection")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         return rounds(lm, self.drafter, self.verifier)

@@ -10,7 +10,7 @@ import torch
 from playground.algorithms.speculative.drafting import purpose
 from playground.algorithms.speculative.shared_table import SharedTable
 from playground.algorithms.speculative.tree_template import template
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import largest
 from playground.events import Figure
@@ -104,7 +104,7 @@ class Stand(Drafter):
     _memory = None
     _overlap = None  # of the stored and the target's distribution at the last root
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._memory is None:
             self._begin(lm)
         tree, hits = self._new_tree(lm), Counter()
@@ -139,22 +139,22 @@ class Stand(Drafter):
                 before[-self.orders :] + tree.prefix(node), self._final(rows, node), self.orders, self.stored
             )
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         other_parts = [part for part in lm.assembly.parts() if part.name != self.name]
         about = (lm.tokens[:lm.prompt_length], self.orders, self.stored, other_parts)
         self._memory = lm.memory(self.name, NGramDistributions, *about) if self.share else NGramDistributions()
 
-    def _new_tree(self, lm) -> TokenTree:
+    def _new_tree(self, lm: Lane) -> TokenTree:
         return TokenTree(self.name, self.drawn if self._draws(lm) else "deterministic")
 
-    def _draws(self, lm) -> bool:
+    def _draws(self, lm: Lane) -> bool:
         return self.stochastic and lm.chain.draws
 
     def _final(self, rows, node) -> torch.Tensor:
         """The target's distribution [V] after masks and samplers, also under greedy decoding."""
         return rows.stages_of([rows.row(node)])[-1].scores[0].softmax(-1).nan_to_num()
 
-    def _grow(self, lm, tree, budget, hits) -> None:
+    def _grow(self, lm: Lane, tree, budget, hits) -> None:
         """Add children along the template's paths, as far as a suffix of each path is known."""
         widths = Counter(path[:-1] for path in template(self.nodes))
         nodes, like, text = {(): ROOT}, lm.target.seen.raw[0], lm.tokens[-self.orders:]
@@ -165,7 +165,7 @@ class Stand(Drafter):
                 children = self._children(lm, tree, nodes[path], likely, width, like)
                 nodes |= {(*path, rank): child for rank, child in enumerate(children)}
 
-    def _children(self, lm, tree, parent, likely, width, like) -> list[int]:
+    def _children(self, lm: Lane, tree, parent, likely, width, like) -> list[int]:
         if not self._draws(lm):
             return [tree.add(token, parent, confidence=likely[token]) for token in list(likely)[:width]]
         q, position, children = self._spread(likely, like), len(lm.tokens) + len(tree.path(parent)), []

@@ -6,7 +6,7 @@ from itertools import groupby
 from math import floor
 
 from playground.algorithms.speculative.suffix_index import SuffixIndex
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.events import Figure
 
@@ -45,7 +45,7 @@ class SuffixDecoding(Drafter):
 
     _local = None  # prompt and answer of this run
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         if self._local is None:
             self._begin(lm)
         self._learn(lm.tokens)
@@ -61,7 +61,7 @@ class SuffixDecoding(Drafter):
     def observe(self, tree, rows, verdict) -> None:
         self._learn(rows.sequence.tokens)
 
-    def _begin(self, lm) -> None:
+    def _begin(self, lm: Lane) -> None:
         self._local, self._past = SuffixIndex(), lm.memory(self.name, SuffixIndex) if self.requests else SuffixIndex()
         self._past.keep_last(max(0, self.requests - 1))
         for store in (self._local, self._past):
@@ -128,7 +128,7 @@ class SuffixDecoding(Drafter):
             if chance * share >= self.min_prob:
                 heappush(waiting, (-chance * share, -after[-1], token, parent, depth, share, after))
 
-    def _figures(self, lm, local, past) -> Iterator:
+    def _figures(self, lm: Lane, local, past) -> Iterator:
         scores, matches = (
             {"this text": local.score, "earlier answers": past.score},
             {"this text": local.match, "earlier answers": past.match},

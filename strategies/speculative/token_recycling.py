@@ -4,7 +4,7 @@ from hashlib import blake2b
 
 from playground.algorithms.speculative.shared_table import SharedTable
 from playground.algorithms.speculative.tree_template import template
-from playground.contract import Drafter, knob
+from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import largest
 from playground.events import Figure
@@ -53,7 +53,7 @@ class TokenRecycling(Drafter):
     nodes: int = knob(80, 0, 80, step=1, help="draft tokens in the tree; 0 is plain decoding")
     k: int = knob(8, 1, 8, step=1, help="successors stored per token; 1 makes the tree a chain")
 
-    def propose(self, lm, budget) -> Iterator:
+    def propose(self, lm: Lane, budget) -> Iterator:
         self._memory = lm.memory(self.name, Successors, self.k)
         tree = TokenTree(self.name)
         self._memory.grow(tree, lm.tokens[-1], [path for path in template(self.nodes) if len(path) <= budget], lm.ends)

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.special import entr
 
 from playground.algorithms.speculative.verification import Ruling, walk
-from playground.contract import Verifier, knob
+from playground.contract import Lane, Verifier, knob
 from playground.contract.token_tree import ROOT
 from playground.events import Test
 
@@ -28,7 +28,7 @@ class TypicalAcceptance(Verifier):
     epsilon: float = knob(0.09, 0.01, 0.99, step=0.01, help="probability above which any draft token is accepted")
     delta: float = knob(0.3, 0.0, 0.99, step=0.01, help="factor of exp(-entropy) in the threshold; 0 accepts all")
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         accepted: dict[int, bool] = {}
 
         def passes(child: int) -> bool:

@@ -21,7 +21,7 @@ from playground.engine.host_copies import on_device, read_lists
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 HEAD_DIM = 64  # of the attention decoder, if it divides the width
 
@@ -164,7 +164,7 @@ class CloverDrafter(DraftHead):
         self._rows: CommittedRows | None = None
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, unread = TokenTree(self.name), lm.target.behind()
         depth = min(self.depth, budget, self.network.count + 1 - unread)
         if depth < 1 or not self.nodes:

@@ -10,7 +10,7 @@ from torch import Tensor
 from playground.algorithms.draft_heads.head_layers import HeadCache, NewRows
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 CHUNK = 512  # tokens of the text that a head reads at once
 

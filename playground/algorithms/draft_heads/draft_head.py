@@ -14,7 +14,7 @@ from playground.errors import Refusal
 from playground.events import Note
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 Weights = dict[str, Tensor]
 MEASURED = "accuracy"  # measured on held-out texts, [depths, ranks]; not a weight of the network

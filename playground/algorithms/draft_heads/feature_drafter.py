@@ -17,7 +17,7 @@ from playground.contract import knob
 from playground.contract.token_tree import ROOT, TokenTree
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 
 class FollowedText:
@@ -99,7 +99,7 @@ class FeatureDrafter(DraftHead):
         raise NotImplementedError
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree = TokenTree(self.name)
         if not self.nodes:
             return tree

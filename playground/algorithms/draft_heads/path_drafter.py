@@ -32,7 +32,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import read_lists
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 HEADS, RANKS = 4, 10
 HALVING = 0.5 ** torch.arange(1, RANKS + 1)  # accuracies of a head that was not trained
@@ -89,7 +89,7 @@ class PathDrafter(DraftHead):
         return network
 
     @torch.inference_mode()
-    def drafted(self, lm, budget):
+    def drafted(self, lm: Lane, budget):
         unread = lm.target.behind()
         depth = min(self.depth, budget, len(self.network.hydra_mlp) + 1 - unread)
         if depth < 1 or not self.nodes:

@@ -14,7 +14,7 @@ from playground.engine.host_copies import moved, read_lists
 from playground.events import Figure
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 
 class DraftRows:

@@ -11,7 +11,7 @@ from playground.request_limits import quoted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
 
 Phrase = tuple[int, ...]
 

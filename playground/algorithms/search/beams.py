@@ -18,7 +18,7 @@ from playground.engine.sampling import REMOVED, largest
 from playground.events import Event, Figure, Note
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
     from playground.decoding.rows import Rows
     from playground.decoding.sequence import Sequence
 

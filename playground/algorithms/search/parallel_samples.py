@@ -9,7 +9,7 @@ from playground.contract import RewardedText
 from playground.events import Event
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
     from playground.decoding.sequence import Sequence
 
 

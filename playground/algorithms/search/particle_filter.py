@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.errors import Refusal
 from playground.events import Branches, Event, Figure, Note
 
@@ -51,7 +51,7 @@ class Particles(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         particles, step = [Particle(leaf) for leaf in lm.fork(self.particles)], 0
         while any(particle.grows for particle in particles):
@@ -63,7 +63,7 @@ class Particles(Decoder):
                 particles = yield from self._resampled(lm, particles, step)
         yield from self._chosen(lm, particles)
 
-    def _extended(self, lm, particles: list[Particle], step: int) -> Iterator:
+    def _extended(self, lm: Lane, particles: list[Particle], step: int) -> Iterator:
         """One more token for every unfinished particle, in one forward."""
         growing = [particle for particle in particles if particle.grows]
         rows = yield lm.extend([particle.leaf for particle in growing])
@@ -73,16 +73,16 @@ class Particles(Decoder):
         lm.drop(particle.leaf for particle in growing if particle.weight == NEVER)
         self._cut(particles)
 
-    def _steps(self, lm, growing: list[Particle], rows: list) -> Iterator:
+    def _steps(self, lm: Lane, growing: list[Particle], rows: list) -> Iterator:
         """The choice of each growing particle."""
         yield from ()
         return [self._step(lm, particle, row) for particle, row in zip(growing, rows)]
 
-    def _branched(self, lm, particles: list[Particle]) -> list[Particle]:
+    def _branched(self, lm: Lane, particles: list[Particle]) -> list[Particle]:
         """The particles that take the next step; a subclass may branch them."""
         return particles
 
-    def _step(self, lm, particle: Particle, rows):
+    def _step(self, lm: Lane, particle: Particle, rows):
         """Choose a token that the grammar allows, or None if there is none.
 
         The allowed probability mass, computed from the whole mask, is multiplied into the particle's weight.
@@ -94,11 +94,11 @@ class Particles(Decoder):
         rows.add_stage("mask", allowed[None])
         return lm.pick(rows)
 
-    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+    def _resampled(self, lm: Lane, particles: list[Particle], step: int) -> Iterator:
         """Return the particles that continue after a step. The sum of their weights has the same expectation."""
         raise NotImplementedError
 
-    def _step_events(self, lm, growing: list[Particle], step: int) -> Iterator[Event]:
+    def _step_events(self, lm: Lane, growing: list[Particle], step: int) -> Iterator[Event]:
         """Events to show for a step besides the weights."""
         yield from ()
 
@@ -132,7 +132,7 @@ class Particles(Decoder):
             " an end and the model took it, so the answer is incomplete."
         )
 
-    def _chosen(self, lm, particles: list[Particle]) -> Iterator:
+    def _chosen(self, lm: Lane, particles: list[Particle]) -> Iterator:
         if not alive(particles):
             raise Refusal(
                 "Every particle reached a dead end of the grammar, where it allows no token of this model: loosen it, "
@@ -162,7 +162,7 @@ class Redrawn(Particles):
         "sampling",
     )
 
-    def _resampled(self, lm, particles: list[Particle], step: int) -> Iterator:
+    def _resampled(self, lm: Lane, particles: list[Particle], step: int) -> Iterator:
         if effective_size(particles) >= self.threshold * len(particles) - ROUNDING:
             return particles
         size = effective_size(particles)
@@ -172,7 +172,7 @@ class Redrawn(Particles):
     def _marks(self, particles: list[Particle]) -> dict[str, float]:
         return {"resampled below": self.threshold * len(particles)}
 
-    def _copied(self, lm, particles: list[Particle]) -> list[Particle]:
+    def _copied(self, lm: Lane, particles: list[Particle]) -> list[Particle]:
         """As many particles, each a copy of one sampled by weight, all with the mean weight."""
         weight, shares = mean(particles), normalised(particles)
         position = max(len(particle.leaf.tokens) for particle in particles)
@@ -182,7 +182,7 @@ class Redrawn(Particles):
         lm.drop(particle.leaf for particle in alive(particles) if particle.leaf not in taken)
         return copies
 
-    def _copy_leaf(self, lm, drawn: list[Particle], i: int):
+    def _copy_leaf(self, lm: Lane, drawn: list[Particle], i: int):
         """The first copy continues in the sequence itself, further ones in forks; a finished sequence is shared."""
         leaf = drawn[i].leaf
         return leaf if leaf.reason or drawn[i] not in drawn[:i] else lm.fork(1, leaf)[0]

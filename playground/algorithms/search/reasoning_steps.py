@@ -14,7 +14,7 @@ from playground.contract import RewardedText
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
     from playground.decoding.rows import Rows
     from playground.decoding.sequence import Sequence
 

@@ -20,7 +20,7 @@ from playground.events import Event, Forward, Note
 from playground.request_limits import is_public
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
     from playground.engine.sequence_classifier import ClassifiedAnswer, SequenceClassifier
 
 REWARDS = ("fitted", "classifier", "likelihood")

@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from playground.algorithms.speculative.without_replacement import RemainingTokens
-    from playground.contract import Drafter
-    from playground.decoding.lane import Lane
+    from playground.contract import Drafter, Lane
     from playground.decoding.rows import Rows
     from playground.decoding.stream import Exit, Stream
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from playground.contract.token_tree import TokenTree
 
 if TYPE_CHECKING:
-    from playground.contract import Drafter, Verifier
-    from playground.decoding.lane import Lane
+    from playground.contract import Drafter, Lane, Verifier
 
 
 def rounds(lm: Lane, drafter: Drafter, verifier: Verifier) -> Iterator:

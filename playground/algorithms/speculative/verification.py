@@ -18,7 +18,7 @@ from playground.engine.sampling import one_hot, read_largest, residual_distribut
 from playground.events import Candidate, Test, Verdict
 
 if TYPE_CHECKING:
-    from playground.decoding.lane import Lane
+    from playground.contract import Lane
     from playground.decoding.rows import Rows
 
 SHOWN = 8  # tokens of a residual distribution listed in the verdict

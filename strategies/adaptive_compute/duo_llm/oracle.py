@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import TokenTree
 from playground.errors import Refusal
 from playground.events import Figure
@@ -85,7 +85,7 @@ class DuoOracle(Decoder):
         self._policy = GivenRoutes(mode="big")
         return [self._policy]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         routes = tuple(map("".join, product(BIG + SMALL, repeat=lm.depth)))
         rows = yield lm.prefill()
         label = lm.spell(self.text)
@@ -101,7 +101,7 @@ class DuoOracle(Decoder):
             yield lm.keep(lm.choose(rows, token))
             rows = (yield lm.extend()) if following is not None else rows
 
-    def _shown(self, lm, token: int, routes: tuple[str, ...], logp: Tensor, following: int) -> Iterator:
+    def _shown(self, lm: Lane, token: int, routes: tuple[str, ...], logp: Tensor, following: int) -> Iterator:
         best = BestRoutes.of(routes, (-logp[:, following]).tolist())
         other = Random(lm.generated).randrange(logp.shape[1])
         control = -logp[:, other]

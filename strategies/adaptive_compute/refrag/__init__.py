@@ -7,7 +7,7 @@ from torch import Tensor
 
 from playground.algorithms.sampling.plain_decoding import plain
 from playground.algorithms.search.similarity import words
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from strategies.adaptive_compute.refrag.chunk_encoder import CHUNK, ChunkEncoder, ExpansionPolicy
@@ -62,7 +62,7 @@ class Refrag(Decoder):
         contents = b"".join(weights[name].cpu().numpy().tobytes() for name in sorted(weights))
         self._digest = blake2b(contents, digest_size=8).hexdigest()
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         if self.encoder == "trained" and self._encoder is None:
             yield Note("No encoder for this model: the context stays tokens. `python -m playground fit refrag` trains "
                        "one.")
@@ -79,12 +79,12 @@ class Refrag(Decoder):
         """Tokens of a chunk."""
         return len(self._encoder.place) if self.encoder == "trained" else CHUNK
 
-    def _chunks(self, lm) -> list[range]:
+    def _chunks(self, lm: Lane) -> list[range]:
         """Positions of the chunks in the prompt."""
         pieces = [lm.bytes(token) for token in lm.tokens[:lm.prompt_length]]
         return chunks_of(pieces, lm.passage, lm.question, self._size)
 
-    def _compress(self, lm, chunks: list[range]) -> Iterator:
+    def _compress(self, lm: Lane, chunks: list[range]) -> Iterator:
         """Replace the prompt by the shorter input, and show which chunks stay tokens."""
         vectors, reused = self._vectors(lm, chunks)
         scores = yield from self._scores(lm, chunks, vectors)
@@ -103,7 +103,7 @@ class Refrag(Decoder):
 
     # --- vectors ---
 
-    def _vectors(self, lm, chunks: list[range]) -> tuple[Tensor, int]:
+    def _vectors(self, lm: Lane, chunks: list[range]) -> tuple[Tensor, int]:
         """The vector of each chunk, [n, hidden_size], and how many were known."""
         contents = [tuple(lm.tokens[chunk.start:chunk.stop]) for chunk in chunks]
         about = (self.encoder, self._digest)
@@ -117,14 +117,14 @@ class Refrag(Decoder):
             known |= fresh
         return torch.stack([known[content] for content in contents]), len(set(contents)) - len(unknown)
 
-    def _encode(self, lm, embedded: Tensor) -> Tensor:
+    def _encode(self, lm: Lane, embedded: Tensor) -> Tensor:
         """Vectors [n, hidden_size] of chunks of embeddings [n, k, hidden_size], in float32 or wider."""
         embedded = embedded.to(torch.promote_types(embedded.dtype, torch.float32))
         return embedded.mean(1) if self.encoder == "mean" else self._encoder.to(embedded)(embedded)
 
     # --- the chunks that stay ---
 
-    def _scores(self, lm, chunks: list[range], vectors: Tensor) -> Iterator:
+    def _scores(self, lm: Lane, chunks: list[range], vectors: Tensor) -> Iterator:
         """The score of each chunk; those with the highest stay tokens."""
         if self.selector == "policy":
             return self._policy.to(vectors)(vectors).tolist()
@@ -134,7 +134,7 @@ class Refrag(Decoder):
             return [lm.uniform(number, "expand") for number in range(len(chunks))]
         return overlaps([_text_of(lm, chunk) for chunk in chunks], lm.question)
 
-    def _surprises(self, lm, chunks: list[range]) -> Iterator:
+    def _surprises(self, lm: Lane, chunks: list[range]) -> Iterator:
         """The mean negative log-probability of each chunk's tokens after all tokens before them, in nats."""
         ids, pieces = lm.tokens[:chunks[-1].stop], []
         for request in lm.reading(ids):
@@ -164,11 +164,11 @@ def overlaps(chunks: Sequence[str], question: str) -> list[float]:
     return [float(len(asked.intersection(words(chunk)))) for chunk in chunks]
 
 
-def _text_of(lm, chunk: range) -> str:
+def _text_of(lm: Lane, chunk: range) -> str:
     return lm.text_of(lm.tokens[chunk.start:chunk.stop], after=lm.tokens[:chunk.start])
 
 
-def shown_chunks(lm, chunks: list[range], scores: list[float], expanded: list[int]) -> Iterator[Figure]:
+def shown_chunks(lm: Lane, chunks: list[range], scores: list[float], expanded: list[int]) -> Iterator[Figure]:
     """The chunks with the highest scores, in the order of the text."""
     numbers = sorted(highest(scores, SHOWN))
     states = ["stays tokens" if number in expanded else "one vector" for number in numbers]

@@ -6,7 +6,7 @@ from math import exp
 
 import torch
 
-from playground.contract import Decoder, Strategy, knob, make
+from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.engine.sampling import largest
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
@@ -70,7 +70,7 @@ class ASAp(Decoder):
     def toggles(self) -> list[Strategy]:
         return [make("temperature", t=self.temperature)]
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         circumstances = [part for part in lm.assembly.parts() if part.name != self.name]
         trie = lm.memory(self.name, PrefixTrie, lm.tokens, lm.prompt_length, circumstances)
@@ -87,7 +87,7 @@ class ASAp(Decoder):
     def _rank(self, sample: GrammarSample) -> tuple[bool, float]:
         return sample.whole, sample.logp if self.text == "most probable" else 0.0
 
-    def _draw(self, lm, trie: PrefixTrie) -> Iterator:
+    def _draw(self, lm: Lane, trie: PrefixTrie) -> Iterator:
         """One sample, from the end of the prompt on; restarted at a dead end."""
         sample = GrammarSample(lm.fork(1)[0])
         try:
@@ -108,7 +108,7 @@ class ASAp(Decoder):
             trie.settle(sample.learned)
         return sample
 
-    def _begin_again(self, lm, trie: PrefixTrie, sample: GrammarSample, legal: torch.Tensor) -> GrammarSample:
+    def _begin_again(self, lm: Lane, trie: PrefixTrie, sample: GrammarSample, legal: torch.Tensor) -> GrammarSample:
         trie.learn(sample.node, legal)
         trie.settle(sample.learned if sample.node is None else sample.node)
         if sample.node is None or trie.chances[ROOT] == NEVER:
@@ -118,7 +118,7 @@ class ASAp(Decoder):
         lm.drop([sample.leaf])
         return GrammarSample(lm.fork(1)[0])
 
-    def _odds(self, lm, legal: torch.Tensor, weights: torch.Tensor) -> Figure:
+    def _odds(self, lm: Lane, legal: torch.Tensor, weights: torch.Tensor) -> Figure:
         """The most probable allowed tokens: by the model, with a mask alone, as sampled, and the probability that they
         lead to a valid text.
         """
@@ -134,7 +134,7 @@ class ASAp(Decoder):
             },
         )
 
-    def _tell(self, lm, trie: PrefixTrie, sample: GrammarSample, number: int, found: Counter) -> Iterator:
+    def _tell(self, lm: Lane, trie: PrefixTrie, sample: GrammarSample, number: int, found: Counter) -> Iterator:
         chance, ending = exp(trie.chances[ROOT]), "" if sample.whole else ", cut off before its end"
         yield Branches(scores={sample.leaf.number: sample.logp})
         yield Note(

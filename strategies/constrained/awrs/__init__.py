@@ -5,7 +5,7 @@ from math import log
 import torch
 
 from playground.algorithms.search.particle_filter import NEVER, Particle, Redrawn
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.events import Figure, Note
 from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
 
@@ -52,14 +52,14 @@ class AWRS(Redrawn):
         ENDLESS, 0, 1000, step=1, help="rejections for one token after which a counted text is abandoned; 0 never"
     )
 
-    def _steps(self, lm, growing: list[Particle], rows: list) -> Iterator:
+    def _steps(self, lm: Lane, growing: list[Particle], rows: list) -> Iterator:
         choices = []
         for particle, row in zip(growing, rows):
             choices.append(self._step(lm, particle, row))
             yield lm.pause()  # hundreds of trials for each
         return choices
 
-    def _step(self, lm, particle: Particle, rows):
+    def _step(self, lm: Lane, particle: Particle, rows):
         p, position = rows.scores[0].cpu().double().softmax(-1), rows.length
         tries = Tries(p, rows.allows, lambda q: lm.draw(q, position, "try"))
         token, weight = self._tried(tries, lambda: lm.uniform(position, "refused before"))
@@ -79,7 +79,7 @@ class AWRS(Redrawn):
             return counting(tries, uniform, self.accepts, self.rejects or len(tries.p) ** 2)
         return recursive(tries)
 
-    def _step_events(self, lm, growing: list[Particle], turn: int) -> Iterator:
+    def _step_events(self, lm: Lane, growing: list[Particle], turn: int) -> Iterator:
         asked = [particle.asked for particle in growing]
         counts = {
             "tokens tried": sum(map(len, asked)) / len(asked),

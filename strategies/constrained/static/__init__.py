@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from playground.algorithms.search.beams import Offer, best
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.errors import Refusal
 from playground.events import Branches, Figure, Note
 from playground.grammar.limits import check_items, check_rows
@@ -51,7 +51,7 @@ class Static(Decoder):
         if not self._texts():
             raise Refusal("There is no item to choose: write some, separated by |.", "items")
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         row = yield lm.prefill()
         trie = self._trie(lm, row.raw.device)
         yield Note(
@@ -74,7 +74,7 @@ class Static(Decoder):
     def _texts(self) -> list[str]:
         return list(dict.fromkeys(text for line in self.items.splitlines() for text in line.split("|") if text.strip()))
 
-    def _trie(self, lm, device: torch.device) -> CsrTrie:
+    def _trie(self, lm: Lane, device: torch.device) -> CsrTrie:
         end = sorted(lm.end_ids)[:1]
         spelt = [self._spelt(lm, text) for text in self._texts()]
         longest = max(map(len, spelt))
@@ -90,7 +90,7 @@ class Static(Decoder):
                 f"This model's tokens do not distinguish these items ({reason}): change them.", "items"
             ) from None
 
-    def _spelt(self, lm, text: str) -> list[int]:
+    def _spelt(self, lm: Lane, text: str) -> list[int]:
         tokens = lm.spell(text)
         if not tokens or max(tokens) >= lm.vocabulary:
             raise Refusal(f"This model has no tokens for the item {text!r}: write another.", "items")
@@ -110,7 +110,7 @@ class Static(Decoder):
             states,
         )
 
-    def _compete(self, lm, offers: list[Offer], done: list[ItemBeam]) -> tuple[list[Offer], list[ItemBeam]]:
+    def _compete(self, lm: Lane, offers: list[Offer], done: list[ItemBeam]) -> tuple[list[Offer], list[ItemBeam]]:
         """The best of the growing and the complete beams, at most `beams` in total."""
         ranked = sorted([*done, *offers], key=lambda either: -either.score)[:self.beams]
         lm.drop(beam.leaf for beam in done if beam not in ranked)
@@ -119,7 +119,7 @@ class Static(Decoder):
     def _named(self, offer: Offer, tokens: torch.Tensor) -> Offer:
         return offer._replace(token=int(tokens[offer.place, offer.token]))
 
-    def _grow(self, lm, rows, live: list[ItemBeam], offers: list[Offer], states: list[int]) -> Iterator:
+    def _grow(self, lm: Lane, rows, live: list[ItemBeam], offers: list[Offer], states: list[int]) -> Iterator:
         """The beams of these offers; the first of a parent continues its sequence, the others forks of it."""
         places = [offer.place for offer in offers]
         leaves = [
@@ -130,7 +130,7 @@ class Static(Decoder):
         yield lm.keep([lm.choose(rows[offer.place], offer.token, leaf=leaf) for offer, leaf in zip(offers, leaves)])
         return [ItemBeam(leaf, offer.score, state) for leaf, offer, state in zip(leaves, offers, states)]
 
-    def _shown(self, lm, trie: CsrTrie, sums: torch.Tensor, offers: list[Offer], tokens: torch.Tensor) -> Figure:
+    def _shown(self, lm: Lane, trie: CsrTrie, sums: torch.Tensor, offers: list[Offer], tokens: torch.Tensor) -> Figure:
         candidates = [self._named(offer, tokens) for offer in best(sums, SHOWN)]
         taken = [self._named(offer, tokens) for offer in offers]
         labels = [f"{'✓' if offer in taken else '–'} {offer.place + 1} {lm.piece(offer.token)}" for offer in candidates]
@@ -140,7 +140,7 @@ class Static(Decoder):
             {"labels": labels, "values": [offer.score for offer in candidates]},
         )
 
-    def _chosen(self, lm, done: list[ItemBeam]) -> Iterator:
+    def _chosen(self, lm: Lane, done: list[ItemBeam]) -> Iterator:
         shown = done[:SHOWN]
         yield Figure(
             "bars",

@@ -11,7 +11,7 @@ from playground.algorithms.draft_heads.dflash_network import DFlashNetwork
 from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.algorithms.draft_heads.head_layers import HeadShape
 from playground.algorithms.draft_heads.head_training import HeadTexts, HeadTraining, measured, trained
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure
@@ -74,7 +74,7 @@ class DFlash(DraftHead):
         return network.state_dict() | {name: torch.tensor(value) for name, value in settings.items()}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget) -> Iterator:
+    def drafted(self, lm: Lane, budget) -> Iterator:
         tree, unread = TokenTree(self.name), lm.target.behind()
         count = min(self._block - unread, self.depth, budget)
         if count < 1:
@@ -92,7 +92,7 @@ class DFlash(DraftHead):
         yield Figure("bars", "probability of each draft token, all of one forward", data)
         return tree
 
-    def _best(self, lm, hidden: Tensor) -> list[tuple[float, int]]:
+    def _best(self, lm: Lane, hidden: Tensor) -> list[tuple[float, int]]:
         """The best token at each mask with its probability."""
         network = self.network
         logits = lm.read_out(hidden) if network.lm_head is None else network.lm_head(hidden)
@@ -100,7 +100,7 @@ class DFlash(DraftHead):
         tokens = tokens if network.d2t is None else tokens + network.d2t[tokens]
         return list(zip(*read_lists(shares, tokens)))
 
-    def _catch_up(self, lm) -> None:
+    def _catch_up(self, lm: Lane) -> None:
         """Read the states of tokens that the target has read, and forget what is no longer in the text."""
         states = lm.target.states
         if self._caches is None or states.start != self._first:

@@ -20,7 +20,7 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.draft_heads.pseudo_rows import row_groups
-from playground.contract import knob
+from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure, Note
@@ -114,7 +114,7 @@ class Ppd(DraftHead):
         return {**network.state_dict(), MEASURED: counts.shares}
 
     @torch.inference_mode()
-    def drafted(self, lm, budget):
+    def drafted(self, lm: Lane, budget):
         guesses, prompts = self._current(lm), self.network.prompt_embeddings[:self.depth]
         trees = prompt_trees(_sorted(self.network.accuracy[:len(prompts), :self.ranks]), self.inputs)
         self._state = min(len(guesses), budget, len(trees) - 1)
@@ -140,7 +140,7 @@ class Ppd(DraftHead):
             self._guesses = rows.probes[before:before + counts[node]]
             self._read = rows.committed + tree.prefix(node)
 
-    def _current(self, lm) -> Tensor:
+    def _current(self, lm: Lane) -> Tensor:
         """The guesses [k, V] of the tokens after the text, if the last forward belongs to it. Those of tokens that are
         known already, because a grammar forced them, are left out.
         """
@@ -149,7 +149,7 @@ class Ppd(DraftHead):
             return torch.empty(0, lm.vocabulary)
         return self._guesses[unread - 1:]
 
-    def _figure(self, lm, tree: TokenTree, chosen: PromptTree) -> Figure:
+    def _figure(self, lm: Lane, tree: TokenTree, chosen: PromptTree) -> Figure:
         series = {
             "state": float(self._state), "draft tokens": float(len(tree)),
             "prompt tokens": float(sum(map(len, tree.probes.values()))),

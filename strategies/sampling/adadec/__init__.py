@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from playground.algorithms.sampling.token_readings import TokenReading
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import ranked
 from playground.events import Event, Figure, Note
@@ -60,7 +60,7 @@ class AdaDec(Decoder):
         """
         return {"tau": min(NEVER, learn(readings).tau)}
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows = yield lm.prefill()
         while True:
             entropy = rows.entropy()
@@ -77,7 +77,7 @@ class AdaDec(Decoder):
                 yield lm.keep(lm.pick(rows))
             rows = yield lm.extend()
 
-    def _look_ahead(self, lm, rows) -> Iterator:
+    def _look_ahead(self, lm: Lane, rows) -> Iterator:
         """The rollouts of all candidates, the most probable candidate first."""
         tree, rollouts = TokenTree(source=self.name), []
         logp, tokens = ranked(rows.allowed_logp(), self.width)
@@ -105,7 +105,7 @@ def _best(rollouts: list[Rollout]) -> Rollout:
     return max(rollouts, key=lambda rollout: rollout.score)
 
 
-def _events(lm, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
+def _events(lm: Lane, rollouts: list[Rollout], entropy: float) -> Iterator[Event]:
     """The rollouts, their scores, and whether the committed token differs from the first choice."""
     first, best = rollouts[0], _best(rollouts)
     labels = ["".join(map(lm.piece, rollout.tokens)) for rollout in rollouts]

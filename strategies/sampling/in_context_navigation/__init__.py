@@ -9,7 +9,7 @@ from torch import Tensor
 
 from playground.algorithms.search.commit_path import FoundToken, adopt
 from playground.algorithms.search.explored_prefixes import Explored
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.engine.sampling import first_largest
 from playground.events import Event, Figure, Note
@@ -55,7 +55,7 @@ class ReadPrompts(Explored):
     def learn(self, rows) -> None:
         self.best |= {rows.first + i: token for i, token in enumerate(first_largest(rows.raw)[:, 0].tolist())}
 
-    def query(self, lm, ids: list[int]) -> Iterator:
+    def query(self, lm: Lane, ids: list[int]) -> Iterator:
         """The node after these tokens; its logits are stored."""
         if tuple(ids) in self.queries:
             return self.queries[tuple(ids)]
@@ -156,7 +156,7 @@ class InContextNavigation(Decoder):
     def reads_hidden(self) -> tuple[str, ...]:
         return ("target",) if self.clusters else ()
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         reading, form = ReadPrompts(TokenTree(self.name)), LIST if self.task == "list" else WAYS
         prefilled = yield lm.prefill()
         reading.store_query([], prefilled, ROOT)
@@ -167,7 +167,7 @@ class InContextNavigation(Decoder):
         rows = yield lm.extend(chain(ids[:-1], self.name))
         yield from adopt(lm, [FoundToken(token, rows, node) for node, token in enumerate(ids, ROOT)])
 
-    def _initial_search(self, lm) -> Search:
+    def _initial_search(self, lm: Lane) -> Search:
         search, known = Search(), [line.strip() for line in self.known.splitlines() if line.strip()]
         for answer in known if self.task == "list" else ():
             search.answers.append(answer)
@@ -177,7 +177,7 @@ class InContextNavigation(Decoder):
 
     # --- lists ---
 
-    def _list_tokens(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
+    def _list_tokens(self, lm: Lane, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
         """Tokens of the list of all answers; if there are none, of the completion of the first token tried."""
         given, spare = list(search.answers), []
         for query in range(1, self.n_run + 1):
@@ -200,14 +200,18 @@ class InContextNavigation(Decoder):
             else spare or lm.spell(form.put(given))
         )
 
-    def _query_nodes(self, lm, reading: ReadPrompts, form: Form, given: list[str], answers: list[str]) -> Iterator:
+    def _query_nodes(
+        self, lm: Lane, reading: ReadPrompts, form: Form, given: list[str], answers: list[str]
+    ) -> Iterator:
         """Nodes after the clean prompt and after the one with the answers; None if one exceeds the model's context."""
         clean, full = lm.spell(form.put(given)), lm.spell(form.put(answers if self.navigate else given))
         if max(len(clean), len(full)) + 1 >= lm.target.room:
             return None
         return (yield from reading.query(lm, clean)), (yield from reading.query(lm, full))
 
-    def _new_first_tokens(self, lm, row: Tensor, search: Search, count: int, pool: int | None = None) -> list[int]:
+    def _new_first_tokens(
+        self, lm: Lane, row: Tensor, search: Search, count: int, pool: int | None = None
+    ) -> list[int]:
         """The best tokens of logits [V] whose text was not tried yet; marks them as tried."""
         found = []
         for token in row.sort(descending=True, stable=True).indices[:pool].tolist():
@@ -219,11 +223,13 @@ class InContextNavigation(Decoder):
                 found.append(token)
         return found
 
-    def _text_of(self, lm, token: int) -> str:
+    def _text_of(self, lm: Lane, token: int) -> str:
         text = lm.bytes(token).decode(errors="backslashreplace")
         return text.strip() if self.strip else text
 
-    def _complete(self, lm, reading: ReadPrompts, base: int, firsts: list[int], stop: bytes, longest: int) -> Iterator:
+    def _complete(
+        self, lm: Lane, reading: ReadPrompts, base: int, firsts: list[int], stop: bytes, longest: int
+    ) -> Iterator:
         """Greedy completions of first tokens after node `base`, in parallel, each up to a token with `stop`."""
         texts, nodes = [[token] for token in firsts], [base] * len(firsts)
         most = min(longest, lm.target.room - 1 - len(reading.tree.path(base)))
@@ -240,7 +246,7 @@ class InContextNavigation(Decoder):
                 texts[i].append(reading.best[nodes[i]])
         return texts
 
-    def _collect(self, lm, form: Form, search: Search, texts: list[list[int]], query: int) -> Iterator[Event]:
+    def _collect(self, lm: Lane, form: Form, search: Search, texts: list[list[int]], query: int) -> Iterator[Event]:
         """Add the answers with a closing quote to the search."""
         found, failed = [], 0
         for text in texts:
@@ -266,7 +272,7 @@ class InContextNavigation(Decoder):
         )
 
     def _query_events(
-        self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, firsts: list[int], query: int
+        self, lm: Lane, reading: ReadPrompts, nodes: tuple[int, int], search: Search, firsts: list[int], query: int
     ) -> Iterator[Event]:
         """Figures on how the answers in the prompt moved the query: ranks and logits of first tokens."""
         clean, full = (reading.rows[node] for node in nodes)
@@ -292,7 +298,7 @@ class InContextNavigation(Decoder):
     # --- lm_head geometry ---
 
     def _plane_events(
-        self, lm, reading: ReadPrompts, nodes: tuple[int, int], search: Search, query: int
+        self, lm: Lane, reading: ReadPrompts, nodes: tuple[int, int], search: Search, query: int
     ) -> Iterator[Event]:
         """The lm_head weights in a plane, drawn once; then per query the tokens tried and its direction."""
         if lm.lm_head_weight is None or nodes[1] not in reading.states:
@@ -305,7 +311,7 @@ class InContextNavigation(Decoder):
         arrow = [*search.atlas.plane.arrow(reading.states[nodes[1]]), f"query {query}"]
         yield Figure("points", PLANE, {"points": crossed, "path": [arrow]})
 
-    def _points(self, lm, atlas: Atlas, tokens: list[int], crossed: bool = False) -> list[list]:
+    def _points(self, lm: Lane, atlas: Atlas, tokens: list[int], crossed: bool = False) -> list[list]:
         names = {number: f"like {quoted(lm, those[:3])}" for number, those in atlas.largest(NAMED).items()}
         places, numbers = atlas.plane.places(atlas.weights[tokens]), atlas.clusters_of(tokens)
         return [
@@ -313,7 +319,7 @@ class InContextNavigation(Decoder):
             for place, token, number in zip(places, tokens, numbers)
         ]
 
-    def _cluster_events(self, lm, reading: ReadPrompts, form: Form, search: Search, given: list[str]) -> Iterator:
+    def _cluster_events(self, lm: Lane, reading: ReadPrompts, form: Form, search: Search, given: list[str]) -> Iterator:
         """Tokens ranked after the best, inside and outside their clusters: number, mean rank, share right."""
         atlas, inside = search.atlas, search.atlas.main(self.main)
         behind = range(self.main, min(self.ranked, len(atlas.tokens)))
@@ -343,7 +349,7 @@ class InContextNavigation(Decoder):
             f"{quoted(lm, atlas.tokens[: self.main])}."
         )
 
-    def _judge(self, lm, reading: ReadPrompts, form: Form, given: list[str], tokens: list[int]) -> Iterator:
+    def _judge(self, lm: Lane, reading: ReadPrompts, form: Form, given: list[str], tokens: list[int]) -> Iterator:
         """Whether each of these first tokens completes to a right answer from the clean prompt."""
         node, found = (yield from reading.query(lm, lm.spell(form.put(given)))), []
         known = {line.strip().casefold() for line in self.right.splitlines() if line.strip()}
@@ -355,7 +361,7 @@ class InContextNavigation(Decoder):
 
     # --- ways ---
 
-    def _majority_way(self, lm, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
+    def _majority_way(self, lm: Lane, reading: ReadPrompts, form: Form, search: Search) -> Iterator:
         """Tokens of the first way to the majority number, with that number."""
         ways, numbers = [], []
         for index in range(1, self.n_cot + 1):
@@ -380,7 +386,7 @@ class InContextNavigation(Decoder):
             else opening
         )
 
-    def _number(self, lm, reading: ReadPrompts, form: Form, way: list[int]) -> Iterator:
+    def _number(self, lm: Lane, reading: ReadPrompts, form: Form, way: list[int]) -> Iterator:
         """The number of a way, requested after it; empty if there is none."""
         ids = lm.spell(form.put([])) + lm.spell(f"{self._way_text(lm, way, form)}\n{self.cue}")
         if len(ids) + NUMBER >= lm.target.room:
@@ -389,11 +395,11 @@ class InContextNavigation(Decoder):
         [text] = yield from self._complete(lm, reading, node, [reading.best[node]], b'"', NUMBER)
         return re.sub(r"[^0-9]", "", lm.text_of(text).split('"')[0])
 
-    def _way_text(self, lm, way: list[int], form: Form) -> str:
+    def _way_text(self, lm: Lane, way: list[int], form: Form) -> str:
         return lm.text_of(way).split(form.stop.decode())[0].rstrip()
 
 
-def quoted_answer(lm, text: list[int], stop: bytes) -> str:
+def quoted_answer(lm: Lane, text: list[int], stop: bytes) -> str:
     """The text before the closing quote; empty if there is none."""
     before, found, _ = lm.text_of(text).partition(stop.decode())
     return before if found else ""
@@ -403,7 +409,7 @@ def marked(answers: list[str]) -> list[str]:
     return [f"{answer} (again)" if answer in answers[:i] else answer for i, answer in enumerate(answers)]
 
 
-def quoted(lm, tokens: list[int]) -> str:
+def quoted(lm: Lane, tokens: list[int]) -> str:
     return " ".join(repr(lm.piece(token)) for token in tokens)
 
 

@@ -2,7 +2,7 @@
 from collections.abc import Iterator
 
 from playground.algorithms.search.beams import Beams, compared, log_probabilities
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.errors import Refusal
 from playground.events import Branches, Figure
 from strategies.search.diverse_beam_search import diversity
@@ -46,7 +46,7 @@ class DiverseBeamSearch(Decoder):
                 "groups",
             )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         yield lm.prefill()
         groups = [Beams(leaf, self.beams // self.groups, self.length_exponent) for leaf in lm.fork(self.groups)]
         while active := {number: group for number, group in enumerate(groups, 1) if group.live}:
@@ -65,7 +65,7 @@ class DiverseBeamSearch(Decoder):
         winner = max(groups, key=lambda group: group.of_length(group.finished[0].logp, group.finished[0]))
         yield lm.keep(winner.finished[0].leaf)
 
-    def _choose(self, lm, groups, rows) -> tuple[list, Figure]:
+    def _choose(self, lm: Lane, groups, rows) -> tuple[list, Figure]:
         """Choose the continuations group by group. Returns the choice of each beam, and a figure of the penalties."""
         earlier, choices, labels, values = [], [], [], []
         for number, group in groups.items():
@@ -84,7 +84,7 @@ class DiverseBeamSearch(Decoder):
             earlier += [[*texts[offer.place], offer.token] for offer in offers if not lm.ends(offer.token)]
         return choices, matrix("group and token", ["log-probability", "penalty", "sum of the text"], labels, values)
 
-    def _penalties(self, lm, own, earlier, logp):
+    def _penalties(self, lm: Lane, own, earlier, logp):
         """The penalties [live, V] of a group, in units of `strength`."""
         match self.diversity:
             case "cumulative":

@@ -5,7 +5,7 @@ import torch
 
 from playground.algorithms.fairy_tales import tales
 from playground.algorithms.search.beams import Beam, Beams
-from playground.contract import Decoder, knob
+from playground.contract import Decoder, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree, merged
 from playground.engine.sampling import largest
 from playground.errors import Refusal
@@ -60,7 +60,7 @@ class Superposed(Decoder):
                 "kept",
             )
 
-    def decode(self, lm) -> Iterator:
+    def decode(self, lm: Lane) -> Iterator:
         rows, node, mixtures = (yield lm.prefill()), ROOT, TokenTree(self.name)
         corpus = Corpus(
             [lm.encode(paragraph) for paragraph in (self.corpus.strip() or tales()).split("\n\n")], len(WEIGHTS)
@@ -107,7 +107,7 @@ class Superposed(Decoder):
             return logq
         return logq + self.alpha * known.log() if bool(known.any()) else logq - self.penalty
 
-    def _compared(self, lm, drafts) -> Iterator:
+    def _compared(self, lm: Lane, drafts) -> Iterator:
         """Compare the drafts' scores with their true log-probabilities, computed in one forward."""
         texts = [draft.leaf.written for draft in drafts]
         tree, paths = merged([text[:-1] for text in texts], "audit")

@@ -1,6 +1,6 @@
 """Verification of independent draft tokens by optimal transport, solved exactly."""
 from playground.algorithms.speculative.verification import Ruling, match, walk
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 from playground.events import Test
 from strategies.speculative.exact_transport.draft_labels import DraftLabels
 from strategies.speculative.exact_transport.transport_plan import TransportPlan
@@ -24,7 +24,7 @@ class ExactTransport(Verifier):
     guarantee, reconstruction = ("greedy_identical", "distribution_identical"), True
     exact_for = ("independent", "deterministic")
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         def rule(node, children):
             p, position = rows.distribution(node), rows.position(node)
             if not lm.chain.draws:
@@ -35,7 +35,7 @@ class ExactTransport(Verifier):
 
         return walk(lm, tree, rows, rule)
 
-    def _transported(self, lm, tree, children, p, position) -> Ruling:
+    def _transported(self, lm: Lane, tree, children, p, position) -> Ruling:
         """Test the distinct children one by one with the probabilities that the plan gives them together."""
         nodes = {tree.tokens[child]: child for child in reversed(children)}
         plan = TransportPlan(p, tree.q[children[0]], len(children))

@@ -1,6 +1,6 @@
 """SpecTr's verification rule: accept one of several independent draft tokens."""
 from playground.algorithms.speculative.verification import match, walk
-from playground.contract import Verifier
+from playground.contract import Lane, Verifier
 from strategies.speculative.k_seq.optimal_transport import k_seq
 
 
@@ -18,7 +18,7 @@ class KSeq(Verifier):
     guarantee = ("greedy_identical", "distribution_identical")
     exact_for = ("independent",)
 
-    def judge(self, lm, tree, rows):
+    def judge(self, lm: Lane, tree, rows):
         def greedy(node, children):
             return match(rows.best(node), children, tree, rows.distribution(node))
 

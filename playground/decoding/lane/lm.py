@@ -1,0 +1,99 @@
+"""The lane: one strategy's run over one text. Strategies receive it as `lm` and use nothing else."""
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from playground.contract.lane_config import Assembly
+from playground.contract.token_tree import TokenTree
+from playground.decoding.async_forward import AsyncRequest
+from playground.decoding.lane.commits import Commits
+from playground.decoding.lane.lane_state import LaneState
+from playground.decoding.lane.running_text import ModelsByStream
+from playground.decoding.lane.streams import FittedWeights
+from playground.decoding.limits import Limits
+from playground.decoding.recorder import CommittedToken, Recorder
+from playground.decoding.requests import Background, Immediate, Pause, Request, Together
+from playground.decoding.rows import TokenChoice
+from playground.decoding.sequence import Sequence
+from playground.decoding.stream import Stream, reading
+from playground.decoding.visitor_memory import Memory
+from playground.engine.sequence_classifier import load_classifier
+from playground.events import Verdict
+
+
+class Lane(Commits, LaneState):
+    """One strategy's run over one text: what it may request. `contract.lane` describes the members."""
+
+    def __init__(
+        self,
+        prompt: list[int],
+        models: ModelsByStream,
+        assembly: Assembly,
+        limits: Limits,
+        recorder: Recorder,
+        prompts: dict[str, list[int]] | None = None,
+        memory: Memory | None = None,
+        heads: FittedWeights | None = None,
+    ):
+        """As `ModelStreams`. Raises Refusal, too, if the constraint or the cache policy cannot work."""
+        super().__init__(prompt, models, assembly, limits, recorder, prompts, memory, heads)
+        self._last_change: Immediate | None = None  # the last request that changes the text
+        self._start(prompt)
+        # now, so that an unsupported combination raises Refusal before the run
+        if assembly.cache_policy or assembly.compute_policy:
+            self.stream("target")
+
+    def prefill(self) -> Request:
+        return self.target.prefill()
+
+    def replace_prompt(self, inputs: list[int | torch.Tensor]) -> None:
+        self.target.replace_prompt(inputs)
+
+    def reading(self, ids: list[int], name: str = "target") -> list[Request]:
+        stream_name = "reading" if name == "target" else f"{name} reading"
+        return reading(Stream(stream_name, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
+
+    def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
+        return self.target.grow(what) if isinstance(what, list) else self.target.extend(what)
+
+    def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
+        if isinstance(what, list):
+            return self._text_change(lambda: self._commit_each(what))
+        if isinstance(what, Sequence):
+            return self._text_change(lambda: self._adopt(what))
+        tokens = (
+            [CommittedToken(what.token, what.origin, what.rows, what.node)]
+            if isinstance(what, TokenChoice)
+            else self._accepted(what)
+        )
+        return self._text_change(lambda: self._commit_main(self._up_to_stop(tokens)))
+
+    def roll_back(self, count: int) -> Request:
+        return self._text_change(lambda: self._roll_back(count))
+
+    def _text_change(self, act: Callable[[], None]) -> Immediate:
+        """A request without an answer. Raises RuntimeError if the previous one was never yielded."""
+        if self._last_change and not self._last_change.served:
+            raise RuntimeError(
+                "a change of the text was not yielded: write `yield lm.keep(…)` and `yield lm.roll_back(…)`"
+            )
+        self._last_change = Immediate(act)
+        return self._last_change
+
+    def together(self, *requests: Request) -> Request:
+        return Together(*requests)
+
+    def aside(self, request: Request) -> Request:
+        return Immediate(lambda: AsyncRequest(request))
+
+    def pause(self) -> Request:
+        return Pause()
+
+    def background(self, work: Callable[[], Any]) -> Request:
+        return Background(work)
+
+    def classifier(self, name: str) -> Request:
+        return Background(lambda: load_classifier(name.strip(), str(self.target_model.device)))

@@ -1,0 +1,45 @@
+"""The random numbers of a lane."""
+from __future__ import annotations
+
+import torch
+
+from playground.contract.lane import LaneRandomness
+from playground.contract.token_tree import ROOT
+from playground.decoding.rng import Draws, Remaining
+from playground.decoding.rows import Rows, TokenChoice
+from playground.decoding.sequence import Sequence
+
+
+class RandomNumbers(LaneRandomness):
+    """Choices of tokens and other chance events, all from one seed."""
+
+    def __init__(self, seed: int):
+        self.draws = Draws(seed)
+
+    def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
+        if not rows.chain.draws:
+            return TokenChoice(rows.best(node), rows, node)
+        token = self.draws.pick(rows.distribution(node), purpose, rows.position(node), rows.sequence.lineage)
+        return TokenChoice(token, rows, node)
+
+    def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
+        return TokenChoice(token, rows, node, by=leaf)
+
+    def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
+        return self.draws.pick(p, purpose, position)
+
+    def draw_each(
+        self, p: torch.Tensor, keys: list[list[tuple[str, int]]]
+    ) -> list[list[tuple[int, float | None]]]:
+        if p.is_cpu:
+            return [[(self.draw(row, at, purpose), None) for purpose, at in own] for row, own in zip(p, keys)]
+        return self.draws.pick_each(p, keys)
+
+    def draw_remaining(self, remaining: Remaining, position: int, purpose: str) -> int:
+        return self.draws.take(remaining, purpose, position)
+
+    def flip(self, probability: float, position: int, purpose: str = "accept") -> tuple[bool, float]:
+        return self.draws.flip(probability, purpose, position)
+
+    def uniform(self, position: int, purpose: str) -> float:
+        return self.draws.uniform(purpose, position)
