@@ -184,10 +184,40 @@ def test_blanks_and_breaks_can_be_seen_and_counted(page, feed):
     assert token_texts(page, 0) == [" ", "   ", " a", "\n", "\r\n", "\t", ""], "what is copied is the text"
 
 
-def test_bytes_of_a_half_letter_are_chips_and_the_last_one_shows_the_letter(page, feed):
-    pieces(page, feed, "<0xE2>", "<0x82>", "<0xAC>", "a<0xFF>", "\u200b")
-    assert [chips(page, i) for i in range(5)] == [["E2"], ["82"], ["AC"], ["FF"], ["U+200B"]]
-    assert [tokens(page).nth(i).locator(".letter").all_inner_texts() for i in range(4)] == [[], [], ["€"], []]
+def composed(page) -> list[list[tuple[str, str]]]:
+    """Of each token the bytes that are drawn under a character, and what is above each."""
+    read = "all => all.map((t) => [...t.querySelectorAll('.composed')].map((b) => [b.dataset.byte, b.textContent]))"
+    return [[(byte, above) for byte, above in token] for token in tokens(page).evaluate_all(read)]
+
+
+def test_a_character_of_several_tokens_is_composed_above_its_bytes_and_half_a_character_stays_bytes(page, feed):
+    pieces(page, feed, "<0xE2>", "<0x82>", "<0xAC>", "a<0xFF>", "\u200b", "<0xF0><0x9F>")
+    assert composed(page) == [[("E2", "€")], [("82", "")], [("AC", "")], [], [], []]
+    assert [chips(page, i) for i in range(6)] == [[], [], [], ["FF"], ["U+200B"], ["F0", "9F"]]
+
+
+def test_characters_that_share_a_token_are_all_composed_and_copied_once(page, feed):
+    pieces(page, feed, "<0xE3><0x83>", "<0xB3><0xE3><0x83>", "<0x89>", " <0xC3>", "<0xA9>!")  # ンド é!
+    assert composed(page) == [
+        [("E3", "ン"), ("83", "")], [("B3", ""), ("E3", "ド"), ("83", "")], [("89", "")], [("C3", "é")], [("A9", "")]
+    ]
+    assert "".join(token_texts(page, 0)) == "ンド é!"
+
+
+def test_a_character_whose_last_byte_is_taken_back_is_bytes_again(page, feed):
+    written = ["<0xC3>", "<0xA9>", "<0xD8>", "<0xB3>"]
+    show(page, feed, [event(i, piece, 0.1 * (i + 1)) for i, piece in enumerate(written)])
+    assert composed(page) == [[("C3", "é")], [("A9", "")], [("D8", "س")], [("B3", "")]]
+    seek(page, 0.8)
+    assert composed(page) == [[("C3", "é")], [("A9", "")], []] and chips(page, 2) == ["D8"]
+    seek(page, 1)
+    assert composed(page)[2:] == [[("D8", "س")], [("B3", "")]]
+
+
+def test_a_script_that_runs_to_the_left_is_laid_out_so(page, feed):
+    pieces(page, feed, "a", "<0xD8>", "<0xB3>", "<0xD9>", "<0x84>", "b")  # سل
+    places = page.locator(".tokens .composed").evaluate_all("all => all.map((b) => b.getBoundingClientRect().left)")
+    assert places == sorted(places, reverse=True)
 
 
 # --- a paragraph without end ---

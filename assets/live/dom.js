@@ -52,6 +52,10 @@ function setAttribute(node, name, value) {
   if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
+function isText(value) {
+  return typeof value === "string";
+}
+
 function isNumber(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
@@ -93,8 +97,8 @@ const SPECIAL = /^(<[|｜][^<>|｜\s]{1,40}[|｜]>|<\/?(s|pad|eos|bos|unk|mask|s
 const GLYPHS = { "\n": "↵", "\r": "␍", "\r\n": "↵", "\t": "⇥" };
 
 /** Fill `node` with a token's piece: line ends as a sign and a break, bytes and special tokens as chips, the rest as text.
-    A single blank is shown as a dot; a label has no line breaks. */
-function writePiece(node, piece, isLabel = false) {
+    A single blank is shown as a dot; a label has no line breaks. `characters`: what its bytes are, as `composed` finds them. */
+function writePiece(node, piece, isLabel = false, characters = []) {
   if (piece === " ") {
     node.append(el("span", "blank", piece));
     return;
@@ -103,10 +107,12 @@ function writePiece(node, piece, isLabel = false) {
     node.append(el("span", "chip", piece));
     return;
   }
-  let from = 0;
+  let [from, bytes] = [0, 0];
   for (const match of piece.matchAll(UNREADABLE)) {
     writePlain(node, piece.slice(from, match.index));
-    writeUnreadable(node, match, isLabel);
+    const said = match[1] ? characters[bytes++] : undefined;
+    if (isText(said)) node.append(composedByte(match[1], said));
+    else writeUnreadable(node, match, isLabel);
     from = match.index + match[0].length;
   }
   writePlain(node, piece.slice(from));

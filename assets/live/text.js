@@ -37,11 +37,12 @@ class TextView {
     this.prompt.replaceChildren();
     const folded = pieces.length > 60;
     const early = el("span", "early");
+    const characters = composed(pieces);
     pieces.forEach((piece, i) => {
       const host = folded && i < pieces.length - 30 ? early : this.prompt;
       const span = el("span", "p");
       span.dataset.prompt = i;
-      writePiece(span, piece);
+      writePiece(span, piece, false, characters[i]);
       host.append(span);
     });
     if (!folded) return;
@@ -143,6 +144,7 @@ class TextView {
     while (this.stretches.length > 1 && this.lastStretch.from >= left) this.stretches.pop().node.remove();
     if (this.lastStretch.cut) this.join(this.stretches.length - 1);
     this.lastStretch.node.append(this.ghosts);
+    this.tear(left);
   }
 
   add(token, i) {
@@ -151,11 +153,34 @@ class TextView {
     span.dataset.i = i;
     span.tabIndex = -1;
     span.isSoft = /^ \S+$/.test(token.piece) && /\S$/.test(i ? this.shown[i - 1].piece : this.promptEnd);
-    writePiece(span, token.piece);
-    if (token.letter) span.append(el("span", "letter", token.letter));
     this.shown.push(token);
     this.spans.push(span);
+    this.write(composingFrom(this.shown, i));
     host.append(span);
+  }
+
+  /** Write the tokens from one on: the last one may have completed a character that began there. What they were known to be stays. */
+  write(from) {
+    const found = composed(this.shown.slice(from).map(({ piece }) => piece));
+    let begun = from;
+    found.forEach((said, i) => {
+      const span = this.spans[from + i];
+      const characters = said.map((one, k) => one ?? span.characters?.[k] ?? null);
+      if (isInside(characters[0])) this.spans[begun].until = from + i; // the last token of its character
+      if (characters.some((one) => isText(one) && !isInside(one))) begun = from + i;
+      if (JSON.stringify(characters) === JSON.stringify(span.characters)) return;
+      span.characters = characters;
+      span.replaceChildren();
+      writePiece(span, this.shown[from + i].piece, false, characters);
+    });
+  }
+
+  /** A character that has lost its last bytes is shown as those that are left. */
+  tear(left) {
+    const at = this.spans.findLastIndex(({ until }) => until >= left);
+    if (at < 0) return;
+    for (const span of this.spans.slice(at)) span.characters = span.until = undefined;
+    this.write(composingFrom(this.shown, at));
   }
 
   /** Colour one token if its step, its mark or the channels have changed. */
@@ -183,7 +208,8 @@ class TextView {
     this.ghosts.replaceChildren(...withdrawn.map(rolledBack));
     if (!round) return;
     const path = round.mainPath();
-    for (const node of path) this.ghosts.append(ghost(round, node));
+    const characters = composed(path.map((node) => round.draft.pieces[node] ?? ""));
+    path.forEach((node, i) => this.ghosts.append(ghost(round, node, characters[i])));
     for (const node of round.rejectedNodes()) this.ghosts.append(ghost(round, node));
     if (round.hasNext) this.ghosts.append(nextToken(round.verdict));
     const more = round.draft.tokens.length - path.length;
@@ -259,10 +285,10 @@ function sayFill({ position, step, confidence, entropy }) {
   return `position ${position + 1}, filled in step ${step}${confident}${open}`;
 }
 
-function ghost(round, node) {
+function ghost(round, node, characters = []) {
   const span = el("span", "g " + round.nodeState(node));
   span.title = { pending: "draft token", kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested" }[round.nodeState(node)];
-  writePiece(span, round.draft.pieces[node] ?? "", true);
+  writePiece(span, round.draft.pieces[node] ?? "", true, characters);
   return span;
 }
 

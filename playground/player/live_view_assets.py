@@ -18,6 +18,7 @@ from playground.trace.csv_export import COLUMNS
 STYLES = (
     "live",
     "lanes",
+    "composed",
     "stage",
     "views",
     "views/choice",
@@ -44,6 +45,7 @@ STYLES = (
 )
 SCRIPTS = (
     "dom",
+    "composed",
     "contents",
     "trace",
     "metrics",
