@@ -24,6 +24,13 @@ class Pointer {
     this.rule.textContent = selector ? `${selector} { outline: 2px solid var(--pg-accent); outline-offset: 4px; border-radius: 8px; }` : "";
     if (selector) this.bringSoon(selector, panel);
     else this.cancel();
+    this.openView(selector);
+  }
+
+  /** Where one view at a time stands beside the lanes, open the one that is pointed at, once the run has something for it. */
+  openView(selector) {
+    const [, view] = /\.panel-(\w+)/.exec(selector) || [];
+    if (view) document.querySelector(`.live .view-tab[data-view="${view}"]:not(:disabled)`)?.click();
   }
 
   /** Scroll repeatedly for a while: the view draws lazily, which moves what is below. */
@@ -271,6 +278,7 @@ class Lessons {
     const asked = this.askedHere();
     if (asked && (asked.guess !== null || asked.waived)) asked.revealed = true;
     this.goToPlace();
+    this.pointer.openView(shown[this.step.show]);
     this.pointer.bringSoon(shown[this.step.show], this.panel);
   }
 

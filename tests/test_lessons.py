@@ -445,6 +445,31 @@ def test_the_address_follows_the_lesson(page, address):
     assert "lesson" not in page.url
 
 
+ONE_VIEW = "localStorage['decoding-playground.view'] = JSON.stringify({ pace: 'live', views: 'one' })"
+EDGES = """() => ['.live .lanes', '.live .inspector', '.lesson-panel'].map((selector) => {
+    const { left, right, top, bottom } = document.querySelector(selector).getBoundingClientRect();
+    return { left, right, top, bottom };
+})"""
+
+
+def test_a_lesson_stands_beside_the_text_and_the_view_it_speaks_of(page, address):
+    page.add_init_script(ONE_VIEW)
+    arrive(page, address, f"?lesson={LESSON}")
+    for step, name in ((2, "rounds"), (3, "tree")):
+        page.get_by_role("button", name=f"Step {step}: ").click()
+        if step == 2:
+            page.get_by_text("Go on without a prediction").click()
+        expect(page.locator(f".live .view-tab[data-view='{name}']")).to_have_attribute("aria-selected", "true")
+    expect(page.locator(".live .panel-tree")).to_be_visible()
+    for width in (1440, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        expect(page.locator(".live")).to_have_attribute("data-views", "one")
+        text, shown, lesson = page.evaluate(EDGES)
+        assert text["left"] + 380 < text["right"] <= shown["left"] and shown["right"] <= lesson["left"]
+        assert max(text["bottom"], shown["bottom"]) <= 900 and lesson["top"] < text["bottom"]
+    page.set_viewport_size({"width": 1440, "height": 900})
+
+
 def test_only_the_first_choice_of_a_question_is_bounded_on_one_side():
     """ "Fewer than a quarter" and "fewer than three quarters" would both be true of a tenth."""
     below = re.compile(r"\b(fewer|less) than\b|\bup to\b")

@@ -1,8 +1,8 @@
 // The inspector beside the lanes of a wide page: one view at a time, with a row of tabs. What happens in the chosen lane decides which view
-// that is, until the visitor presses a tab. A narrow page, a printed one and a lesson have all views below the lanes.
+// that is, until the visitor presses a tab. A narrow page and a printed one have all views below the lanes.
 
 const ROOM_BESIDE = 1040; // px of the live view: those of a window of 1100 px
-const ALL_BELOW = ["in-lesson"]; // classes of the body
+const ROOM_IN_LESSON = 800; // px in the size of the type: a lesson stands beside both, and the views are narrower
 const OWN_HEADS = ["inside", "attribution", "canvas", "branches", "figures"]; // views without a tab where a run has nothing for them
 const TABS = { // in this order
   inside: "Inside", attribution: "Attribution", canvas: "Canvas", choice: "Choice", branches: "Sequences", tree: "Tree", entropy: "Entropy",
@@ -65,7 +65,8 @@ class Inspector {
 
   get isBeside() {
     const { app } = this;
-    const isNarrow = app.root.clientWidth * zoomOf(app.root) < ROOM_BESIDE || ALL_BELOW.some((name) => document.body.classList.contains(name));
+    const inLesson = document.body.classList.contains("in-lesson");
+    const isNarrow = inLesson ? app.root.clientWidth < ROOM_IN_LESSON : app.root.clientWidth * zoomOf(app.root) < ROOM_BESIDE;
     return app.settings.views === "one" && app.cards.length > 0 && !isNarrow && !this.printing;
   }
 
