@@ -1,5 +1,66 @@
 // Page-wide behaviour: keyboard shortcuts, theme, projector mode, share link, clean-up of removed figures.
 (() => {
+  // When a page is left, Gradio's client aborts its streams and reports them as errors: here they end instead. What it asks meanwhile is not
+  // answered.
+
+  const STREAMS = /\/(queue\/data|heartbeat\/)/;
+  const streams = new Set(); // functions that end a stream
+  const ask = window.fetch.bind(window);
+  let isLeft = false;
+
+  const ending = (answer) => {
+    const reader = answer.body.getReader();
+    let isOver = false;
+    const body = new ReadableStream({
+      start(controller) {
+        this.end = () => {
+          isOver = true;
+          streams.delete(this.end);
+          controller.close();
+        };
+        streams.add(this.end);
+      },
+      async pull(controller) {
+        try {
+          const { done, value } = await reader.read();
+          if (done && !isOver) this.end();
+          else if (!isOver) controller.enqueue(value);
+        } catch (reason) {
+          if (isOver) return;
+          if (reason?.name === "AbortError") return this.end(); // the client's own
+          streams.delete(this.end);
+          throw reason;
+        }
+      },
+      cancel(reason) {
+        streams.delete(this.end);
+        return reader.cancel(reason);
+      },
+    });
+    return new Response(body, answer);
+  };
+
+  window.fetch = async (resource, options) => {
+    try {
+      const answer = await ask(resource, options);
+      return answer.body && STREAMS.test(resource?.url ?? resource) ? ending(answer) : answer;
+    } catch (reason) {
+      if (isLeft || (reason?.name === "AbortError" && STREAMS.test(resource?.url ?? resource))) return new Promise(() => {});
+      throw reason;
+    }
+  };
+
+  addEventListener("pagehide", () => {
+    isLeft = true;
+    for (const end of streams) end();
+  });
+
+  addEventListener("pageshow", ({ persisted }) => {
+    if (persisted) location.reload(); // its streams have ended; what was chosen is kept
+  });
+
+  window.isApple = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform || navigator.platform); // its keys have other names
+
   const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 
   document.addEventListener("keydown", (event) => {
@@ -263,13 +324,22 @@
     opening.wantsRun = true;
   }, true);
 
-  // A link with a position shows its run there, so the run begins by itself; after a reload the tab's own runs are shown.
+  /** The last lane holds the strategy of the library: the views follow it. */
+  const showLast = () => document.querySelector(".live .chooser .tab:last-child")?.click();
+
+  // A link with a position shows its run there, and one of the library shows a strategy, so their runs begin by themselves; after a reload
+  // the tab's own runs are shown.
   window.linkOpened = () => {
-    const params = new URLSearchParams(location.search);
-    const runsItself = params.has("s") && params.has("at") && !isReload();
+    const address = new URL(location.href);
+    const params = address.searchParams;
+    const ofLibrary = params.has("run") && !isReload();
+    const runsItself = params.has("s") && (ofLibrary || (params.has("at") && !isReload()));
+    params.delete("run"); // a bookmark of the page does not run
+    if (address.href !== location.href) history.replaceState(history.state, "", address);
     setTimeout(() => {
       opening.isOver = true;
       beginHistory();
+      if (ofLibrary) document.addEventListener("run-begun", showLast, { once: true });
       if (runsItself || opening.wantsRun) press("run");
     }, 100);
   };

@@ -4,7 +4,6 @@ from __future__ import annotations
 import re
 from html import escape
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from chromium import chromium, new_context
@@ -55,7 +54,7 @@ def test_a_link_opens_a_lane_that_holds_the_strategy_and_can_run(cls):
     if cls.kind not in IN_A_LANE:
         assert settings is None and cls.name in library.entry(cls).rpartition("python -m playground")[2]
         return
-    carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)'", library.entry(cls))[1])
+    carried = Settings.from_code(re.search(r"href='\./\?s=([\w-]+)&amp;run'", library.entry(cls))[1])
     # required, compressed, or used if there is one
     reads_one = "context" in cls.needs or getattr(cls, "replaces_prompt", False) or "passage" in [
         knob.name for knob in cls.knobs()]
@@ -163,10 +162,7 @@ def test_knobs_are_reported_with_their_kind_their_limits_and_their_default():
 
 @pytest.fixture(scope="module")
 def address():
-    models = SimpleNamespace(
-        target=SimpleNamespace(name="none", dtype="float", device=SimpleNamespace(type="cpu")), draft=None
-    )
-    demo = build(Site(load=lambda *names, **how: models))
+    demo = build(Site())
     yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())[1]
     demo.close()
 
@@ -295,11 +291,14 @@ def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
     page.close()
 
 
-def test_a_strategy_is_opened_in_a_lane_from_its_entry(page):
+def test_a_strategy_is_run_beside_its_plain_lane_from_its_entry(page):
     page.locator("#sink_window .open-lane").click()
     expect(page.locator(".lane-card")).to_have_count(2)
     expect(page.locator(".lane-card .recipe").last).to_contain_text("sink_window")
     expect(page.locator("#prompt textarea")).to_have_value(settings_for(find("sink_window")).prompt)
+    expect(page.locator("#live [data-recorded='false'] .lane[data-lane='1'] .tokens > *").nth(2)).to_be_attached()
+    expect(page.locator("#live .chooser .tab").last).to_have_attribute("aria-pressed", "true")
+    assert "s=" in page.url and "run" not in page.url.partition("?")[2].split("&"), "a bookmark does not run"
 
 
 def test_the_head_leads_there_and_marks_it(page):

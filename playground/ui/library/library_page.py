@@ -297,9 +297,9 @@ def _count(number: int, thing: str) -> str:
 
 
 def _way_in(cls: Class) -> str:
-    """A link to the playground with the strategy beside its plain lane, or the command that runs what no lane holds."""
+    """A link that runs the strategy beside its plain lane on the playground, or the command for what no lane holds."""
     if settings := settings_for(cls):
-        return (f"<a class='open-lane' href='./?s={settings.to_code()}' "
+        return (f"<a class='open-lane' href='./?s={settings.to_code()}&amp;run' "
                 f"aria-label='Open {escape(cls.title)} in a lane'>Open in a lane</a>")
     text, command = COMMANDS[cls.kind]
     return f"<p>{text}</p><code>{escape(command.format(cls.name))}</code>"
