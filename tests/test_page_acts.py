@@ -326,6 +326,20 @@ def test_a_long_visit_leaves_nothing_behind(page, address):
     assert nodes < APART / 2 and listeners <= 0, "what just ended may linger, and a view may not be drawn yet"
 
 
+def test_a_page_that_is_left_or_loaded_again_in_mid_run_reports_no_errors(page, address):
+    reported = []
+    page.on("console", lambda message: message.type == "error" and reported.append(message.text))
+    visit(page, address)
+    page.click("#run")
+    expect(tokens(page, 0).nth(2)).to_be_attached()
+    page.reload()
+    expect(page.locator("#status .dot.ready")).to_be_visible()
+    page.click("#run")
+    expect(tokens(page, 0).nth(2)).to_be_attached()
+    page.goto("about:blank")
+    assert reported == []
+
+
 # --- models that take their time ---
 
 class Slow:

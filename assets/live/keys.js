@@ -1,11 +1,14 @@
 // The dialog under "?" that lists the keyboard shortcuts. The keys are handled in listening.js, or by the page around the view.
 
+const APPLE = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform || navigator.platform);
+const NAMES = APPLE ? { Ctrl: "⌘", Enter: "return", Esc: "esc", Shift: "⇧" } : {}; // what is printed on the keys, where it differs
+
 /** `needs`: the element that must exist, for keys that belong to the page around the view. */
 const KEYS = [
   { keys: ["Space"], does: "play or pause" },
   { keys: ["←", "→"], does: "one step back or forward; inside a text, one token" },
   { keys: ["Home", "End"], does: "start or end of the run" },
-  { keys: ["N"], does: "next interesting place in any lane; with Shift, the one before" },
+  { keys: ["N"], does: `next interesting place in any lane; with ${NAMES.Shift || "Shift"}, the one before` },
   { keys: ["1", "2", "3", "4"], does: "choose the lane that the views show" },
   { keys: ["Enter"], does: "inside a text: pin the card of the token" },
   { keys: ["Esc"], does: "close what is open" },
@@ -23,7 +26,7 @@ function showKeys(dialog) {
   const list = el("dl");
   for (const { keys, does, together } of KEYS.filter(({ needs }) => !needs || document.querySelector(needs))) {
     const names = el("dt");
-    names.append(...keys.flatMap((key, i) => [i ? (together ? " + " : " ") : "", el("kbd", "", key)]));
+    names.append(...keys.flatMap((key, i) => [i ? (together ? " + " : " ") : "", el("kbd", "", NAMES[key] || key)]));
     list.append(names, el("dd", "", does));
   }
   dialog.replaceChildren(el("h3", "", "Keys"), close, list);

@@ -57,6 +57,8 @@ CAUTION = (
     "to the seconds, and check its spread over the rounds."
 )
 
+APPLE_KEYS = "if (window.isApple) element.querySelector('kbd').textContent = '⌘';"
+
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
     """Lay out the page below its header."""
@@ -213,7 +215,8 @@ class Benchmark:
         with gr.Row(elem_classes="actions"):
             self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=120, scale=0)
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=120, scale=0, visible=False)
-            gr.HTML("<kbd>Ctrl</kbd> <kbd>Enter</kbd>", elem_classes="hint", apply_default_css=False)
+            gr.HTML("<kbd>Ctrl</kbd> <kbd>Enter</kbd>", js_on_load=APPLE_KEYS, elem_classes="hint",
+                    apply_default_css=False)
             self.share = gr.Button("Copy link", size="sm", variant="secondary", elem_id="share", min_width=90, scale=0)
             self.link = gr.Textbox(visible="hidden", elem_id="link")
 

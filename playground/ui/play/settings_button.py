@@ -20,7 +20,9 @@ TEMPLATE = (
 )
 SCRIPT = """
 element.querySelector('.settings-open').addEventListener('click', () => window.showDrawer());
-element.querySelector('.undo').addEventListener('click', () => window.undo());
+const undo = element.querySelector('.undo');
+undo.addEventListener('click', () => window.undo());
+if (window.isApple) undo.title = undo.title.replace('Ctrl+Z', '⌘Z');
 window.restoreSettings = (settings) => trigger("restore", { settings });
 """
 
