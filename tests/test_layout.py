@@ -190,6 +190,7 @@ def test_no_command_but_the_one_that_opens_the_page_imports_gradio():
 
 def test_the_page_names_models_but_runs_them_only_through_a_session():
     naming = ("playground.engine.checkpoint", "playground.engine.loading.load")
+    naming += ("playground.engine.loading.model_sizes", "playground.engine.memory_bandwidth")
     naming += ("playground.engine.device_memory", "playground.engine.heap_memory")  # need no model
     for name, imports in under("playground.ui").items():
         engine = {imported for imported in imports if within(imported, "playground.engine")}

@@ -47,7 +47,7 @@ def hub(saved, monkeypatch):
         siblings = [SimpleNamespace(rfilename=path.name, size=path.stat().st_size) for path in saved.iterdir()]
         return SimpleNamespace(sha="0123456789abcdef", siblings=siblings)
 
-    def download(name, file):
+    def download(name, file, **settings):
         fetched.append(file)
         return str(saved / file)
 

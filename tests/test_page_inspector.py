@@ -8,6 +8,7 @@ from app_page import address, expect, tokens, visit  # noqa: F401
 from chromium import chromium, new_context
 
 from playground.ui.components.settings import Settings
+from playground.ui.models.model_sheet import proposal_button
 from playground.ui.play.gallery import examples, free_prompt_note
 
 TWO = Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}])
@@ -98,8 +99,10 @@ def test_no_label_counts_lanes_from_nought(page):
 
 
 def test_a_prompt_of_ones_own_to_a_toy_model_is_answered_with_what_it_knows():
-    own = free_prompt_note(Settings(prompt="What is the capital of France?"), "pocket")
-    assert "7-million-parameter toy" in own and "openPlace('model'" in own
-    assert free_prompt_note(Settings(prompt="What is the capital of France?"), "gpt2") == ""
+    asked, real = Settings(prompt="What is the capital of France?"), proposal_button(None)
+    own = free_prompt_note(asked, "pocket", real)
+    assert "7-million-parameter toy" in own and real in own and "openModels()" in real
+    assert free_prompt_note(asked, "gpt2", real) == ""
     known = next(example["prompt"] for example in examples() if example.get("prompt"))
-    assert free_prompt_note(Settings(prompt=known), "pocket") == free_prompt_note(Settings(prompt=" "), "pocket") == ""
+    for prompt in (known, " "):
+        assert free_prompt_note(Settings(prompt=prompt), "pocket", real) == ""

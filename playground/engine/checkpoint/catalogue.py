@@ -149,7 +149,7 @@ def suggestion(name: str) -> str:
     """A question such as " Did you mean pocket?" for a name that resembles one of the catalogue; otherwise empty."""
     known = {entry.name.lower(): entry.name for entry in entries()}
     near = get_close_matches(name.lower()[:MOST_COMPARED], known, 1)
-    return f" Did you mean {known[near[0]]}?" if near else ""
+    return f" Did you mean {known[near[0]]}?" if near and known[near[0]] != name else ""
 
 
 def made_models() -> Path:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from huggingface_hub import (
     HfApi,
+    ModelInfo,
     get_safetensors_metadata,
     hf_hub_download,
     parse_safetensors_file_metadata,
@@ -34,6 +35,7 @@ from playground.engine.canvas.masked_models import is_noise_model, public_config
 from playground.engine.checkpoint.adapter_config import AdapterConfig, read_adapter_config
 from playground.engine.checkpoint.catalogue import TABLES, is_local, local_folder, suggestion
 from playground.engine.checkpoint.config_limits import check_raw_config
+from playground.engine.checkpoint.download_progress import counting
 from playground.engine.checkpoint.gguf_files import gguf_config, gguf_tensors
 from playground.engine.checkpoint.model_files import (
     ADAPTER,
@@ -49,6 +51,7 @@ from playground.engine.checkpoint.model_files import (
 )
 from playground.engine.checkpoint.stored_forms import model_place
 from playground.engine.checkpoint.weight_changes import JOINT
+from playground.engine.device_memory import size_text
 from playground.engine.loading.text_parts import sees_more, text_part
 from playground.errors import Refusal
 from playground.network_errors import connection_error
@@ -60,6 +63,18 @@ NEEDED = (WEIGHTS, "*.json", "*.jinja", "*.model", "*.txt")
 PATIENCE = 10.0  # seconds to wait for the hub's first answer
 # errors of the code, not of its input
 INTERNAL = (TypeError, AttributeError, LookupError, NameError, AssertionError, ArithmeticError)
+
+
+class Unreachable(Refusal):
+    """The hub does not answer; `cause` is the reason as part of a sentence."""
+
+    def __init__(self, name: str, cause: str):
+        super().__init__(
+            f"{name} is not on this machine and the hub cannot be reached ({cause}): connect to the network, or choose "
+            f"a bundled model or a folder.{suggestion(name)}",
+            "model",
+        )
+        self.cause = cause
 
 
 def unseen(share: float, text: str) -> None:
@@ -214,17 +229,49 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
 
 
 def fetch(source: ModelFiles, progress: Progress) -> Path:
-    """The folder with the model's files, after downloading those that are missing; raises Refusal."""
+    """The folder with the model's files, after downloading those that are missing; raises Refusal.
+
+    `progress` is called with every part that arrives; what it raises ends the download.
+    """
     if source.folder:
         return source.folder
-    wanted = {file: size for file, size in source.files.items() if _matches(file, NEEDED)}
+    wanted = needed_files(source)
     done, total = 0, max(sum(wanted.values()), 1)
+
+    def report(arrived: int) -> None:
+        share = min(1.0, (done + arrived) / total)
+        progress(share, f"Fetching {file}: {size_text(share * total)} of {size_text(total)}")
+
     for file, size in wanted.items():
-        progress(done / total, f"Fetching {file} ({size / 1e6:.0f} MB)")
-        path = _fetch_file(source, file)
+        report(0)
+        path = _fetch_file(source, file, report)
         done += size
     check_marks(source.name, path.parent, wanted)
     return path.parent
+
+
+def needed_files(source: ModelFiles) -> dict[str, int]:
+    """The files that are read to load a model, with their sizes in bytes."""
+    return {file: size for file, size in source.files.items() if _matches(file, NEEDED)}
+
+
+def on_machine(name: str) -> ModelFiles | None:
+    """The files of a model that can be loaded without a network; None if there are none. Raises Refusal for a folder
+    that cannot be read.
+    """
+    return _local(name) or _cached(name)
+
+
+def hub_info(name: str) -> ModelInfo:
+    """What the hub says about a model, the sizes of its files included; raises Refusal."""
+    with _asking_hub(name):
+        return HfApi().model_info(name, files_metadata=True, timeout=PATIENCE)
+
+
+def hub_files(name: str, info: ModelInfo) -> ModelFiles:
+    """The files of a model on the hub, those in its folders left out."""
+    files = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
+    return ModelFiles(name, files, None, (info.sha or "")[:12])
 
 
 def first_sentence(reason: BaseException) -> str:
@@ -287,10 +334,7 @@ def _cached(name: str) -> ModelFiles | None:
 def _on_hub(name: str) -> ModelFiles:
     if "/" not in name and (meant := suggestion(name)):  # answered without waiting for the network
         raise Refusal(f"There is no model {name!r}.{meant}", "model")
-    with _asking_hub(name):
-        info = HfApi().model_info(name, files_metadata=True, timeout=PATIENCE)
-    files = {file.rfilename: file.size or 0 for file in info.siblings or [] if "/" not in file.rfilename}
-    return ModelFiles(name, files, None, (info.sha or "")[:12])
+    return hub_files(name, hub_info(name))
 
 
 def _causal(config: PretrainedConfig) -> bool:
@@ -309,9 +353,9 @@ def _hub_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
         return list(get_safetensors_metadata(source.name).files_metadata.values())
 
 
-def _fetch_file(source: ModelFiles, file: str) -> Path:
+def _fetch_file(source: ModelFiles, file: str, report: Callable[[int], None] = lambda arrived: None) -> Path:
     with _asking_hub(source.name):
-        return Path(hf_hub_download(source.name, file))
+        return Path(hf_hub_download(source.name, file, tqdm_class=counting(report)))
 
 
 @contextmanager
@@ -319,6 +363,8 @@ def _asking_hub(name: str) -> Iterator[None]:
     """Turn every error of the hub into a Refusal."""
     try:
         yield
+    except Refusal:  # raised by a report of progress, to end a download
+        raise
     except GatedRepoError:
         raise Refusal(
             f"{name} is gated: accept its licence at https://huggingface.co/{name}, then log in with `hf auth login`.",
@@ -338,12 +384,7 @@ def _asking_hub(name: str) -> Iterator[None]:
     except (
         Exception
     ) as reason:  # the hub's client raises errors of its HTTP library, which changes
-        raise Refusal(
-            f"{name} is not on this machine and the hub cannot be reached "
-            f"({connection_error(reason) or first_sentence(reason)}): connect to the network, or choose a bundled "
-            f"model or a folder.{suggestion(name)}",
-            "model",
-        ) from None
+        raise Unreachable(name, connection_error(reason) or first_sentence(reason)) from None
 
 
 def _matches(file: str, patterns: tuple[str, ...]) -> bool:

@@ -98,14 +98,14 @@ def question_note(settings: Settings) -> str:
     return f"<p class='look'>{escape(question.look)}</p><details class='answer'>{answer}</details>"
 
 
-def free_prompt_note(settings: Settings, model: str) -> str:
-    """HTML for a prompt of the visitor's own and a bundled model that continues text: what to expect, and the way to
-    other models. Empty for the page's own prompts and for any other model.
+def free_prompt_note(settings: Settings, model: str, real: str) -> str:
+    """HTML for a prompt of the visitor's own and a bundled model that continues text: what to expect, and the button
+    `real` that leads to a real model. Empty for the page's own prompts and for any other model.
     """
     if model not in TOYS or not settings.prompt.strip() or settings.prompt in _known_prompts():
         return ""
-    return (f"<p class='look'>{TOYS[model]} knows fairy tales and a small invented world: choose a real model for "
-            "other questions. <button type='button' onclick=\"openPlace('model', true)\">Choose a model</button></p>")
+    return (f"<p class='look'>{TOYS[model]} knows fairy tales and a small invented world; anything else comes out "
+            f"as nonsense. {real}</p>")
 
 
 @cache

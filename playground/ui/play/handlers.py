@@ -604,7 +604,8 @@ def status(loading: ModelLoad, others: int = 0) -> str:
     bounds = getattr(loading.models.target, "bounds", "")  # a canvas has none
     said = escape(bounds[:1].upper() + bounds[1:])
     more = f"<details class='bounds'><summary>limits</summary><p>{said}.</p></details>"
-    return f"<span class='dot ready'></span>{escape(described(loading.models) + shared)}{more if bounds else ''}"
+    names = f"<span class='described'>{escape(described(loading.models))}</span>"
+    return f"<span class='dot ready'></span>{names}{escape(shared)}{more if bounds else ''}"
 
 
 def queue_status(place: int, waited: float) -> str:

@@ -17,6 +17,7 @@ from playground.ui.components.run_controls import ModelDropdown, length_and_seed
 from playground.ui.components.settings import CHOICES, DEFAULT, Settings
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.framing import embedders
+from playground.ui.models.model_sheet import ModelChoices, ModelSheet, proposal_button
 from playground.ui.play.chat_history import EarlierTurns
 from playground.ui.play.gallery import Gallery, free_prompt_note, question_note
 from playground.ui.play.handlers import Changes, Handlers, Visit
@@ -48,8 +49,10 @@ class Page:
         self.site, self.start = site, Settings.read(FIRST_SETTINGS)
         self.visit = gr.State(None)
         self.stored = gr.BrowserState(None, **MEMORY)
+        self.choice = gr.State(None)  # the model whose load was asked for on the sheet
         with head:
             self.status = status_line("starting")
+            self.sheet = ModelSheet(site.named(DEFAULT), typed=not site.rules.public, elem_id="models")
         if site.classroom:
             ClassroomPanel(elem_id="classroom")
         with gr.Row(elem_classes="begin"):
@@ -86,7 +89,8 @@ class Page:
         """Show what to look at if the prompt is a question with a known answer, and what to expect of any other from a
         toy model.
         """
-        html = question_note(settings) or free_prompt_note(settings, self.site.named(settings.model))
+        real = proposal_button(self.site.offers.proposed)
+        html = question_note(settings) or free_prompt_note(settings, self.site.named(settings.model), real)
         return {self.known: gr.update(value=html, visible=bool(html))}
 
     def show_remarks(self, remarks: Iterable[str]) -> Changes:
@@ -161,6 +165,7 @@ class Page:
         self.lanes.mend(handlers.mend, None, [self.context, self.draft, self.model], queue=False, **PRIVATE)
         loads = {"outputs": self._notices(), "concurrency_limit": None, **PRIVATE}
         ready = blocks.load(handlers.ready, None, **loads)
+        ModelChoices(self.site, self).bind(ready)
         loaded = self.fetch.click(handlers.load, controls, **loads)
         for event in (ready, loaded):
             event.then(handlers.fit, controls, [self.lanes, self.tools, self.tools_notice], queue=False, **PRIVATE)

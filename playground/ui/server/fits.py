@@ -53,6 +53,14 @@ def memory_of(device: str, may_spread: bool = False) -> DeviceMemory:
     return DeviceMemory(*device_memory(device, may_spread))
 
 
+def room_for_visitors(memory: DeviceMemory, held: int) -> int:
+    """Bytes that new weights may take on a public page, so that RESERVED of the memory is left for runs.
+
+    held: bytes of the weights of all loaded sets, since mapped files do not show as used memory.
+    """
+    return max(0, round(min(memory.free, memory.total - held) - RESERVED * memory.total))
+
+
 class MemoryGuard:
     """Refuses models that do not fit. Loaded weights count too (`held`): mapped files do not show as used memory."""
 
@@ -67,7 +75,7 @@ class MemoryGuard:
         from playground.engine.loading.load import size_text
         needed = self._needed(request)
         memory = self._memory(needed.device, needed.may_spread) if needed.may_spread else self._memory(needed.device)
-        room = max(0, round(min(memory.free, memory.total - held) - RESERVED * memory.total))
+        room = room_for_visitors(memory, held)
         if needed.bytes > room:
             name = request.model or "The bundled model"
             raise Refusal(

@@ -38,14 +38,23 @@ class ModelLoad:
     refusal: Refusal | None = None
     bytes: int = 0  # of the weights, if ModelLoader.check counts them
     ended: threading.Event = field(default_factory=threading.Event)
+    cancelled: bool = False
+    watchers: int = 0  # visitors who wait for it
 
     def report(self, fraction: float, text: str) -> None:
+        """Take down how far it is; raises Refusal, which ends it, once it is cancelled."""
+        if self.cancelled:
+            raise Refusal("Loading was cancelled. Files that had arrived whole are kept.", "model")
         self.fraction, self.text = fraction, text
 
     def watch(self) -> Iterator[ModelLoad]:
         """Yield itself every POLL seconds while it loads."""
-        while not self.ended.wait(POLL):
-            yield self
+        self.watchers += 1
+        try:
+            while not self.ended.wait(POLL):
+                yield self
+        finally:
+            self.watchers -= 1
 
     def result(self) -> Any:
         """Wait for the models; raises Refusal if they could not be loaded."""
@@ -80,13 +89,20 @@ class ModelLoader:
         """
         with self._lock:
             loading = self._sets.get(request)
-            if loading is None or loading.refusal:
+            if loading is None or loading.refusal or (loading.cancelled and loading.models is None):
                 self._check_pending(request)
                 loading = self._sets[request] = ModelLoad()
                 threading.Thread(target=self._fill, args=(request, loading), name="loading", daemon=True).start()
             self._sets.move_to_end(request)
             self._drop()
             return loading
+
+    def cancel(self, request: ModelRequest) -> None:
+        """Stop loading a set at its next report, unless others wait for it as well, or it is the page's own."""
+        with self._lock:
+            loading = self._sets.get(request)
+            if loading and not loading.ended.is_set() and loading.watchers <= 1 and request != self._pinned:
+                loading.cancelled = True
 
     def loaded_target(self, request: ModelRequest) -> Any:
         """The requested target, with whatever draft it was loaded; None if it is not loaded, and nothing is loaded."""
@@ -130,14 +146,16 @@ class ModelLoader:
         with self._lock:
             return [str(loading.models.target.name) for loading in self._sets.values() if loading.models is not None]
 
-    def _held(self, mine: ModelLoad) -> int:
+    def held(self, but: ModelLoad | None = None) -> int:
+        """Bytes of the weights of all loaded sets, or of all but one, where `check` counts them."""
         with self._lock:
-            return sum(loading.bytes for loading in self._sets.values() if loading is not mine)
+            return sum(loading.bytes for loading in self._sets.values() if loading is not but)
 
     def _fill(self, request: ModelRequest, loading: ModelLoad) -> None:
         with self._turn:
             try:
-                loading.bytes = self._check(request, self._held(loading))
+                loading.report(0.0, "waiting")
+                loading.bytes = self._check(request, self.held(loading))
                 loading.models = self._load(
                     request.model or None,
                     request.draft or None,

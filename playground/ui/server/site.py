@@ -26,6 +26,7 @@ from playground.ui.benchmark.survey_run import SurveySettings, survey_session
 from playground.ui.classroom.classroom import Classroom
 from playground.ui.components.settings import DEFAULT, LANES, NO_DRAFT, Rules, Settings
 from playground.ui.guard.readers import current_request
+from playground.ui.models.model_offers import ModelOffers
 from playground.ui.server.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
 from playground.ui.server.fits import MemoryGuard
 from playground.ui.server.memory_watch import MemoryWatch
@@ -75,9 +76,11 @@ class Site:
     prepare: Callable[[Any, Settings, Memory], Any] = _prepare
     score: Callable[[Any, Settings], Any] = _score
     classroom: Classroom | None = None  # the class that follows the runs of this page
+    proposes: str = "auto"  # which real model the page proposes: a name of its list, "none", or the best that fits
 
     def __post_init__(self) -> None:
-        self.model_loader = ModelLoader(self.load, self.model_request, self._check_memory)
+        self.model_loader = ModelLoader(self._load_and_measure, self.model_request, self._check_memory)
+        self.offers = ModelOffers(self)
         self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
         self.streams = RunStreams()
         self.runs: WeakValueDictionary[str, Run | RemoteRun] = WeakValueDictionary()  # by name, while kept
@@ -91,13 +94,16 @@ class Site:
         """A site configured by the environment.
 
         The page is public on a Space or with PLAYGROUND_PUBLIC=1; PLAYGROUND_RUN_PROGRAMS=1 then lets it run programs
-        written by models.
+        written by models. PLAYGROUND_PROPOSES names the real model that it proposes; a public page without it proposes
+        none.
         """
         programs = os.environ.get("PLAYGROUND_RUN_PROGRAMS") == "1"
-        return cls(model_request, Rules.for_visitors(programs) if is_public() else Rules())
+        proposes = os.environ.get("PLAYGROUND_PROPOSES") or ("none" if is_public() else "auto")
+        return cls(model_request, Rules.for_visitors(programs) if is_public() else Rules(), proposes=proposes)
 
     def check(self) -> None:
         """Raise Refusal for invalid options, before the page is served; models on the hub are looked up later."""
+        self.offers.check()
         if self.model_request == ModelRequest():
             return
         from playground.engine.checkpoint.hub_files import find_source, is_folder
@@ -115,6 +121,13 @@ class Site:
         loading = self.model_loader.request(self.model_request)
         if wait:
             loading.ended.wait()
+
+    def _load_and_measure(self, *names: Any, **how: Any) -> Any:
+        """Load models and measure how fast the target decodes, unless runs would slow it down."""
+        models = self.load(*names, **how)
+        if not on_zero() and not any(worker.runs() for worker in list(self._workers.values())):
+            self.offers.speeds.measure(models.target)
+        return models
 
     def model_load(self, settings: Settings) -> ModelLoad:
         """The models that a visitor requested, loaded or being loaded; raises Refusal if they are not allowed."""

@@ -1,0 +1,1 @@
+"""Which models the page offers, and the sheet that loads one."""
