@@ -14,10 +14,10 @@ PHONE = {"width": 390, "height": 844}
 PALETTE = (ASSETS / "palette.css").read_text(encoding="utf-8").split(".dark {")
 VIEW = (ASSETS / "live" / "live.css").read_text(encoding="utf-8").split(".dark .live {")
 SURFACES = ("paper", "card", "sunk")
-FOCUSED = """() => {
-    const { outlineStyle, outlineWidth, boxShadow } = getComputedStyle(document.activeElement);
-    return (outlineStyle !== "none" && parseFloat(outlineWidth) >= 1) || boxShadow !== "none";
-}"""
+FOCUSED = """() => [document.activeElement, document.activeElement.closest(".wrap")].some((node) => {
+    const { outlineStyle, outlineWidth, boxShadow } = node ? getComputedStyle(node) : {};
+    return node && ((outlineStyle !== "none" && parseFloat(outlineWidth) >= 1) || boxShadow !== "none");
+})"""  # the ring of a menu is around its field and its arrow
 
 
 def short(*names: str, prompt: str = "The red fox") -> Settings:
@@ -39,6 +39,21 @@ def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, addre
     expect(page.locator(".live .panel:visible").first).to_be_in_viewport()
     assert page.evaluate("scrollY") == 0
     page.click("#stop")
+
+
+def test_at_200_percent_the_first_sight_has_text(page, address):
+    page.set_viewport_size({"width": 720, "height": 450})  # a window of 1440 x 900
+    page.goto(address)
+    page.locator(".live[data-recorded='true'] .tokens > *").nth(20).wait_for()
+    lines = page.locator(".live .lane[data-lane='0'] .tokens > *").evaluate_all(
+        """all => new Set(all.map((one) => one.getBoundingClientRect())
+            .filter(({ top, bottom, left, height }) => {
+                const seen = document.elementFromPoint(left + 2, top + height / 2);
+                return bottom <= innerHeight && seen?.closest(".text");
+            }).map(({ top }) => top)).size"""
+    )
+    assert lines >= 2
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.journey

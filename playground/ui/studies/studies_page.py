@@ -65,7 +65,8 @@ def _html(html: str) -> None:
 def _all_studies() -> str:
     """What studies there are, with links to their entries in the library."""
     rows = "".join(
-        f"<li><a href='./library#{escape(study.name)}'>{escape(study.title)}</a> {escape(study.summary())}</li>"
+        f"<li><a href='./library#{escape(study.name)}'>{escape(study.title)}</a>"
+        f" {escape(study.summary().replace('`', ''))}</li>"
         for study in study_figures.known()
     )
     return f"<h3>All studies</h3><ul>{rows}</ul>"
