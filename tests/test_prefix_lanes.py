@@ -13,11 +13,11 @@ import playground
 from playground.contract import Decoder, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import shared_prefix as prefixes
-from playground.decoding import stream
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import Session, prepare
+from playground.decoding.stream import forwards
 from playground.engine.attention import segment_attention
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import Model
@@ -223,18 +223,18 @@ def test_a_single_lane_has_a_private_prefill(once):
 @pytest.fixture
 def pieces(monkeypatch):
     """A prompt is read in chunks of four tokens."""
-    monkeypatch.setattr(stream, "CHUNK", 4)
+    monkeypatch.setattr(forwards, "CHUNK", 4)
 
 
 @pytest.mark.parametrize("parameters, tokens", [(7e6, 512), (1e8, 250), (5e8, 50), (1.7e9, 16), (8e9, 16)])
 def test_a_chunk_of_a_prompt_is_about_a_second_of_work_on_a_cpu(parameters, tokens):
     cpu, gpu = (SimpleNamespace(device=torch.device(name), parameters=parameters) for name in ("cpu", "cuda"))
-    assert (stream.chunk_of(cpu), stream.chunk_of(gpu)) == (tokens, stream.CHUNK)
+    assert (forwards.chunk_of(cpu), forwards.chunk_of(gpu)) == (tokens, forwards.CHUNK)
 
 
 def test_a_large_network_reads_a_shared_prompt_in_smaller_chunks(once, monkeypatch):
-    monkeypatch.setattr(stream, "SMALLEST_CHUNK", 2)
-    monkeypatch.setattr(stream, "CHUNK_FLOPS", 4.0 * pair().target.parameters)
+    monkeypatch.setattr(forwards, "SMALLEST_CHUNK", 2)
+    monkeypatch.setattr(forwards, "CHUNK_FLOPS", 4.0 * pair().target.parameters)
     session = run(side_by_side("greedy", "greedy"))
     assert {event.tokens for event in prefills(session, 0)} <= {1, 2}
 

@@ -7,12 +7,13 @@ from architectures import tiny
 from pairs import network, pair
 from toys import END, byte_tokenizer
 
-from playground.decoding import logit_lens, scoring, stream
+from playground.decoding import logit_lens, scoring
 from playground.decoding.logit_lens import look
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.scoring import score
 from playground.decoding.session import Session
+from playground.decoding.stream import forwards
 from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -163,7 +164,7 @@ def test_attention_is_the_library_s_own_averaged_over_the_heads_of_a_group(archi
 
 def test_a_long_text_is_read_in_chunks(monkeypatch, model):
     whole = look(model, TOKENS, chosen=3)
-    monkeypatch.setattr(stream, "CHUNK", 3)
+    monkeypatch.setattr(forwards, "CHUNK", 3)
     assert look(model, TOKENS, chosen=3) == whole
 
 

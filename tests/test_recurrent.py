@@ -16,12 +16,12 @@ from runs import alone, run
 from transformers import PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
-from playground.decoding import stream
 from playground.decoding.limits import Limits
 from playground.decoding.logit_lens import look
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
+from playground.decoding.stream import forwards
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
@@ -98,13 +98,13 @@ def test_a_greedy_lane_writes_what_generate_writes(architecture):
     """From a prompt shorter than the convolutions, and from one that is read in chunks."""
     short, long = PROMPT[:2], words(40)
     assert written(architecture, LaneConfig("greedy"), short) == library(architecture, short, 12)[0]
-    with patch.object(stream, "CHUNK", 24), patch.object(recurrent_layers, "PROMPT", 0):
+    with patch.object(forwards, "CHUNK", 24), patch.object(recurrent_layers, "PROMPT", 0):
         assert written(architecture, LaneConfig("greedy"), long) == library(architecture, long, 12)[0]
 
 
 @pytest.mark.parametrize("architecture, rows", [(HYBRID, [24, 16]), (PLAIN_SCAN, [40])])
 def test_a_prompt_takes_one_forward_even_if_layers_continue_a_state_row_by_row(architecture, rows):
-    with patch.object(stream, "CHUNK", 24):
+    with patch.object(forwards, "CHUNK", 24):
         events = run(LaneConfig("greedy"), {"target": model(architecture)}, words(40), 1)[1]
     assert [event.tokens for event in events if isinstance(event, Forward)] == rows
 

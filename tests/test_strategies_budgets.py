@@ -248,8 +248,8 @@ def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
 @every_policy
 def test_chunked_prefill_evicts_what_a_single_prefill_evicts(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
-    monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", 5)
     assert course(alone(make(name, **knobs)), models()) == whole
 
 

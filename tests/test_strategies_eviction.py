@@ -320,7 +320,7 @@ def test_a_fork_does_not_change_what_is_evicted():
                                          ("d2o", dict(first=0, last=0, heavy=0.3, sinks=0))])
 def test_chunked_prefill_evicts_what_a_single_prefill_evicts(name, knobs, monkeypatch):
     whole = course(alone(make(name, **knobs)), models())
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
     assert course(alone(make(name, **knobs)), models()) == whole
 
 

@@ -27,8 +27,8 @@ from support.layer_cuts import EARLY, TEXT, TREE, layer_tokens, leaning_on_earli
     "rate, depth, whole", [(0.2, 0.35, 1), (0.5, 0.35, 1), (0.5, 0.7, 2), (1.0, 0.35, 1), (0.2, 1.0, 3)]
 )
 def test_forwards_report_exactly_the_computed_rows(rate, depth, whole, chunk, monkeypatch):
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
-    monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", chunk)
     recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
     ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
@@ -76,8 +76,8 @@ def test_a_token_budget_selects_at_least_that_many_tokens(tokens, prompt):
 
 def test_chunked_prefill_equals_a_single_prefill(monkeypatch):
     whole = course(alone(make("fastkv", **KNOBS)), models())
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
-    monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", 5)
     assert course(alone(make("fastkv", **KNOBS)), models()) == whole
 
 
@@ -97,7 +97,7 @@ def test_early_exits_hidden_states_and_second_streams_are_unaffected(lane, monke
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards; a grammar forces
     its first words.
     """
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
     texts = []
     for knobs in ({"rate": 1.0, "capacity": 2048}, KNOBS):
         session = prepare(pair(), [lane, with_policy(lane, "fastkv", **knobs)], Prompt(TEXT), Limits(max_new_tokens=8))

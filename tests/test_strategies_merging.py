@@ -86,7 +86,7 @@ def of_keys(keys: Tensor):
 @each
 def test_chunked_prefill_merges_what_a_single_prefill_merges(name, monkeypatch):
     whole = room(alone(make(name, **TIGHT[name])))
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
     assert the_same(room(alone(make(name, **TIGHT[name]))), whole)
 
 

@@ -238,7 +238,7 @@ def test_the_cache_holds_one_slot_per_vector_and_per_remaining_token(p, knobs):
 
 def test_a_prefill_in_several_forwards_writes_the_same(monkeypatch):
     once = written(Refrag(p=0.3))
-    monkeypatch.setattr("playground.decoding.stream.CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", 5)
     lane, events = decoded(Refrag(p=0.3))
     assert sum(event.phase == "prefill" for event in events if isinstance(event, Forward)) > 2
     assert lane.tokens[lane.prompt_length:] == once

@@ -101,7 +101,7 @@ def test_without_eviction_a_layer_caches_the_prompt_tokens_it_read(architecture)
 @pytest.mark.parametrize("chunk", [1, 4, 5])
 def test_chunked_prefill_equals_a_single_prefill(chunk, monkeypatch):
     whole = course(alone(make("uncomp", **STAGED)), models())
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
     assert course(alone(make("uncomp", **STAGED)), models()) == whole
 
 
@@ -215,8 +215,8 @@ def test_without_a_floor_stages_change_nothing():
     "stages, floor", [("1.1.1", 10), ("1.1.1", 44), ("1.2", 10), ("2.1", 10), ("3", 10), ("1.1.1", 0)]
 )
 def test_forwards_report_exactly_the_computed_rows(stages, floor, chunk, monkeypatch):
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
-    monkeypatch.setattr("playground.decoding.stream.CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
     recipe = LaneConfig("greedy", {}, [("uncomp", knobs)])
     ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
@@ -257,7 +257,7 @@ BESIDE = [
 @pytest.mark.parametrize("lane", BESIDE, ids=str)
 def test_if_all_tokens_are_selected_rows_early_exits_and_hidden_states_are_unchanged(lane, monkeypatch):
     """In pieces of five tokens, so that what was captured of the last row comes from several forwards of each stage."""
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 5)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 5)
     session = prepare(
         pair(),
         [lane, with_policy(lane, "uncomp", **STAGED | ROOMY | {"floor": 1024}), with_policy(lane, "uncomp", **STAGED)],

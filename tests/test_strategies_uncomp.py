@@ -186,12 +186,12 @@ class Overheard(UNComp):
 @pytest.mark.parametrize("chunk", [5, 128])
 @pytest.mark.parametrize("forced", [(), (5, 6, 7)])
 def test_each_prompt_row_is_observed_once_and_no_other(chunk, forced, monkeypatch):
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", chunk)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
     found = course(alone(Overheard(**UNCOMP_TIGHT)), models(), forced=forced)
     counts = after_a_run(Overheard(**UNCOMP_TIGHT), forced=forced).counts
     assert [sum(count for layer, count in counts if layer == at) for at in range(3)] == [len(PROMPT)] * 3
     assert len(counts) == 3 * math.ceil(len(PROMPT) / chunk)
-    monkeypatch.setattr("playground.decoding.stream.WATCHED_CHUNK", 128)
+    monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", 128)
     assert found == course(alone(make("uncomp", **UNCOMP_TIGHT)), models(), forced=forced)
 
 
