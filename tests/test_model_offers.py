@@ -18,7 +18,7 @@ from playground.engine.loading.model_sizes import HubModel, ModelSize, hub_model
 from playground.errors import Refusal
 from playground.ui.components.settings import Rules
 from playground.ui.models import model_offers
-from playground.ui.models.model_offers import Offer, best
+from playground.ui.models.model_offers import ModelOffer, best
 from playground.ui.models.model_sheet import listing, proposal_button
 from playground.ui.server.fits import RESERVED, DeviceMemory
 from playground.ui.server.model_loader import ModelLoader, ModelRequest
@@ -50,7 +50,7 @@ def site(monkeypatch) -> Site:
     return Site()
 
 
-def offer(site: Site, name: str) -> Offer:
+def offer(site: Site, name: str) -> ModelOffer:
     return next(one for one in site.offers.listed(ON_CPU) if one.entry.name == name)
 
 
@@ -186,9 +186,9 @@ def test_the_bandwidth_is_at_most_what_a_copy_of_the_same_bytes_says(monkeypatch
 
 # --- a proposal ---
 
-def proposable(name: str, parameters: int, speed: float, here: bool = False) -> Offer:
+def proposable(name: str, parameters: int, speed: float, here: bool = False) -> ModelOffer:
     entry = replace(SUGGESTED[0], name=name)
-    return Offer(entry, "", ModelSize(parameters, parameters, parameters), here, parameters, True, speed)
+    return ModelOffer(entry, "", ModelSize(parameters, parameters, parameters), here, parameters, True, speed)
 
 
 def test_the_best_model_is_the_largest_that_keeps_pace_with_a_reader():

@@ -46,7 +46,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Offer:
+class ModelOffer:
     """A model of the list. `size`: its own and its draft's; None if it is not known, and then `why` says why not.
 
     `speed` in tokens a second; `measured`: on this machine, otherwise derived. `needed`: bytes of memory.
@@ -71,7 +71,7 @@ class ModelOffers:
         self._hub: dict[str, HubModel] = {}
         self._unreachable, self._asked = "", -PAUSE
         self._lock = Lock()
-        self.proposed: Offer | None = None
+        self.proposed: ModelOffer | None = None
         self._proposed_at = -PAUSE
 
     @cached_property
@@ -93,7 +93,7 @@ class ModelOffers:
         free = room_for_visitors(memory, self._site.model_loader.held()) if self._site.rules.public else memory.free
         return Room(how.device, free, memory.total)
 
-    def listed(self, request: ModelRequest) -> list[Offer]:
+    def listed(self, request: ModelRequest) -> list[ModelOffer]:
         """Every model of the list, as far as it is known without a network."""
         room = self.room(request)
         return [self._offer(entry, request, room) for entry in _targets()]
@@ -114,7 +114,7 @@ class ModelOffers:
                     list(threads.map(self._look_up, wanted[1:]))
             return self._unreachable
 
-    def propose(self, request: ModelRequest) -> Offer | None:
+    def propose(self, request: ModelRequest) -> ModelOffer | None:
         """The model that the page proposes in place of its own; None if it has a real one, or none is to be proposed,
         fits, or can be fetched.
         """
@@ -143,21 +143,21 @@ class ModelOffers:
         except Refusal as refusal:
             log.info("%s cannot be looked up: %s", name, refusal)
 
-    def _offer(self, entry: Entry, request: ModelRequest, room: Room) -> Offer:
+    def _offer(self, entry: Entry, request: ModelRequest, room: Room) -> ModelOffer:
         how, draft = _loading(request), partner(entry.name)
         try:
             own, beside = self._size(entry.name, how), self._size(draft, how) if draft else None
         except Refusal as refusal:
-            return Offer(entry, draft, why=str(refusal))
+            return ModelOffer(entry, draft, why=str(refusal))
         if own is None or (draft and beside is None):
-            return Offer(entry, draft)
+            return ModelOffer(entry, draft)
         size = _together(own, beside) if beside else own
         from playground.engine.loading.load import HEADROOM  # imports torch
         needed = round(size.loaded * HEADROOM)
-        offer = Offer(entry, draft, size, not size.missing, needed, needed <= room.free)
+        offer = ModelOffer(entry, draft, size, not size.missing, needed, needed <= room.free)
         return self._with_speed(offer, own.loaded, how)
 
-    def _with_speed(self, offer: Offer, weights: int, how: Loading) -> Offer:
+    def _with_speed(self, offer: ModelOffer, weights: int, how: Loading) -> ModelOffer:
         name = offer.entry.name
         if measured := self.speeds.find(name, how.device, how.dtype, how.quantization):
             return replace(offer, speed=measured, measured=True)
@@ -173,7 +173,7 @@ class ModelOffers:
         return local_size(name, how) or (known.size(how) if known else None)
 
 
-def best(offers: list[Offer]) -> Offer | None:
+def best(offers: list[ModelOffer]) -> ModelOffer | None:
     """Of models that fit, the largest one that is fast enough to read along, or the fastest; one that is on this
     machine goes before all that would be downloaded.
     """

@@ -22,7 +22,7 @@ from playground.ui.components.scripted_component import Scripted
 from playground.ui.components.settings import DEFAULT, Settings
 from playground.ui.components.theme import PRIVATE, read
 from playground.ui.guard.readers import ends_unread
-from playground.ui.models.model_offers import Offer, Room
+from playground.ui.models.model_offers import ModelOffer, Room
 from playground.ui.play.handlers import status
 from playground.ui.server.model_loader import ModelLoad, ModelRequest
 
@@ -133,7 +133,7 @@ def progress(name: str, loading: ModelLoad) -> dict[str, Any]:
     return {"name": name, "share": loading.fraction, "text": loading.text}
 
 
-def listing(offers: list[Offer], room: Room, hub: str) -> dict[str, Any]:
+def listing(offers: list[ModelOffer], room: Room, hub: str) -> dict[str, Any]:
     """The sheet as texts. hub: why models from the hub cannot be loaded; empty if they can."""
     from playground.engine.device_memory import size_text  # imports torch
     found = {**GROUPS, "Made on this machine": _made(offers)}
@@ -148,7 +148,7 @@ def listing(offers: list[Offer], room: Room, hub: str) -> dict[str, Any]:
             "derived": _derivation(room) if derived else ""}
 
 
-def row(offer: Offer, room: Room) -> dict[str, Any]:
+def row(offer: ModelOffer, room: Room) -> dict[str, Any]:
     """One model: its facts as texts, and whether it can be loaded."""
     from playground.engine.device_memory import size_text  # imports torch
     size, entry = offer.size, offer.entry
@@ -168,14 +168,14 @@ def row(offer: Offer, room: Room) -> dict[str, Any]:
     }
 
 
-def brief(offer: Offer) -> dict[str, str]:
+def brief(offer: ModelOffer) -> dict[str, str]:
     """A proposed model, in words."""
     from playground.engine.device_memory import size_text  # imports torch
     size = f"{size_text(offer.size.missing)} to download" if offer.size.missing else "on this machine"
     return {"name": offer.entry.name, "title": offer.entry.title, "size": size}
 
 
-def proposal_button(offer: Offer | None) -> str:
+def proposal_button(offer: ModelOffer | None) -> str:
     """HTML of the button beside a free prompt: it loads the proposed model, or opens the sheet."""
     if offer is None:
         return "<button type='button' onclick='openModels()'>Use a real model</button>"
@@ -184,7 +184,7 @@ def proposal_button(offer: Offer | None) -> str:
             f"Use {escape(said['title'])}</button> ({escape(said['size'])})")
 
 
-def speed_text(offer: Offer) -> str:
+def speed_text(offer: ModelOffer) -> str:
     """Tokens a second of plain decoding, and where the number comes from."""
     if offer.speed is None:
         return "speed not measured yet"
@@ -204,7 +204,7 @@ def place(device: str) -> str:
     return {"cpu": "CPU", "mps": "GPU"}.get(device, f"GPU ({device})")
 
 
-def _made(offers: list[Offer]) -> tuple:
+def _made(offers: list[ModelOffer]) -> tuple:
     return tuple(offer.entry for offer in offers if offer.entry not in BUNDLED and offer.entry not in SUGGESTED)
 
 
