@@ -14,6 +14,7 @@ import pytest
 from llguidance import LLTokenizer
 from tables import TableModel
 
+from playground.confined.child import BrokenLimit
 from playground.errors import Refusal
 from playground.grammar import limits
 from playground.grammar import matcher as engine_module
@@ -66,6 +67,15 @@ def test_a_compiler_killed_in_the_middle_of_a_compilation_gives_a_sentence_or_a_
         with pytest.raises(Refusal, match="cannot be used"):
             slow.result(LATEST)
     assert "text" in own.compile(*NORMAL, vocabulary, vocabulary.digest)
+
+
+def test_a_compiler_that_does_not_start_is_no_fault_of_the_grammar(own, monkeypatch):
+    def broken(*order, **options):
+        raise BrokenLimit("start")
+
+    monkeypatch.setattr(own.child, "ask", broken)
+    with pytest.raises(Refusal, match="^The process that compiles grammars does not start: try again later.$"):
+        own.compile("syncode", "start: /a/")
 
 
 def test_a_crash_takes_neither_the_compiler_nor_another_compilation_with_it(model, own):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
@@ -319,14 +321,15 @@ def test_docker_asks_for_the_workers_health():
 # --- signals ---
 
 @contextmanager
-def app_running(tmp_path, places: dict[str, str] | None = None, **process):
+def app_running(folder, places: dict[str, str] | None = None, prefix: Sequence[str] = (), **process):
     """The app with its bundled models, some of its environment replaced: the process and its address."""
+    folder.mkdir(exist_ok=True)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with open(tmp_path / "log", "w") as log:
+    with open(folder / "log", "w") as log:
         app = subprocess.Popen(
-            [sys.executable, "app.py", "--port", str(port)],
+            [*prefix, sys.executable, "app.py", "--port", str(port)],
             cwd=ROOT,
             stdout=log,
             stderr=log,
@@ -408,16 +411,30 @@ def test_a_signal_while_the_page_starts_ends_it_with_a_sentence_and_zero(number)
 
 # --- a machine that lacks something ---
 
+READ_ONLY = 'for place in "$HOME" /dev/shm; do mount -t tmpfs -o ro none "$place" || exit; done; exec "$@"'
+CONFINED = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", READ_ONLY, "sh")
+
+
+def can_mount() -> bool:
+    return bool(shutil.which("unshare")) and not subprocess.run([*CONFINED, "true"], capture_output=True).returncode
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("places, descriptors", [({"HOME": "/dev/null/none"}, 1024), ({}, 64)], ids=["no home", "64"])
-def test_a_page_without_a_home_or_with_few_descriptors_serves_and_ends_a_run(tmp_path, places, descriptors):
-    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (descriptors, descriptors))
-    with app_running(tmp_path, places, preexec_fn=few) as (app, address):
-        heard: list[str] = []
-        run_until_the_end(address, threading.Event(), heard, length=4)
-        assert "event: complete" in "".join(heard)
-        app.send_signal(signal.SIGTERM)
-        assert app.wait(10) == 0
+def test_two_pages_in_one_home_one_with_few_descriptors_one_that_cannot_write_there_end_their_runs(tmp_path):
+    """For the second, home and /dev/shm are read-only; it has no home at all where no file system may be mounted."""
+    (tmp_path / "home").mkdir()
+    few = partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64))
+    home = {"HOME": str(tmp_path / "home")}
+    prefix, elsewhere = (CONFINED, home) if can_mount() else ((), {"HOME": "/dev/null/none"})
+    with (app_running(tmp_path / "one", home, preexec_fn=few) as one,
+          app_running(tmp_path / "two", elsewhere, prefix) as two):
+        for _, address in (one, two):
+            heard: list[str] = []
+            run_until_the_end(address, threading.Event(), heard, length=4)
+            assert "event: complete" in "".join(heard)
+        for app, _ in (one, two):
+            app.send_signal(signal.SIGTERM)
+            assert app.wait(10) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not enforce the limit")

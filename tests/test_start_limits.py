@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import pwd
 import re
 import socket
 import subprocess
@@ -10,12 +11,17 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from time import process_time
+from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from toys import save
 
 from playground import request_limits
 from playground.cli import main
+from playground.decoding import fitted_weights
+from playground.engine.checkpoint import catalogue
 from playground.engine.loading.load import Loading, load
 from playground.errors import Refusal
 from playground.request_limits import LOCAL, PUBLIC, RequestLimits, quoted
@@ -187,6 +193,34 @@ def test_a_full_disk_is_reported_in_a_sentence():
         timeout=200,
     )
     assert reply.returncode == 2 and "No space left" in reply.stderr and "Traceback" not in reply.stderr
+
+
+# --- the home folder ---
+
+def test_a_user_without_a_home_has_the_bundled_models(monkeypatch):
+    def unknown(user: int):
+        raise KeyError(user)
+
+    for name in ("HOME", "PLAYGROUND_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert catalogue.made() == [] and set(catalogue.BUNDLED) <= set(catalogue.entries())
+
+
+def test_two_processes_in_one_home_write_the_same_weights_and_neither_fails(tmp_path, monkeypatch):
+    path, models = tmp_path / "greedy.safetensors", {"target": SimpleNamespace(revision="1", quantization="none")}
+    write = fitted_weights.save_file
+
+    def meanwhile(weights, unfinished, facts):
+        write(weights, unfinished, facts)
+        monkeypatch.setattr(fitted_weights, "save_file", write)
+        with monkeypatch.context() as another:
+            another.setattr(fitted_weights.os, "getpid", lambda: 1)
+            fitted_weights.save(path, {"a": torch.zeros(2)}, models)
+
+    monkeypatch.setattr(fitted_weights, "save_file", meanwhile)
+    fitted_weights.save(path, {"a": torch.ones(2)}, models)
+    assert load_file(path)["a"].tolist() == [1, 1] and [one.name for one in tmp_path.iterdir()] == [path.name]
 
 
 # --- programs of models ---

@@ -25,7 +25,6 @@ BROKEN = {
         " compile"
     ),
     "memory": "it is nested too deeply or takes too much memory to compile",
-    "start": "the compiler process does not start, so try again later",
 }
 NAMES = {**KINDS, TABLES: "Lark grammar"}
 
@@ -82,6 +81,8 @@ class Compiler:
         except Busy:
             raise Refusal("Other grammars are being compiled and take long: try again in a few seconds.") from None
         except BrokenLimit as broken:
+            if broken.reason == "start":
+                raise Refusal("The process that compiles grammars does not start: try again later.") from None
             answer = {"error": BROKEN[broken.reason]}
         return _unpacked(kind, answer)
 
