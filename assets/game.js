@@ -362,7 +362,7 @@ class Board {
   table() {
     const table = el("table", "scores");
     const head = el("tr");
-    for (const name of ["", this.match.isFinished ? "last round" : "this round", "all rounds", "right"]) head.append(el("th", "", name));
+    head.append(el("td"), ...[this.match.isFinished ? "last round" : "this round", "all rounds", "right"].map((name) => el("th", "", name)));
     const body = el("tbody");
     const rows = this.match.scores(this.choices.shownNames);
     const widest = Math.max(...rows.map(({ total }) => total), 1e-9);

@@ -363,7 +363,9 @@ class Lessons {
     this.result.setAttribute("aria-live", "polite");
     this.acts = el("div", "lesson-acts");
     this.memo = el("div", "lesson-remember");
-    this.memo.append(el("h4", "", "Remember"), paragraph(lesson.remember));
+    const remember = el("h4", "", "Remember");
+    remember.setAttribute("aria-level", 3);
+    this.memo.append(remember, paragraph(lesson.remember));
     this.panel.replaceChildren(this.head(back), this.dots(), this.heading, ...step.paragraphs.map(paragraph), this.form, this.result, this.acts, this.memo, this.way());
     this.drawState();
   }
@@ -503,6 +505,7 @@ function distance(guess, value) {
 
 function heading(text) {
   const node = el("h3", "", text);
+  node.setAttribute("aria-level", 2); // the panel follows the page's name
   node.tabIndex = -1;
   return node;
 }

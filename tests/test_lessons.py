@@ -390,6 +390,10 @@ def test_a_lesson_is_completed_by_keyboard_with_the_answer_of_the_trace(page, ad
     page.keyboard.press("Enter")
     press(page, page.locator(".lesson-list button").nth(3).text_content())
     expect(page.locator(".lesson-panel h3")).to_be_focused()
+    levels = page.evaluate("""[...document.querySelectorAll("h1, h2, h3, h4, h5, h6")]
+        .filter((one) => one.checkVisibility())
+        .map((one) => Number(one.getAttribute("aria-level") || one.tagName[1]))""")
+    assert all(after - before <= 1 for before, after in zip(levels, levels[1:])), levels
     expect(page.locator(".lesson-panel h3")).to_have_text(steps[0].heading)
     while page.evaluate("document.activeElement.type") != "radio":
         page.keyboard.press("Tab")
