@@ -214,10 +214,18 @@ def test_a_character_whose_last_byte_is_taken_back_is_bytes_again(page, feed):
     assert composed(page)[2:] == [[("D8", "س")], [("B3", "")]]
 
 
-def test_a_script_that_runs_to_the_left_is_laid_out_so(page, feed):
-    pieces(page, feed, "a", "<0xD8>", "<0xB3>", "<0xD9>", "<0x84>", "b")  # سل
-    places = page.locator(".tokens .composed").evaluate_all("all => all.map((b) => b.getBoundingClientRect().left)")
-    assert places == sorted(places, reverse=True)
+def test_a_script_that_runs_to_the_left_is_laid_out_so_and_turns_nothing_else(page, feed):
+    written = ["a", "<0xD8>", "<0xB3>", " ", "<0xD9>", "<0x84>", " ", "<0xE4>", "<0xBD>", "<0xA0>", "1"]  # س ل 你
+    prompt = ["<0xD8>", "<0xB3>"]
+    happened = [event(i, piece, 0.1) for i, piece in enumerate(written)]
+    show(page, feed, happened, Header(strategy="greedy", title="Greedy", prompt="س", prompt_ids=[1, 2],
+                                      prompt_pieces=prompt, vocabulary=100))
+    left = "all => all.map((one) => one.getBoundingClientRect().left)"
+    turned = page.locator(".tokens .to-left .composed").evaluate_all(left)
+    others = page.locator(".tokens .to-right .composed").evaluate_all(left)
+    first, last = (tokens(page).nth(i).evaluate("one => one.getBoundingClientRect().left") for i in (0, 10))
+    assert turned == sorted(turned, reverse=True) and others == sorted(others) and len(turned) == 4
+    assert page.locator(".prompt .composed").evaluate_all(left)[0] < first < min(turned) < min(others) < last
 
 
 # --- a paragraph without end ---

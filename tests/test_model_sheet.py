@@ -12,7 +12,7 @@ from toys import save
 
 from playground.engine.checkpoint.catalogue import SUGGESTED
 from playground.errors import Refusal
-from playground.ui.components.settings import DEFAULT
+from playground.ui.components.settings import DEFAULT, Rules
 from playground.ui.components.theme import theme_options
 from playground.ui.models.model_sheet import CANCELLED, ModelChoices, counted
 from playground.ui.server.pages import build
@@ -79,6 +79,17 @@ def test_a_cancelled_load_leaves_the_model_in_use(page):
     let.set()
     with pytest.raises(Refusal, match="cancelled"):
         choices.site.model_loader._sets[choice.request].result()
+
+
+def test_a_folder_is_loaded_by_its_path_where_the_page_is_one_s_own_and_refused_on_a_public_one(page, tmp_path):
+    folder = str(save(tmp_path / "toy"))
+    changes = list(ModelChoices(Site(), page).take("auto", "none", asked(f" {folder} ")))
+    assert changes[-1]["sheet"] == {"taken": folder} and changes[-1]["model"] == folder
+    missing = list(ModelChoices(Site(), page).take("auto", "none", asked(f"{folder}/nowhere")))
+    assert missing[-1]["sheet"]["refused"].startswith(f"There is no folder {folder}/nowhere: check the path")
+    public = list(ModelChoices(Site(rules=Rules.for_visitors()), page).take("auto", "none", asked(folder)))
+    assert public[0]["sheet"]["refused"].startswith("This public page offers only the models in its list, not '/")
+    assert len(public) == 1, "nothing was loaded"
 
 
 @pytest.mark.parametrize("number, text", [(7_340_000, "7.3 M"), (134_515_008, "135 M"), (1_711_376_384, "1.7 B")])

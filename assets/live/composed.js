@@ -68,12 +68,11 @@ function isInside(said) {
   return said === "" || said === TO_LEFT;
 }
 
-/** One byte of a character, under it. The byte is drawn, not copied; one of a script that runs to the left keeps its place in the line. */
+/** One byte of a character, under it. The byte is drawn, not copied; the box has the direction of its script. */
 function composedByte(byte, said) {
   const node = el("span", "composed", said === TO_LEFT ? "" : said);
   node.dataset.byte = byte;
-  if (said !== TO_LEFT && !RIGHT_TO_LEFT.test(said)) return node;
-  const turned = el("span", "to-left");
-  turned.append(node);
-  return turned;
+  const placed = el("span", said === TO_LEFT || RIGHT_TO_LEFT.test(said) ? "to-left" : "to-right");
+  placed.append(node);
+  return placed;
 }
