@@ -23,6 +23,7 @@ from view_runs import (
 )
 
 from playground.events import Done, Draft, Figure, Forward, Mask, Rollback, Switch, Verdict
+from playground.player.live_view_assets import ASSETS
 from playground.trace.lane_metrics import metrics
 
 # --- costs ---
@@ -257,6 +258,23 @@ def test_a_cache_says_what_it_saves_and_what_every_head_holds(page, feed):
     )
     held = "Every layer and head holds the first 2 and the newest 2; of 8 positions, 3 are evicted on average."
     expect(page.locator(".panel-cache .held")).to_have_text(held)
+
+
+def test_in_projector_mode_a_pointer_finds_what_is_drawn_under_it(page, feed):
+    page.add_style_tag(content=(ASSETS / "projector.css").read_text())
+    page.evaluate("document.body.classList.add('projector')")
+    show(page, feed, run_of((PLAIN, evicting(False))))
+    canvas = page.locator(".panel-cache canvas:visible").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 1.5 * 52 + 3.5 * (box["width"] - 1.5 * 54) / 16, box["y"] + 1.5 * 5)
+    expect(page.locator(".panel-cache .hover-line")).to_have_text("layer 1, position 4 “ a”: live in 1 of 2 heads")
+    token = page.locator(".lane .tokens .t").first
+    token.click()
+    card, near = page.locator(".card").bounding_box(), token.bounding_box()
+    gaps = [card["y"] - near["y"] - near["height"], near["y"] - card["y"] - card["height"]]
+    assert 0 <= max(gaps) < 20 and card["x"] <= near["x"] <= card["x"] + card["width"]
+    page.evaluate("document.body.classList.remove('projector')")
 
 
 @pytest.mark.parametrize("as_differences", [False, True])
