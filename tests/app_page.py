@@ -39,7 +39,8 @@ def started(folder: Path) -> Iterator[str]:
     app = subprocess.Popen(
         [sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)],
         cwd=ROOT,
-        env={**os.environ, "PLAYGROUND_EMBED": "*"},  # the page offers the code for a frame
+        # the page offers the code for a frame, and keeps what it measures with the models
+        env={**os.environ, "PLAYGROUND_EMBED": "*", "PLAYGROUND_HOME": str(folder)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
