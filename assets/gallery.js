@@ -1,4 +1,27 @@
-// A pick is sent to the page and closes its list; a group shows its own list and hides the others.
+// A pick is sent to the page and closes its list; a group shows its own list and hides the others. On a calm page all of it is behind one
+// button.
+const gallery = element.querySelector(".gallery");
+const box = Object.assign(document.createElement("div"), { className: "examples-box" });
+const opener = Object.assign(document.createElement("button"), { type: "button", className: "examples-open", textContent: "Examples" });
+box.append(...gallery.children);
+gallery.append(opener, box);
+
+function openExamples(isOpen) {
+  gallery.classList.toggle("open", isOpen);
+  opener.setAttribute("aria-expanded", String(isOpen));
+  if (isOpen) box.setAttribute("role", "dialog"); // Escape closes it and stops no run
+  else box.removeAttribute("role");
+}
+
+openExamples(false);
+opener.addEventListener("click", () => openExamples(!gallery.classList.contains("open")));
+element.addEventListener("keydown", (event) => {
+  if (event.key !== "Escape" || !gallery.classList.contains("open")) return;
+  openExamples(false);
+  opener.focus();
+});
+document.addEventListener("pointerdown", ({ target }) => gallery.contains(target) || openExamples(false));
+
 function openGroup(chosen) {
   for (const button of chosen.closest("details").querySelectorAll("[data-group]")) {
     const isOpen = button === chosen && button.getAttribute("aria-expanded") !== "true";
@@ -13,8 +36,9 @@ element.addEventListener("click", (event) => {
   const chip = event.target.closest("button[data-index]");
   if (!chip) return;
   trigger("pick", { part: chip.dataset.part, index: Number(chip.dataset.index) });
+  openExamples(false);
   const fold = chip.closest("details");
   if (!fold) return;
   fold.open = false;
-  fold.querySelector("summary").focus();
+  (fold.checkVisibility() ? fold.querySelector("summary") : opener).focus();
 });

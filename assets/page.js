@@ -109,6 +109,7 @@
     if (!drawer) return;
     const shown = drawer.toggleAttribute("data-open", open);
     document.querySelector(".settings-open")?.setAttribute("aria-expanded", String(shown));
+    if (shown) document.dispatchEvent(new CustomEvent("drawer-opened")); // beside the lanes it takes the place of an open card
     // Gradio fits their heights when something is typed, and could not do so for what was filled in while they were hidden.
     if (shown) for (const field of drawer.querySelectorAll("textarea")) field.dispatchEvent(new Event("input"));
   };

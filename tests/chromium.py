@@ -23,12 +23,14 @@ def chromium() -> Iterator[Browser]:
         browser.close()
 
 
-def new_context(browser: Browser, pace: str = "live", views: str = "all", **how) -> BrowserContext:
-    """A browser context of its own, with the common timeout. It shows runs at real speed, or as `pace` says, and all
-    views below the lanes; with `views="one"` as on a visitor's wide page, one at a time beside them.
+def new_context(
+    browser: Browser, pace: str = "live", views: str = "all", align: str = "time", **how
+) -> BrowserContext:
+    """A browser context of its own, with the common timeout. It shows runs at real speed, or as `pace` says, aligned by
+    time, and all views below the lanes; with `views="one"` as on a visitor's wide page, one at a time beside them.
     """
     context = browser.new_context(**how)
-    shown = json.dumps({"pace": pace, "views": views})
+    shown = json.dumps({"pace": pace, "views": views, "align": align})
     context.add_init_script(f"try {{ localStorage['{VIEW_SETTINGS}'] ??= '{shown}' }} catch {{}}")
     context.set_default_timeout(1000 * PATIENCE)
     return context

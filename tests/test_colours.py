@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from itertools import combinations
-from math import dist
+from math import dist, hypot
 from pathlib import Path
 
 import pytest
@@ -25,20 +25,18 @@ WHITE = (0.95047, 1.0, 1.08883)
 
 LEVELS = [f"--h{level}" for level in range(1, 11)]
 GROUNDS = {
-    "--pg-ink": ["--pg-card", "--pg-sunk", "--accent-soft", "--refused-soft", "--extra-soft", "--evicted"],
+    "--pg-ink": ["--pg-card", "--pg-sunk", "--accent-soft", "--trouble-soft", "--evicted"],
     "--accent": ["--pg-card", "--accent-soft"],
-    "--refused": ["--pg-card", "--refused-soft"],
-    "--extra": ["--pg-card"],
+    "--trouble": ["--pg-card", "--trouble-soft"],
     "--on-heat": LEVELS,
 }
 KINDS = {"lanes": [f"--pg-lane-{i}" for i in range(4)],
          "workers": ["--by-target", "--by-draft", "--by-beside", "--by-grammar", "--by-rest"],
-         "fates of a draft token": ["--accent", "--refused", "--extra"],
-         "origins of a token": ["--accent-soft", "--refused-soft", "--extra-soft"],
          "slots of a cache": ["--live", "--evicted", "--scratch"],
-         "series of a figure": [f"--series-{i}" for i in range(5)],
-         "marks over a chart": ["--refused", "--extra", "--by-beside", "--by-draft"]}
-LEAST = {"origins of a token": 5}  # soft backgrounds; the underline shows the origin as well
+         "full lines of a figure": ["--series-0", "--series-1"],  # the others are dashed or dotted
+         "dashed lines of a figure": ["--series-2", "--series-3"],
+         "marks over a chart": ["--pg-ink", "--by-grammar", "--by-beside", "--by-draft"]}
+HUES = {"lanes": KINDS["lanes"], "entropy": [f"--b{level}" for level in range(1, 8)] + LEVELS, "trouble": ["--trouble"]}
 
 modes = pytest.mark.parametrize("mode", ["light", "dark"])
 
@@ -133,7 +131,7 @@ def test_the_number_of_a_lane_is_legible_on_its_colour(mode):
 def test_kinds_in_one_picture_can_be_distinguished(mode, group, seen):
     known = colours(mode)
     alike = {f"{a} {b}": round(distance(known[a], known[b], seen), 1) for a, b in combinations(KINDS[group], 2)
-             if distance(known[a], known[b], seen) < LEAST.get(group, APART)}
+             if distance(known[a], known[b], seen) < APART}
     assert not alike
 
 
@@ -143,3 +141,21 @@ def test_levels_of_the_scale_keep_their_order_without_any_sense_of_hue(mode):
     lightness = [lab(linear(known[level]))[0] for level in LEVELS]
     steps = [after - before for before, after in zip(lightness, lightness[1:])]
     assert all(step > STEP for step in steps) if mode == "dark" else all(step < -STEP for step in steps)
+
+
+@modes
+def test_a_hue_means_a_lane_entropy_or_trouble_and_nothing_else(mode):
+    """Colours of the data: chroma is the distance from grey in CIE L*a*b*."""
+    known = colours(mode)
+    data = {*re.findall(r"(--[\w-]+): #", (ASSETS / "live/live.css").read_text()), *KINDS["lanes"]}
+    coloured = {name for name in data if hypot(*lab(linear(known[name]))[1:]) > 12}
+    meant = {name for names in HUES.values() for name in names}
+    assert coloured <= {*meant, "--trouble-soft"}
+    assert {*KINDS["lanes"], "--h10", "--b7", "--trouble"} <= coloured, "they are no greys themselves"
+
+
+@modes
+def test_lines_of_the_timeline_grow_from_grey_to_the_strongest_colour(mode):
+    known = colours(mode)
+    chroma = [hypot(*lab(linear(known[f"--b{level}"]))[1:]) for level in range(8)]
+    assert chroma[0] < 12 and chroma == sorted(chroma) and chroma[-1] > 40

@@ -144,6 +144,7 @@ def test_narrow_pages_and_paper_have_all_views_below_the_lanes(page, feed):
 
 def test_all_views_can_be_asked_for_and_the_wish_is_kept(page, feed):
     show(page, feed, TWO)
+    page.click(".live .view-menu > button")
     page.click(".live .all-views")
     expect(page.locator(".live")).to_have_attribute("data-views", "all")
     assert len(opened(page)) == 5

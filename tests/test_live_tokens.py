@@ -122,7 +122,7 @@ def test_the_colour_that_was_chosen_is_remembered(page, feed):
         ("probability", ["4px", "none", "none", "none", "none"]),
         ("latency", ["3px", "none", "3px", "3px", "3px"]),
         ("none", ["none"] * 5),
-        ("origin", ["none", "double", "solid", "solid", "solid"]),
+        ("origin", ["none", "dotted", "solid", "solid", "solid"]),
     ],
 )
 def test_an_underline_shows_another_number_beside_the_colour(page, feed, underline, expected):
@@ -142,6 +142,15 @@ def test_an_underline_shows_another_number_beside_the_colour(page, feed, underli
     page.select_option(".live .underline", "origin")
     assert lines == expected
     assert colours == ["h4", "unknown", "h1", "h1", "h1"]
+
+
+def test_each_origin_has_a_form_of_its_own_and_none_has_a_colour(page, feed):
+    show(page, feed, MIXED)
+    looks = page.locator(".live .origins .t").evaluate_all("""all => all.map((one) => getComputedStyle(one)).map(
+        (style) => [style.textDecorationLine === "none" ? "" : style.textDecorationStyle,
+            style.backgroundImage.split("(")[0], style.color, style.backgroundColor])""")
+    forms, colours = {tuple(look[:2]) for look in looks}, {tuple(look[2:]) for look in looks}
+    assert len(looks) == len(forms) == 5 and len(colours) == 1
 
 
 # --- candidates ---

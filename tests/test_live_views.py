@@ -203,6 +203,22 @@ def test_the_speed_up_is_measured_against_the_plain_lane_of_the_session(page, fe
     assert pace(page) == "This is the plain lane, the baseline for the others."
 
 
+def test_where_drafting_loses_time_the_lane_says_why_with_the_times_of_both_lanes(page, feed):
+    slower = [(4 * at, event) for at, event in in_rounds()]
+    show(page, feed, run_of((PLAIN, one_by_one()), (GUESSING, slower)), 1)
+    assert pace(page).endswith(
+        "Per token it spends 118.0 ms more on drafting and checking and saves only 18.0 ms of the target's forwards: "
+        "one forward takes 50.0 ms here. The longer it takes, as on a large model, the more a saved one counts."
+    )
+    said = page.locator(".lane[data-lane='1'] .headlines > div").evaluate_all(
+        "all => all.map((one) => `${one.lastChild.textContent} ${one.firstChild.textContent}`)"
+    )
+    assert said == [
+        "2.00 tokens per forward", "2 forwards instead of 4", "same text against lane 1",
+        "0.50× by the clock: a forward takes only 50.0 ms here",
+    ]
+
+
 @pytest.mark.parametrize(
     "other",
     [

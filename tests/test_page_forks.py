@@ -16,6 +16,11 @@ def fork(page, lane: int, position: int) -> None:
     page.locator("#live .card .candidate[data-id]:not([disabled])").first.click()
 
 
+def hues(page) -> list[str]:
+    colour = "all => all.map((one) => getComputedStyle(one).backgroundColor)"
+    return page.locator("#live .lane .number").evaluate_all(colour)
+
+
 def ended(page, lanes: int) -> None:
     expect(page.locator("#live [data-recorded='false'] .lane")).to_have_count(lanes)
     for lane in range(lanes):
@@ -29,9 +34,13 @@ def test_a_fork_goes_beside_its_lane_and_undo_brings_the_lanes_and_their_run_bac
     page.click("#run")
     ended(page, 3)
     before, first = texts(page), page.locator("#live .live").get_attribute("data-run")
+    coloured = hues(page)
+    assert len(set(coloured)) == 3
     fork(page, 0, 3)
     ended(page, 4)
     after = texts(page)
+    assert [hues(page)[0], *hues(page)[2:]] == coloured, "each lane keeps its hue"
+    assert hues(page)[1] not in coloured
     assert [after[0], *after[2:]] == before and after[1] != before[0]
     expect(page.locator("#live .lane .title").nth(1)).to_have_text("Greedy, forked at token 4")
     expect(page.locator(".lane-card[data-lane='1'] .forced")).to_have_text("forked at token 4")

@@ -141,18 +141,21 @@ def test_an_earlier_run_says_so_and_gives_its_colours_back(page, address):
 
 # --- numbers ---
 
-def test_a_lane_shows_three_numbers_and_the_others_on_demand_without_dashes(page, address):
+def test_a_lane_shows_four_numbers_and_the_others_on_demand_without_dashes(page, address):
     visit(page, address, short("greedy", "speculative"))
     page.click("#run")
     expect(tokens(page, 1).nth(11)).to_be_attached()
     expect(page.locator("#run")).to_be_visible()
     second = page.locator(".live .lane[data-lane='1']")
     shown = second.locator(".headlines > div")
-    expect(shown).to_have_count(3)
-    assert shown.evaluate_all("all => all.map((one) => one.dataset.headline)") == ["speed", "likeness", "per-forward"]
-    assert re.fullmatch(r"[\d.]+×", shown.nth(0).locator("dd").text_content())
-    expect(shown.nth(1).locator("dd")).to_have_text("same text")
-    expect(page.locator(".live .lane[data-lane='0'] .headlines > div")).to_have_count(2)
+    expect(shown).to_have_count(4)
+    names = shown.evaluate_all("all => all.map((one) => one.dataset.headline)")
+    assert names == ["per-forward", "forwards", "likeness", "speed"], "what does not depend on this machine comes first"
+    assert re.fullmatch(r"[\d.]+×", shown.nth(3).locator("dd").text_content())
+    expect(shown.nth(2).locator("dd")).to_have_text("same text")
+    sizes = shown.locator("dd").evaluate_all("all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))")
+    assert sizes[0] > max(sizes[1:]), "tokens per forward is the headline"
+    expect(page.locator(".live .lane[data-lane='0'] .headlines > div")).to_have_count(3)
     expect(second.locator(".strip")).to_be_hidden()
     second.locator(".more > summary").click()
     expect(page.locator(".live .lane[data-lane='0'] .strip")).to_be_visible()
@@ -190,9 +193,9 @@ def test_all_text_has_a_contrast_of_four_and_a_half(theme):
              for surface in SURFACES]
     pairs += [(page[name], page[f"{name}-soft"]) for name in ("accent", "bad", "good", "warn")]
     pairs += [(page["on-accent"], page["accent"]), *((page["card"], page[f"lane-{lane}"]) for lane in range(4))]
-    pairs += [(colour, page[surface]) for colour in (mute, view["accent"], view["refused"], view["extra"])
+    pairs += [(colour, page[surface]) for colour in (mute, view["accent"], view["trouble"])
               for surface in ("card", "sunk")]
-    pairs += [(view[name], view[f"{name}-soft"]) for name in ("accent", "refused", "extra")]
+    pairs += [(view[name], view[f"{name}-soft"]) for name in ("accent", "trouble")]
     pairs += [(view["on-heat"], view[f"h{level}"]) for level in range(1, 11)]
     assert [pair for pair in pairs if contrast(*pair) < 4.5] == []
 

@@ -12,14 +12,16 @@ pytestmark = pytest.mark.journey
 SCRIPT = "\n".join((ASSETS / "live" / f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "player"))
 TRACE = """
 const LENGTHENS = new Set(["commit", "fill"]);
-const laneOf = (rate, tokens) => ({ tokens, end: tokens / rate, over: true,
-  events: Array.from({ length: tokens },
-    (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i, sequence: 0 })) });
+const laneOf = (rate, tokens, per, over) => ({ tokens, end: tokens / rate, over,
+  forwards: Array.from({ length: tokens / per }, (_, i) => (per * (i + 1)) / rate),
+  events: Array.from({ length: tokens }, (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i,
+    sequence: 0, forwards: Math.floor((i + 1) / per) })) });
 """
-PLAY = """([seconds, rates, speed, over]) => {
-  const lanes = rates.map((rate) => laneOf(rate, 60));
+PLAY = """([seconds, rates, speed, over, perForward]) => {
+  const lanes = rates.map((rate, i) => laneOf(rate, 60, perForward ? perForward[i] : 1, over));
   const trace = { lanes, over, version: 60 * lanes.length };
   const player = new Player(trace);
+  if (perForward) player.setMode("forwards");
   player.setSpeed(speed);
   player.restart();
   for (let now = 0; now <= 1000 * seconds; now += 20) player.tick(now);
@@ -29,11 +31,15 @@ PLAY = """([seconds, rates, speed, over]) => {
 
 @pytest.fixture(scope="module")
 def play():
-    """Tokens of each lane on screen after some seconds; `rates`: their tokens per second."""
+    """Tokens of each lane on screen after some seconds. `rates`: their tokens per second; `per_forward`: their tokens
+    per forward of the target, by which they are then aligned.
+    """
     with chromium() as browser:
         page = browser.new_page()
         made = f"(given) => {{ {SCRIPT}\n{TRACE}\nreturn ({PLAY})(given); }}"
-        yield lambda seconds, rates, speed, over=True: page.evaluate(made, [seconds, rates, speed, over])
+        yield lambda seconds, rates, speed, over=True, per_forward=None: page.evaluate(
+            made, [seconds, rates, speed, over, per_forward]
+        )
 
 
 @pytest.mark.parametrize("over", [True, False], ids=["recorded", "live"])
@@ -54,3 +60,19 @@ def test_at_real_speed_a_recorded_run_takes_its_own_time_and_a_live_one_is_follo
 
 def test_a_slower_speed_is_a_share_of_the_real_one(play):
     assert abs(play(2.0, [150], "0.1")[0] - 30) <= 1
+
+
+# --- aligned by forwards of the target ---
+
+def test_aligned_by_forwards_a_lane_with_four_tokens_per_forward_writes_four_times_as_fast_however_long_it_took(play):
+    plain, drafting = play(2.0, [300, 150], "reading", per_forward=[1, 4])
+    assert 6 <= plain <= 9 and 4 * plain <= drafting <= 4 * (plain + 1) and drafting < 60
+
+
+def test_aligned_by_forwards_real_speed_takes_the_measured_time_of_the_slowest_forward(play):
+    plain, drafting = play(0.2, [300, 100], "live", per_forward=[1, 4])  # a forward of the second lane takes 40 ms
+    assert abs(plain - 5) <= 1 and abs(drafting - 20) <= 4
+
+
+def test_aligned_by_forwards_no_lane_of_a_live_run_is_shown_beyond_the_slowest_one(play):
+    assert play(0.1, [150, 150], "live", False, per_forward=[1, 4]) == [15, 60]

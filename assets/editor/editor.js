@@ -9,7 +9,9 @@ const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
   verifier: (part) => (part.greedy_only ? "For greedy decoding" : "For sampling"),
 };
+const HUES = 4;
 const open = new Set();
+const hueOf = new WeakMap(); // by lane: its hue, which it keeps when others are added, moved or removed
 let lanes = [];
 let verdicts = [];
 let failed = {};
@@ -253,9 +255,14 @@ function knobOf(lane, name) {
   return found.findLast(({ knob, knobs }) => knob && name in knobs) || found.findLast(({ knob }) => knob);
 }
 
-/** Beside the views open cards would cover each other. */
+const isBeside = () => root.closest(".stage")?.dataset.beside === "true";
+
+/** Beside the views open cards would cover each other, and the drawer. */
 function openAlone(i) {
-  if (root.closest(".stage")?.dataset.beside === "true") closeAll();
+  if (isBeside()) {
+    closeAll();
+    window.showDrawer?.(false);
+  }
   open.add(i);
 }
 
@@ -622,7 +629,7 @@ function card(lane, i) {
   const opened = open.has(i);
   const toggle = () => { if (opened) open.delete(i); else openAlone(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
   return h("article", { class: `lane-card${opened ? " open" : ""}`, "data-lane": i },
-    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), picker(lane, i), ...movers(i),
+    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), h("span", { class: "lane-title", "aria-hidden": "true" }, titleOf(lane)), picker(lane, i), ...movers(i),
       h("button", { type: "button", class: "icon", "aria-label": `Duplicate lane ${i + 1}`, title: "Duplicate", disabled: lanes.length >= most, onclick: () => duplicate(i) }, icon("copy")),
       h("button", { type: "button", class: "icon", "aria-label": `Remove lane ${i + 1}`, title: "Remove", onclick: () => remove(i) }, icon("cross"))),
     h("p", { class: "recipe", title: main?.summary }, ...recipeNodes(lane)),
@@ -648,7 +655,18 @@ function redraw(i) {
   if (old) old.replaceWith(card(lanes[i], i));
 }
 
+/** A new lane gets the hue of its place, or the first one that is free. */
+function giveHues() {
+  const isFree = (hue) => lanes.every((lane) => hueOf.get(lane) !== hue);
+  lanes.forEach((lane, i) => {
+    if (!hueOf.has(lane)) hueOf.set(lane, [i, ...Array(HUES).keys()].find(isFree) ?? i % HUES);
+    root.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hueOf.get(lane) % HUES})`);
+  });
+  root.dataset.hues = lanes.map((lane) => hueOf.get(lane) % HUES).join(); // read by the live view
+}
+
 function draw() {
+  giveHues();
   root.dataset.count = lanes.length;
   root.style.setProperty("--lanes", lanes.length || 1);
   root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [laneAdder()] : []));
@@ -734,11 +752,21 @@ function change() {
 function take() {
   const given = (props.value || []).slice(0, most).map(fresh);
   if (JSON.stringify(given) === JSON.stringify(lanes)) return;
+  keepHues(lanes, given);
   lanes = given;
   verdicts = [];
   draw();
   announce();
   ask();
+}
+
+/** The lanes that were there before keep their hues: beside a fork, its parent and the others. */
+function keepHues(before, given) {
+  const left = [...before];
+  for (const lane of given) {
+    const at = left.findIndex((one) => JSON.stringify(one) === JSON.stringify(lane));
+    if (at >= 0) hueOf.set(lane, hueOf.get(left.splice(at, 1)[0]));
+  }
 }
 
 let surrounded = "";
@@ -755,6 +783,7 @@ watch("value", take);
 watch("attention", () => { draw(); lookAround(); });
 watch("drafted", lookAround);
 listen("settings-chosen", lookAround);
+listen("drawer-opened", () => { if (isBeside()) closeAll(); });
 listen("run-begun", closeAll); // an open card may cover the run
 listen("open-lane", ({ lane, about }) => { if (!["context", "draft"].includes(about)) openLane(lane, about); });
 watch("problems", () => {

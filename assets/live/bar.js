@@ -1,9 +1,11 @@
 // The player's bar: what its buttons, slider and clock show.
 
+const UNITS = { tokens: "token", forwards: "forward" };
+
 class PlayerBar {
   constructor(root) {
     this.node = root.querySelector(".player");
-    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine", "curve"]) this[name] = this.node.querySelector("." + name);
+    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine", "curve", "pointer"]) this[name] = this.node.querySelector("." + name);
   }
 
   /** `chosen`: the lane whose entropy is behind the slider. */
@@ -16,25 +18,40 @@ class PlayerBar {
     this.scrub.step = player.mode === "time" ? "any" : "1";
     if (document.activeElement !== this.scrub || player.playing) this.scrub.value = value;
     this.scrub.style.setProperty("--done", end ? (value / end) * 100 + "%" : "0%");
-    const label = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, "token")}`;
+    const label = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, UNITS[player.mode])}`;
     setText(this.clock, label);
     setAttribute(this.scrub, "aria-valuetext", label);
     this.follow.hidden = trace.over;
     setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
     this.drawMarks(player, trace, end);
-    this.drawCurve(player.mode, trace, trace.lanes[chosen], end);
+    this.drawCurve(player, trace, trace.lanes[chosen], end);
   }
 
   /** The entropy of each token as a line above the slider; while a run grows, drawn again when it is a tenth longer. */
-  drawCurve(mode, trace, lane, end) {
+  drawCurve({ mode }, trace, lane, end) {
     const grown = trace.over ? "over" : Math.floor(Math.log(1 + lane.events.length) / Math.log(1.1));
     const look = `${trace.run}/${lane.order}/${mode}/${grown}/${trace.over ? end : ""}`;
     if (look === this.curveLook) return;
     this.curveLook = look;
     const steps = end ? lane.events.filter(({ kind, entropy }) => kind === "step" && isNumber(entropy)) : [];
-    const place = mode === "time" ? ({ at }) => at / end : ({ position }) => (position + 1) / end;
-    setAttribute(this.curve.firstElementChild, "d", steps.map((step) => curveLine(place(step), step.entropy)).join(""));
+    const place = placeOnCurve(mode, lane);
+    const lines = Array.from({ length: BAR_COLOURS }, () => "");
+    for (const step of steps) lines[barColour(step.entropy)] += curveLine(place(step) / end, step.entropy);
+    this.curve.replaceChildren(...lines.map((d, i) => svg("path", { class: `b${i}`, d })));
+  }
+
+  /** The place of a token in the run as a line on the curve; none if no token is marked. */
+  point(player, lane, position) {
+    const step = lane && position !== null ? lane.events.findLast(({ kind, position: at }) => kind === "step" && at === position) : null;
+    const end = player.end();
+    this.pointer.hidden = !step || !end;
+    if (step) this.pointer.style.setProperty("--at", placeOnCurve(player.mode, lane)(step) / (end || 1));
+  }
+
+  /** Whether the buttons for steps are left to the keys that do the same. */
+  leaveToKeys(isCalm) {
+    for (const name of ["back", "forward", "place"]) this.node.querySelector(`[data-do=${name}]`).tabIndex = isCalm ? -1 : 0;
   }
 
   /** What is at the interesting place that was visited; hidden if empty. */
@@ -54,7 +71,7 @@ class PlayerBar {
 
   /** Marks above the slider: where each lane ended. */
   drawMarks(player, trace, end) {
-    const ends = trace.lanes.map((lane) => (lane.over ? (player.mode === "time" ? lane.end : lane.tokens) : null));
+    const ends = trace.lanes.map((lane) => (lane.over ? player.endOf(lane) : null));
     const width = ends.every((at) => at === null) ? 0 : this.marks.clientWidth; // measuring it lays out the page
     const look = JSON.stringify([ends, end, width]);
     if (look === this.marksLook) return;
@@ -93,7 +110,18 @@ function meter({ name, share, says }, reading) {
   return node;
 }
 
+/** Where a step of a lane is on the slider, in its unit. */
+function placeOnCurve(mode, lane) {
+  return { time: ({ at }) => at, tokens: ({ position }) => position + 1, forwards: (step) => forwardKey(lane, step) }[mode];
+}
+
 const HIGHEST = 6; // nats at the top of the curve
+const BAR_COLOURS = 8;
+
+/** The colour of a line, from 0: as its height, by the square root. */
+function barColour(entropy) {
+  return Math.min(BAR_COLOURS - 1, Math.floor(BAR_COLOURS * Math.sqrt(Math.max(0, entropy) / HIGHEST)));
+}
 
 /** A vertical line; the square root keeps small entropies visible. */
 function curveLine(place, entropy) {

@@ -1,6 +1,7 @@
 // The card of one token: the candidates at its position, how it got into the text, and the forks that are possible there.
 
 const LONGEST_WORDS = 500;
+const BRIEF = 3; // candidates shown for a word that is pointed at
 const GAP = 6; // px between a token and its card, and between the card and the edge of the window
 const HEAD = 58; // px that the player covers while it sticks to the top of the window
 const LOWEST = 220; // px, so that the card keeps some candidates however little room there is
@@ -21,8 +22,13 @@ class Card {
     if (this.pinned && !pinned) return;
     if (this.token === token && this.pinned === pinned && !this.node.hidden) return;
     Object.assign(this, { anchor, token, pinned, lane });
+    if (pinned && this.acts.holds()) { // the view of the choice has all of it
+      this.node.hidden = true;
+      return;
+    }
     const step = state.sequence(token.sequence).steps.get(token.position);
     const mask = state.sequence(token.sequence).masks.get(token.position);
+    this.node.dataset.lane = lane; // its hue
     this.node.replaceChildren(...this.parts(lane, state, token, step, mask));
     this.node.classList.toggle("pinned", pinned);
     this.node.hidden = false;
@@ -59,18 +65,33 @@ class Card {
   }
 
   parts(lane, state, token, step, mask) {
+    if (!this.pinned && this.acts.isBrief()) return [this.heading(token), ...(step && step.top.length ? [this.candidates(lane, token, step, BRIEF)] : [])];
     const parts = [this.heading(token), facts(token, step)];
     if (token.round) parts.push(draftPart(token, step));
-    if (step && step.top.length) parts.push(this.candidates(lane, token, step));
-    else if (state.sequence(token.sequence).reported.has(token.position)) parts.push(reportedPart(state.sequence(token.sequence).reported.get(token.position)));
-    else parts.push(el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position))));
-    if (token.round && token.origin === "redraw") parts.push(...leftoverPart(token.round));
-    const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
-    if (stages) parts.push(stages);
-    if (mask) parts.push(maskPart(mask));
-    if (this.pinned && !this.acts.refusal(lane)) parts.push(this.ownWords(lane, token));
-    if (this.pinned) parts.push(this.requests(lane, token));
+    if (step && step.top.length) parts.push(this.candidates(lane, token, step, this.acts.rivals()));
+    else parts.push(...this.instead(state, token));
+    parts.push(...behind(state, token, step, mask));
+    if (this.pinned) parts.push(...this.asks(lane, token));
     return parts;
+  }
+
+  /** All about a held token but its candidates, for the view that shows these. */
+  rest(lane, state, token) {
+    const [step, mask] = ["steps", "masks"].map((known) => state.sequence(token.sequence)[known].get(token.position));
+    const parts = [...(token.round ? [draftPart(token, step)] : []), ...(step && step.top.length ? [] : this.instead(state, token))];
+    return [...parts, ...behind(state, token, step, mask), ...this.asks(lane, token), facts(token, step)];
+  }
+
+  /** What is known of a token without recorded candidates. */
+  instead(state, token) {
+    const { reported } = state.sequence(token.sequence);
+    if (reported.has(token.position)) return [reportedPart(reported.get(token.position))];
+    return [el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position)))];
+  }
+
+  /** What can be asked of the model at a token. */
+  asks(lane, token) {
+    return [...(this.acts.refusal(lane) ? [] : [this.ownWords(lane, token)]), this.requests(lane, token)];
   }
 
   heading(token) {
@@ -130,13 +151,14 @@ class Card {
     return form;
   }
 
-  candidates(lane, token, step) {
+  /** `most`: how many candidates; the chosen one is among them in any case. */
+  candidates(lane, token, step, most) {
     const part = el("div", "candidates");
     const head = el("div", "row head");
     head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "processed"));
     part.append(head);
     let rest = 1;
-    for (const candidate of rivals(step, this.acts.rivals())) {
+    for (const candidate of rivals(step, most)) {
       rest -= candidate[2];
       part.append(this.candidate(lane, token, step, candidate));
     }
@@ -165,6 +187,12 @@ class Card {
     });
     return row;
   }
+}
+
+/** What a replaced token was sampled from, what the processors did, and what the grammar allowed. */
+function behind(state, token, step, mask) {
+  const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
+  return [...(token.round && token.origin === "redraw" ? leftoverPart(token.round) : []), ...[stages, mask && maskPart(mask)].filter(Boolean)];
 }
 
 /** The first candidates, and the chosen one at any rank. */

@@ -1,8 +1,10 @@
-// The inspector beside the lanes of a wide page: one view at a time, with a row of tabs. What happens in the chosen lane decides which view
-// that is, until the visitor presses a tab. A narrow page and a printed one have all views below the lanes.
+// The inspector beside the lanes of a wide page, or over the foot of a phone: one view at a time, with a row of tabs. What happens in the
+// chosen lane decides which view that is, until the visitor presses a tab. Other narrow pages and a printed one have all views below the
+// lanes.
 
 const ROOM_BESIDE = 1040; // px of the live view: those of a window of 1100 px
 const ROOM_IN_LESSON = 800; // px in the size of the type: a lesson stands beside both, and the views are narrower
+const SWIPE_REST = 120; // ms without scrolling after which a swipe has ended
 const OWN_HEADS = ["inside", "attribution", "canvas", "branches", "figures"]; // views without a tab where a run has nothing for them
 const TABS = { // in this order
   inside: "Inside", attribution: "Attribution", canvas: "Canvas", choice: "Choice", branches: "Sequences", tree: "Tree", entropy: "Entropy",
@@ -16,6 +18,8 @@ class Inspector {
     this.node = this.inspector;
     this.row = this.node.querySelector(".view-tabs");
     this.moment = this.node.querySelector(".moment");
+    [this.runs, this.chooserRow, this.handle] = [".runs", ".chooser-row", ".sheet-handle"].map((part) => this.node.querySelector(part));
+    app.lanes.addEventListener("scroll", () => this.swiped(), { passive: true });
     this.pressed = null; // the view whose tab was pressed
     this.tabs = new Map(Object.keys(TABS).map((name) => [name, this.tab(name)]));
     this.row.append(...this.tabs.values());
@@ -35,8 +39,16 @@ class Inspector {
     return tab;
   }
 
+  /** Runs of this visit take the place of the views, until one is chosen. */
+  showRuns(isOpen = !this.visit.classList.contains("is-open")) {
+    this.visit.classList.toggle("is-open", isOpen);
+    setAttribute(this.runs, "aria-expanded", isOpen);
+    if (isOpen) this.visit.querySelector("button")?.focus();
+  }
+
   /** Another run is shown. */
   begin() {
+    this.showRuns(false);
     if (OWN_HEADS.includes(this.pressed)) this.pressed = null;
     this.row.hidden = false;
   }
@@ -63,29 +75,62 @@ class Inspector {
     }
   }
 
-  get isBeside() {
+  /** "one" view beside the lanes, on a "phone" one over its foot, or "all" of them below the player. */
+  get layout() {
     const { app } = this;
+    if (app.settings.views !== "one" || !app.cards.length || this.printing) return "all";
     const inLesson = document.body.classList.contains("in-lesson");
+    if (innerWidth <= PHONE) return inLesson ? "all" : "phone"; // the lesson has the foot of a phone
     const isNarrow = inLesson ? app.root.clientWidth < ROOM_IN_LESSON : app.root.clientWidth * zoomOf(app.root) < ROOM_BESIDE;
-    return app.settings.views === "one" && app.cards.length > 0 && !isNarrow && !this.printing;
+    return isNarrow ? "all" : "one";
   }
 
-  /** Put the views beside the lanes or below the player. */
+  /** Put the views where the layout has them. Returns whether that is beside the lanes. */
   arrange() {
-    const beside = this.isBeside;
-    const { app, node } = this;
-    if (app.live.dataset.views === (beside ? "one" : "all")) return beside;
-    app.live.dataset.views = beside ? "one" : "all";
-    setText(this.all, beside ? "All views" : "One view");
-    if (beside) {
-      this.scene.append(node);
-      node.append(this.caption);
-    } else {
-      this.visit.after(node);
-      this.scene.before(this.caption);
-    }
+    const { app, node, layout } = this;
+    const beside = layout === "one";
+    if (app.live.dataset.views === layout) return beside;
+    app.live.dataset.views = layout;
+    setText(this.all, layout === "all" ? "One view" : "All views");
+    if (layout === "phone") this.scene.before(this.chooserRow);
+    else this.node.prepend(this.chooserRow);
+    if (beside) this.scene.append(node, this.visit);
+    else (app.isCalm ? app.bar.node : app.key).after(this.visit, node); // a calm page has the legend in its menu
+    if (layout === "all") this.scene.before(this.caption);
+    else node.append(this.caption);
     this.update();
     return beside;
+  }
+
+  /** Show all about the held word. */
+  hold() {
+    if (this.app.live.dataset.views === "all") return;
+    this.pressed = "choice";
+    if (this.app.live.dataset.views === "phone") this.raise(true);
+  }
+
+  /** The sheet of a phone, up or down. */
+  raise(isUp = !this.node.classList.contains("is-up")) {
+    this.node.classList.toggle("is-up", isUp);
+    setAttribute(this.handle, "aria-expanded", isUp);
+  }
+
+  /** On a phone one lane at a time is in sight: swiping chooses it, and choosing it brings it there. */
+  bringLane(order) {
+    const { lanes, live } = this.app;
+    if (live.dataset.views === "phone" && this.laneInSight() !== order) lanes.scrollTo({ left: order * lanes.clientWidth, behavior: prefersStillness() ? "auto" : "smooth" });
+  }
+
+  laneInSight() {
+    const { lanes } = this.app;
+    return Math.round(lanes.scrollLeft / Math.max(1, lanes.clientWidth));
+  }
+
+  swiped() {
+    clearTimeout(this.swiping);
+    this.swiping = setTimeout(() => {
+      if (this.app.live.dataset.views === "phone" && this.laneInSight() !== this.app.chosen) this.app.choose(this.laneInSight());
+    }, SWIPE_REST);
   }
 
   /** The view to show: that of the pressed tab if the run has it, otherwise the one that shows what happens in the chosen lane. */
@@ -98,7 +143,7 @@ class Inspector {
 
   update() {
     const { app } = this;
-    if (app.live.dataset.views !== "one") return;
+    if (app.live.dataset.views === "all") return;
     const chosen = this.chosen;
     for (const panel of app.panels) {
       const there = panel.isThere(app);
@@ -109,6 +154,8 @@ class Inspector {
       setAttribute(tab, "aria-selected", panel === chosen);
       tab.tabIndex = panel === chosen ? 0 : -1;
     }
+    this.runs.hidden = app.visit.runs.length < 2;
+    setText(this.runs, `Runs ${app.visit.runs.length}`);
     const said = sayMoment(app.cards[app.chosen], app);
     setText(this.moment, said);
     this.moment.hidden = !said;

@@ -10,6 +10,7 @@ const KEYS = [
   { keys: ["Home", "End"], does: "start or end of the run" },
   { keys: ["N"], does: `next interesting place in any lane; with ${NAMES.Shift || "Shift"}, the one before` },
   { keys: ["1", "2", "3", "4"], does: "choose the lane that the views show" },
+  { keys: ["↑", "↓"], does: "inside a text: the same token in another lane" },
   { keys: ["Enter"], does: "inside a text: pin the card of the token" },
   { keys: ["Esc"], does: "close what is open" },
   { keys: ["Esc"], does: "with nothing open: stop the run", needs: "#stop" },

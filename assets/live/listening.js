@@ -20,9 +20,12 @@ function listenToControls(app) {
     app.keep();
   });
   app.mode.addEventListener("change", () => {
+    app.settings.align = app.mode.value;
     app.player.setMode(app.mode.value);
-    app.schedule();
+    app.keep();
   });
+  const numbers = app.root.querySelector(".all-numbers");
+  numbers.addEventListener("change", () => app.showNumbers(numbers.checked));
   for (const channel of [app.metric, app.underline]) {
     channel.addEventListener("change", () => {
       app.drawLegend();
@@ -46,7 +49,8 @@ function listenToTokens(app) {
     if (span) app.showCard(span, false);
   });
   app.lanes.addEventListener("pointerout", (event) => {
-    if (!tokenAt(event) || app.card.pinned) return;
+    if (!tokenAt(event)) return;
+    if (app.card.pinned) return app.unmark();
     app.card.leave();
     app.mark(-1, null);
   });
@@ -56,8 +60,9 @@ function listenToTokens(app) {
   });
   onDocument(app, "go-to-event", ({ detail }) => app.seekEvent(detail.lane, detail.event)); // sent by lessons
   onDocument(app, "pointerdown", (event) => {
-    if (app.card.pinned && !app.card.node.contains(event.target) && !tokenAt(event)) app.unpin();
-    if (!app.saving.node.contains(event.target)) app.saving.show(false);
+    const keeps = [app.card.node, ...(app.live.dataset.views === "all" ? [] : [app.inspector.node])];
+    if (app.card.pinned && !tokenAt(event) && !keeps.some((node) => node.contains(event.target))) app.unpin();
+    for (const menu of [app.saving, app.viewMenu]) if (!menu.node.contains(event.target)) menu.show(false);
   });
 }
 
@@ -90,16 +95,31 @@ function walk(app, event, text) {
   const at = app.markOf(card.order);
   const spans = card.text.spans;
   if (event.key === "Enter" && at !== null) app.showCard(spans[at], true);
+  else if (event.key === "ArrowUp" || event.key === "ArrowDown") return walkAcross(app, card, at, event.key === "ArrowUp" ? -1 : 1);
   else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && spans.length) {
     const next = at === null ? spans.length - 1 : at + (event.key === "ArrowRight" ? 1 : -1);
-    const span = spans[Math.max(0, Math.min(spans.length - 1, next))];
-    span.setAttribute("aria-label", describeToken(card, Number(span.dataset.i)));
-    app.card.pinned = false;
-    span.focus({ preventScroll: true });
-    span.scrollIntoView({ block: "nearest" });
-    app.showCard(span, false);
+    stepTo(app, card, next);
   } else return false;
   return true;
+}
+
+/** Up and down lead to the token at the same position in the lane before or after. Says whether there is one. */
+function walkAcross(app, card, at, by) {
+  const other = app.cards[card.order + by];
+  if (at === null || !other?.text.spans.length) return false;
+  app.choose(other.order);
+  stepTo(app, other, at);
+  return true;
+}
+
+function stepTo(app, card, i) {
+  const { spans } = card.text;
+  const span = spans[Math.max(0, Math.min(spans.length - 1, i))];
+  span.setAttribute("aria-label", describeToken(card, Number(span.dataset.i)));
+  app.card.pinned = false;
+  span.focus({ preventScroll: true });
+  span.scrollIntoView({ block: "nearest" });
+  app.showCard(span, false);
 }
 
 function describeToken(card, i) {

@@ -36,7 +36,7 @@ class App {
     this.paintsAgain = this.panelsAgain = 0;
     this.panelsAt = -PANEL_PAUSE; // when the views were painted last
     this.settings = readSettings();
-    this.player.speed = this.settings.speed;
+    Object.assign(this.player, { speed: this.settings.speed, mode: this.settings.align });
     this.theme = "";
     this.find();
     this.card = new Card(root.querySelector(".live"), {
@@ -46,6 +46,8 @@ class App {
       lookRefusal: (lane) => this.lookRefusal(lane),
       look: (...where) => this.look(...where),
       attribute: (...where) => this.attribute(...where),
+      holds: () => this.live.dataset.views !== "all",
+      isBrief: () => this.isCalm,
       rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
     });
     this.fill();
@@ -76,6 +78,7 @@ class App {
     }
     this.bar = new PlayerBar(this.root);
     this.saving = new Menu(this.root.querySelector(".save"));
+    this.viewMenu = new ViewMenu(this.root);
     this.branches = new VisitTree(this.root.querySelector(".visit"), (run) => this.bringBack(run));
   }
 
@@ -87,6 +90,7 @@ class App {
     for (const number of RIVALS) this.rivals.append(option(number, number === "all" ? "all recorded" : number));
     this.rivals.value = this.settings.rivals;
     this.speed.value = this.settings.speed;
+    this.mode.value = this.settings.align;
     this.metric.value = this.settings.metric;
     this.panels = [new ChoicePanel(), new CanvasPanel(), new BranchesPanel(), new DifferencePanel(), new EntropyPanel(), new TreePanel(), new RoundsPanel(), new CachePanel(), new MaskPanel(), new CostPanel(), new FiguresPanel()];
     this.inside = new InsidePanel();
@@ -195,6 +199,7 @@ class App {
     this.inside.show(null);
     this.attribution.show(null);
     this.player.speed = this.speed.value = this.settings.speed; // after a run that was followed at real speed
+    this.player.mode = this.mode.value = alignedBy(this.mode, this.settings.align, this.trace);
     this.player.restart();
     this.chosen = Math.max(0, Math.min(this.chosen, this.trace.lanes.length - 1));
     this.bar.draw(this.player, this.trace, this.chosen); // at once: the slider must not keep the range of the previous run
@@ -269,9 +274,17 @@ class App {
       open: () => this.file.click(),
       keys: () => showKeys(this.keys),
       run: () => document.querySelector("#run")?.click(),
+      runs: () => this.inspector.showRuns(),
+      sheet: () => this.inspector.raise(),
+      edit: () => document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: this.chosen, about: "" } })),
     };
     acts[name]();
     this.schedule();
+  }
+
+  /** Whether one view is shown at a time and what is seldom needed is in menus. */
+  get isCalm() {
+    return this.settings.views === "one" && this.cards.length > 0;
   }
 
   /** Whether the shown run is on the server and can be held and resumed. */
@@ -448,6 +461,7 @@ class App {
     if (order >= this.cards.length) return;
     this.chosen = order;
     this.drawChooser();
+    this.inspector.bringLane(order);
     this.schedule();
   }
 
@@ -466,10 +480,17 @@ class App {
     return position !== null && this.cards[lane].text.spans[position] ? position : null;
   }
 
+  /** The held position in one lane, or null if no token is held or its text does not reach it. */
+  heldOf(lane) {
+    const { pinned, token } = this.card;
+    return pinned && this.cards[lane].text.spans[token.position] ? token.position : null;
+  }
+
   mark(lane, position) {
     if (this.marked.lane === lane && this.marked.position === position) return;
     this.marked = { lane, position };
     for (const card of this.cards) card.text.mark(position, card.order === lane);
+    this.bar.point(this.player, this.trace.lanes[lane], position);
     this.schedule();
   }
 
@@ -495,14 +516,17 @@ class App {
     this.mark(card.order, Number(span.dataset.i));
     if (pinned) this.selected = { lane: card.order, position: Number(span.dataset.i) }; // for a link, also when the card is closed
     this.card.show(span, card.order, card.state, token, pinned);
+    if (pinned) this.inspector.hold();
     this.schedule(); // a pinned card shows its round in the views, also when its token is already marked
     if (pinned) for (const other of this.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
   }
 
   /** Close the topmost overlay. */
   closeTop() {
-    if (this.saving.isOpen) this.saving.close();
-    else if (!this.card.node.hidden) this.unpin();
+    const menu = [this.saving, this.viewMenu].find(({ isOpen }) => isOpen);
+    if (menu) menu.close();
+    else if (this.inspector.visit.classList.contains("is-open")) this.inspector.showRuns(false);
+    else if (!this.card.node.hidden || this.card.pinned) this.unpin();
   }
 
   unpin() {
@@ -616,10 +640,14 @@ class App {
       const tab = button("tab", "", `Key ${order + 1}`, () => this.choose(order));
       tab.setAttribute("aria-pressed", String(order === this.chosen));
       tab.dataset.lane = order;
+      if (this.isCalm) tab.tabIndex = -1; // keys 1 to 4 choose a lane, too
       tab.append(el("span", "number", String(order + 1)), el("span", "title", card.title));
       card.node.classList.toggle("in-view", order === this.chosen);
+      card.text.node.tabIndex = this.isCalm && order !== this.chosen ? -1 : 0; // arrow keys lead to the others
       return tab;
     }));
+    this.bar.leaveToKeys(this.isCalm);
+    this.stage?.stopAtChosen();
   }
 
   /** The quantities shown by colour and underline. */
@@ -642,7 +670,7 @@ class App {
   keep() {
     try {
       const [metric, underline, rivals] = [this.metric, this.underline, this.rivals].map((select) => select.value);
-      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, pace: this.settings.speed, views: this.settings.views }));
+      localStorage.setItem(VIEW_SETTINGS, JSON.stringify({ metric, underline, rivals, pace: this.settings.speed, align: this.settings.align, views: this.settings.views }));
     } catch (reason) { /* without storage the settings last for this visit only */ }
     this.schedule();
   }
@@ -660,6 +688,13 @@ function option(value, text) {
   return node;
 }
 
+/** How the lanes of a run are aligned; a server does not report its forwards. */
+function alignedBy(menu, wanted, { lanes }) {
+  const isUnknown = lanes.some(({ header }) => header.remote);
+  menu.querySelector("[value=forwards]").disabled = isUnknown;
+  return isUnknown && wanted === "forwards" ? "time" : wanted;
+}
+
 function prefersStillness() {
   return matchMedia("(prefers-reduced-motion: reduce)").matches;
 }
@@ -674,6 +709,7 @@ function readSettings() {
     underline: UNDERLINES.has(stored.underline) ? stored.underline : "origin",
     rivals: RIVALS.includes(stored.rivals) ? stored.rivals : "all",
     views: stored.views === "all" ? "all" : "one", // beside the lanes one at a time, or all below them
+    align: ALIGNMENTS.includes(stored.align) ? stored.align : "forwards",
     speed: SPEEDS.includes(stored.pace) ? stored.pace : prefersStillness() ? "live" : "reading",
   };
 }

@@ -32,7 +32,32 @@ function sayPace(card) {
   const found = pace(card, plain);
   if (!found) return `Speed-up over lane ${plain.order + 1}, plain greedy: shown once both have text.`;
   const speeds = `${fixed(found.mine, 1)} against ${fixed(found.theirs, 1)} tokens/s of plain greedy in lane ${plain.order + 1}`;
-  return `${fixed(found.factor, 2)} times the speed${found.over ? "" : " so far"}: ${speeds}, both measured in this run, prompt included.`;
+  const sentence = `${fixed(found.factor, 2)} times the speed${found.over ? "" : " so far"}: ${speeds}, both measured in this run, prompt included.`;
+  return [sentence, sayLoss(card)].filter(Boolean).join(" ");
+}
+
+/** Why drafting loses time here, from the measured times of both lanes; empty where it does not, or where nothing is drafted. */
+function sayLoss(card) {
+  const { plain, state, record } = card;
+  const found = plain && plain !== card && hasPart(record.header, "drafter") && pace(card, plain);
+  if (!found || found.factor >= 1) return "";
+  const [mine, theirs] = [state, plain.state].map(perTokenOf);
+  const [more, saved] = [mine.rest - theirs.rest, theirs.target - mine.target];
+  const spent = [more > 0 && `${milliseconds(more)} more on drafting and checking`, saved < 0 && `${milliseconds(-saved)} more in the target's forwards`];
+  const saves = saved > 0 ? ` and saves only ${milliseconds(saved)} of the target's forwards` : "";
+  const why = `one forward takes ${milliseconds(secondsPerForward(plain.state))} here. The longer it takes, as on a large model, the more a saved one counts.`;
+  return `Per token it spends ${spent.filter(Boolean).join(" and ")}${saves}: ${why}`;
+}
+
+/** Seconds per token: of the target's forwards, and of everything else on the lane's clock. */
+function perTokenOf({ ledger, clock, shown }) {
+  const target = ledger.totals.target.seconds;
+  return { target: target / shown.tokens.length, rest: (clock - target) / shown.tokens.length };
+}
+
+/** Mean duration of the target's forwards, prefill excluded. */
+function secondsPerForward({ ledger, costs }) {
+  return ratio(ledger.decoding, costs.passes);
 }
 
 /** Whether a lane has the same text as plain greedy (without a plain lane: as lane 1), up to the shorter of both.

@@ -1,10 +1,12 @@
 // The player of live and recorded runs. It decides how many events of each lane are shown and never queries the server.
 //
-// All events have one order: by the lanes' clocks, or by token count. The player's place is a number of events in that order.
-// While it follows a live run, all events are shown and no order is needed.
+// All events have one order: by the lanes' clocks, by token count, or by forwards of the target, the clock of a memory-bound GPU. The
+// player's place is a number of events in that order. While it follows a live run, all events are shown and no order is needed.
 
+const ALIGNMENTS = ["time", "tokens", "forwards"];
 const SPEEDS = ["reading", "live", "0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "4"];
 const READING = 15; // tokens per second of the slowest lane, which an eye can follow
+const READING_FORWARDS = 4; // forwards per second: what was drafted and what became of it can be seen
 const STOPS = new Set(["draft", "verdict", "commit", "rollback", "fill", "branches", "done", "failed"]);
 const BESIDE = new Set(["step", "mask", "commit"]);
 const TRAILERS = new Set(["cache", "note", "figure", "done", "failed", "branches", "switch"]); // shown together with the event before them
@@ -29,11 +31,13 @@ class Player {
     this.lastTick = null;
   }
 
-  /** Seconds of the run per second of playback. At reading speed the slowest lane writes READING tokens per second, unless it is slower
-      by itself; all lanes keep their proportions. */
+  /** How far the player's clock goes in a second of playback: seconds of the run or, aligned by forwards, forwards. At reading speed the
+      slowest lane writes READING tokens per second, unless it is slower by itself; all lanes keep their proportions. */
   pace() {
-    if (this.speed === "reading") return Math.min(1, READING / this.slowest());
-    return this.speed === "live" ? 1 : Number(this.speed);
+    const byForwards = this.mode === "forwards";
+    const own = byForwards ? this.forwardRate() : 1;
+    if (this.speed === "reading") return byForwards ? Math.min(own, READING_FORWARDS) : Math.min(1, READING / this.slowest());
+    return this.speed === "live" ? own : own * Number(this.speed);
   }
 
   /** Tokens per second of the slowest lane that has written any; 0 before the first. */
@@ -42,9 +46,16 @@ class Player {
     return rates.length ? Math.min(...rates) : 0;
   }
 
+  /** Forwards per second of the lane that takes longest for one. */
+  forwardRate() {
+    const rates = this.trace.lanes.filter(({ forwards, end }) => forwards.length > 0 && end > 0).map(({ forwards, end }) => forwards.length / end);
+    return rates.length ? Math.min(...rates) : READING_FORWARDS;
+  }
+
   /** Whether playing shows whatever has arrived: a live run, no faster than the chosen speed. */
   follows() {
-    return !this.trace.over && ["live", "reading"].includes(this.speed) && this.pace() === 1;
+    if (this.trace.over || !["live", "reading"].includes(this.speed)) return false;
+    return this.pace() === (this.mode === "forwards" ? this.forwardRate() : 1);
   }
 
   /** Advance by the time since the last tick. Returns whether there is more to play. */
@@ -106,7 +117,7 @@ class Player {
     this.pause();
     this.sort();
     if (this.place >= this.order.length) return false;
-    this.land(this.mode === "tokens" ? this.afterKey(this.order[this.place].key) : this.nextStop(this.place));
+    this.land(this.mode === "time" ? this.nextStop(this.place) : this.afterKey(Math.floor(this.order[this.place].key)));
     return true;
   }
 
@@ -114,9 +125,8 @@ class Player {
     this.pause();
     this.sort();
     if (this.place === 0) return false;
-    if (this.mode === "tokens") {
-      const key = this.order[this.place - 1].key;
-      this.land(upperBound(this.order.length, (i) => this.order[i].key, key - 0.5));
+    if (this.mode !== "time") {
+      this.land(this.afterKey(Math.floor(this.order[this.place - 1].key) - 1));
     } else {
       let place = this.place - 1;
       while (place > 0 && !this.order[place - 1].stop) place -= 1;
@@ -125,7 +135,7 @@ class Player {
     return true;
   }
 
-  /** To a value of the slider: seconds or tokens. */
+  /** To a value of the slider: seconds, tokens or forwards. */
   seek(value) {
     this.following = false;
     this.sort();
@@ -175,32 +185,39 @@ class Player {
 
   /** The player's position as a value of the slider. */
   value() {
-    if (this.mode === "time") {
-      return Math.max(0, ...this.cursors.map((cursor, lane) => (cursor ? this.trace.lanes[lane].events[cursor - 1].at : 0)));
-    }
-    return Math.max(0, ...this.cursors.map((cursor, lane) => tokensAt(this.trace.lanes[lane], cursor)));
+    return Math.max(0, ...this.cursors.map((cursor, lane) => (cursor ? this.measure(this.trace.lanes[lane], cursor) : 0)));
+  }
+
+  /** What a lane's first `cursor` events come to: seconds, tokens or forwards. */
+  measure(lane, cursor) {
+    if (this.mode === "tokens") return tokensAt(lane, cursor);
+    return lane.events[cursor - 1][this.mode === "time" ? "at" : "forwards"];
+  }
+
+  /** The end of a lane so far, as a value of the slider. */
+  endOf(lane) {
+    return { time: lane.end, tokens: lane.tokens, forwards: lane.forwards.length }[this.mode];
   }
 
   end() {
-    return Math.max(0, ...this.trace.lanes.map((lane) => (this.mode === "time" ? lane.end : lane.tokens)));
+    return Math.max(0, ...this.trace.lanes.map((lane) => this.endOf(lane)));
   }
 
   // The order of events
 
-  /** How far a live run may be shown: by token count, lanes wait for the slowest one that is running. */
+  /** How far a live run may be shown: by token count or forwards, lanes wait for the slowest one that is running. */
   head() {
     if (this.mode === "time" || this.trace.over) return this.order.length;
     const running = this.trace.lanes.filter((lane) => !lane.over);
-    return running.length ? this.afterKey(Math.min(...running.map((lane) => lane.tokens))) : this.order.length;
+    return running.length ? this.afterKey(Math.min(...running.map((lane) => this.endOf(lane)))) : this.order.length;
   }
 
   sort() {
     if (this.orderedAt === this.trace.version) return;
-    const byTime = this.mode === "time";
-    const entries = this.trace.lanes.flatMap((lane, order) => entriesOf(lane, order, byTime));
+    const entries = this.trace.lanes.flatMap((lane, order) => entriesOf(lane, order, this.mode));
     entries.sort((a, b) => a.key - b.key || a.lane - b.lane || a.index - b.index);
     let due = 0;
-    for (const entry of entries) entry.due = due = Math.max(due, entry.at);
+    for (const entry of entries) entry.due = due = Math.max(due, this.mode === "forwards" ? entry.key : entry.at);
     this.order = entries;
     this.orderedAt = this.trace.version;
     // Keep what is shown: the place is right after the last event on screen.
@@ -226,8 +243,9 @@ class Player {
     return place > 0 && this.order.length ? this.order[Math.min(place, this.order.length) - 1].due : 0;
   }
 
+  /** The place after all events up to a key; those between two forwards belong to the first of them. */
   afterKey(key) {
-    return upperBound(this.order.length, (i) => this.order[i].key, key);
+    return upperBound(this.order.length, (i) => (this.mode === "forwards" ? Math.floor(this.order[i].key) : this.order[i].key), key);
   }
 
   nextStop(place) {
@@ -249,14 +267,22 @@ function goesOnBeside(event, next) {
   return event.kind === "commit" && event.sequence > 0 && next.sequence > 0 && next.sequence !== event.sequence && BESIDE.has(next.kind);
 }
 
-function entriesOf(lane, order, byTime) {
+function entriesOf(lane, order, mode) {
+  const keyOf = { time: ({ at }) => at, tokens: ({ key }) => key, forwards: (event) => forwardKey(lane, event) }[mode];
   return lane.events.map((event, index) => ({
     lane: order,
     index,
-    key: byTime ? event.at : event.key,
+    key: keyOf(event),
     at: event.at,
     stop: isStop(lane.events, index),
   }));
+}
+
+/** The forwards of a lane up to an event, and as a fraction the event's place in time between two of them. */
+function forwardKey({ forwards }, { forwards: number, at }) {
+  const from = number ? forwards[number - 1] : 0;
+  const next = forwards[number];
+  return number + (next > from ? Math.min(0.999, Math.max(0, at - from) / (next - from)) : 0);
 }
 
 /** A step of the player ends with a draft, verdict or commit and its trailing events, such as the cache after a commit.

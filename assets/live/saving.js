@@ -53,7 +53,7 @@ class Menu {
     this.opener = node.querySelector("button");
     this.box = node.querySelector("[role=dialog]");
     this.opener.addEventListener("click", () => this.show(this.box.hidden));
-    this.box.addEventListener("click", () => this.show(false));
+    this.box.addEventListener("click", ({ target }) => target.closest("button") && this.show(false));
     node.addEventListener("focusout", ({ relatedTarget }) => relatedTarget && !node.contains(relatedTarget) && this.show(false));
   }
 
@@ -61,7 +61,7 @@ class Menu {
     this.box.hidden = !open;
     this.opener.setAttribute("aria-expanded", String(open));
     if (open) this.box.classList.toggle("above", boxOf(this.opener).bottom + this.box.offsetHeight + 12 > innerHeight / zoomOf(this.box));
-    if (open) this.box.querySelector("button").focus();
+    if (open) this.box.querySelector("button, select").focus();
   }
 
   get isOpen() {

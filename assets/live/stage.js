@@ -5,8 +5,9 @@ const NARROWEST = 230; // px of a lane below its card in the editor
 const LEAST_STAGE = 400; // px of its height
 const LEAST_LARGE = 330; // the same in large type
 const LOWEST_STAGE = 300; // px: what is unfolded above a stage does not shrink it further
-const BELOW_STAGE = 84; // px for the player below it
+const BELOW_STAGE = 92; // px for the player below it
 const PHONE = 640; // px of a window in which the lanes are stacked
+const COLUMN = "main.contain > .column"; // of the page: Gradio scopes styles to it, and those of the body would lose to these
 const READ = ["prompt", "mode", "system", "tools", "context", "form", "before", "lanes"];
 const LOOK_HERE = "Lane 2 writes the text of lane 1 in fewer forwards: a small model drafted the underlined words.";
 
@@ -14,7 +15,9 @@ class Stage {
   constructor(app) {
     this.app = app;
     this.made = new WeakMap(); // by trace: the settings it was started with
+    this.hues = new WeakMap(); // by trace: the hue of each lane, which it has in the editor
     document.addEventListener("settings-chosen", () => this.update());
+    addEventListener("scroll", () => { if (this.isBeside) this.placeDrawer(); }, { passive: true });
     const sizes = new ResizeObserver(() => this.update());
     for (const node of [app.root, app.root.closest(".stage"), document.body]) if (node) sizes.observe(node); // a note above it moves it
     const editor = document.querySelector("#editor");
@@ -22,7 +25,7 @@ class Stage {
     new MutationObserver(() => this.update()).observe(document.body, { attributes: true, attributeFilter: ["class"] }); // large type, a lesson
     const narrow = matchMedia(`(max-width: ${PHONE}px)`);
     const unfold = () => {
-      app.root.querySelector(".key").open = !narrow.matches; // only a phone has the fold of the legend
+      app.root.querySelector(".key").open = !narrow.matches || app.isCalm; // only a phone with all views has the fold of the legend
     };
     narrow.addEventListener("change", unfold);
     unfold();
@@ -35,7 +38,7 @@ class Stage {
   /** A run of this page has begun. */
   begin(trace) {
     if (!trace.recorded && this.chosen.lanes) this.made.set(trace, lookOf(this.chosen));
-    if (!trace.recorded && innerWidth <= PHONE) this.app.lanes.scrollIntoView({ block: "start" });
+    if (!trace.recorded && innerWidth <= PHONE && !this.app.isCalm) this.app.lanes.scrollIntoView({ block: "start" });
   }
 
   get isStale() {
@@ -59,18 +62,46 @@ class Stage {
     const { app } = this;
     if (!app.root.isConnected) return;
     const stale = this.isStale;
+    app.viewMenu.hold(app.isCalm);
     this.isBeside = app.inspector.arrange();
-    document.body.classList.toggle("many-lanes", app.cards.length > 2);
+    setAttribute(app.live, "data-calm", app.isCalm);
+    if (this.wasCalm !== app.isCalm) app.drawChooser();
+    this.wasCalm = app.isCalm;
+    const looks = { "many-lanes": app.cards.length > 2, calm: app.isCalm, beside: Boolean(this.isBeside), phone: app.live.dataset.views === "phone" };
+    for (const node of [document.body, document.querySelector(COLUMN)]) for (const name in looks) node?.classList.toggle(name, looks[name]);
     setAttribute(app.live, "data-stale", stale);
+    this.giveHues(stale);
     setAttribute(app.live, "data-fused", this.isFused);
     const stage = app.root.closest(".stage");
     if (stage) {
       setAttribute(stage, "data-fused", this.isFused);
       setAttribute(stage, "data-beside", Boolean(this.isBeside));
+      setAttribute(stage, "data-phone", app.live.dataset.views === "phone");
     }
     app.lanes.classList.toggle("with-prompts", !stage || stale || app.trace.fromFile || app.inspector.prompts.checked);
+    this.stopAtChosen();
     this.caption(stale);
-    if (this.isBeside) this.measure(stage);
+    if (app.live.dataset.views !== "all") this.measure(stage);
+  }
+
+  /** Beside the views, of the lanes only the chosen one is a stop of the Tab key: the keys 1 to 4 choose another. */
+  stopAtChosen() {
+    for (const card of document.querySelectorAll("#editor .lane-card")) {
+      const isPassed = this.isBeside && !card.classList.contains("open") && Number(card.dataset.lane) !== this.app.chosen;
+      card.querySelector(".edit").tabIndex = isPassed ? -1 : 0;
+    }
+  }
+
+  /** A lane has the hue of its card in the editor. */
+  giveHues(stale) {
+    const { trace, live } = this.app;
+    const chosen = document.querySelector("#editor .editor")?.dataset.hues?.split(",");
+    if (chosen && !stale && !trace.fromFile) this.hues.set(trace, chosen);
+    const hues = this.hues.get(trace) || [];
+    for (const i of [0, 1, 2, 3]) {
+      if (hues[i]) live.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hues[i]})`);
+      else live.style.removeProperty(`--hue-${i}`);
+    }
   }
 
   /** Fit lanes and views between what is above them and the player, and the cards of the editor onto the lanes. */
@@ -78,8 +109,10 @@ class Stage {
     const { app } = this;
     const zoom = zoomOf(app.live);
     const top = Math.round(app.live.getBoundingClientRect().top + scrollY) / zoom;
+    app.live.style.setProperty("--lanes-from", `${Math.round(app.lanes.getBoundingClientRect().top + scrollY)}px`);
     const height = `max(${zoom > 1 ? LEAST_LARGE : LEAST_STAGE}px, calc(100vh / ${zoom} - ${Math.min(top, LOWEST_STAGE)}px - ${BELOW_STAGE}px))`;
     for (const node of [app.live, stage]) node?.style.setProperty("--stage-height", height);
+    this.placeDrawer();
     if (!stage || !this.isFused) return;
     stage.style.setProperty("--lanes-top", `${boxOf(app.lanes).top - boxOf(stage).top}px`);
     for (const card of app.cards) {
@@ -88,6 +121,13 @@ class Stage {
       card.node.classList.toggle("own-head", open);
       if (head && !open) card.node.style.setProperty("--head", `${head.offsetHeight}px`);
     }
+  }
+
+  /** The drawer of the settings takes the place of the views, not of the text. */
+  placeDrawer() {
+    const drawer = document.querySelector("#drawer");
+    const { left, top, width, height } = boxOf(this.app.inspector.node);
+    for (const [side, length] of Object.entries({ left, top, width, height })) drawer?.style.setProperty(`--beside-${side}`, `${Math.round(length)}px`);
   }
 
   caption(stale) {

@@ -147,6 +147,7 @@ class LaneRecord {
     this.streams = new Set(); // streams with forwards
     this.over = false;
     this.tokens = 0; // longest sequence so far; for a canvas, filled positions
+    this.forwards = []; // times of the target's forwards on the lane's clock, prefill excluded
     this.lengths = new Map(); // by sequence: its greatest length so far
     this.lastKey = 0;
     this.highestEntropy = 0;
@@ -184,8 +185,14 @@ class LaneRecord {
     Object.assign(event, { raw, kind: raw.kind, seq: raw.seq, at: raw.at || 0, index: this.events.length });
     this.kinds.add(event.kind);
     this.notice(event);
+    event.forwards = this.forwards.length;
     event.key = this.lastKey = Math.max(this.lastKey, this.tokenKey(event));
     this.events.push(event);
+  }
+
+  noticeForward({ stream, phase, at }) {
+    this.streams.add(stream);
+    if (stream === "target" && phase !== "prefill") this.forwards.push(at);
   }
 
   notice(event) {
@@ -193,7 +200,7 @@ class LaneRecord {
     else if (event.kind === "branches") this.addBranches(event.born);
     else if (event.kind === "fill") this.fill(event);
     else if (event.kind === "step") this.highestEntropy = Math.max(this.highestEntropy, event.entropy, event.final_entropy);
-    else if (event.kind === "forward") this.streams.add(event.stream);
+    else if (event.kind === "forward") this.noticeForward(event);
     else if (event.kind === "figure") this.figuresBeside ||= !isOverTokens(event.shape, event.data);
     else if (event.kind === "done" || event.kind === "failed") this.over = true;
     else if (event.kind === "cache") this.noticeCache(event);

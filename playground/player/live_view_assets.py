@@ -37,11 +37,13 @@ STYLES = (
     "card",
     "stages",
     "saving",
+    "view_menu",
     "visit",
     "keys",
     "replacing",
     "sizes",
     "inspector",
+    "phone",
 )
 SCRIPTS = (
     "dom",
@@ -82,6 +84,7 @@ SCRIPTS = (
     "vector",
     "picture",
     "saving",
+    "view_menu",
     "visit",
     "keeping",
     "position",

@@ -111,7 +111,7 @@ class CachePanel extends Panel {
     const pen = sharpCanvas(this.canvas, this.width, height);
     const [live, evicted, scratch, ink, mute] = ["--live", "--evicted", "--scratch", "--ink", "--mute"].map((name) => colourOf(this.node, name));
     const coarse = hatch(pen, live, evicted);
-    pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
+    pen.font = `13px ${getComputedStyle(this.node).fontFamily}`;
     pen.textBaseline = "middle";
     rows.forEach((heads, row) => {
       const y = rowTop(this.grid, row);

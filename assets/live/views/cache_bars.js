@@ -32,7 +32,7 @@ class CacheBars {
     const { node } = this.panel;
     const style = Object.fromEntries(["live", "evicted", "scratch", "ink", "mute"].map((name) => [name, colourOf(node, `--${name}`)]));
     style.packed = hatch(pen, style.live, style.evicted);
-    pen.font = `11px ${getComputedStyle(node).fontFamily}`;
+    pen.font = `13px ${getComputedStyle(node).fontFamily}`;
     pen.textBaseline = "middle";
     this.rows.forEach((row, i) => this.paintRow(pen, row, i * (BARS.bar + BARS.gap), style));
     pen.fillStyle = style.mute;

@@ -1,5 +1,5 @@
 // The word being chosen: the most probable candidates as bars, with the model's probability and, as a thin line, the one after masks and
-// processors. A selected token stays in place of the newest one.
+// processors. A held token stays in place of the newest one, with all that is known about it.
 
 const SHOWN_CANDIDATES = 6;
 const WORDS_BEFORE = 8; // tokens before the gap
@@ -11,24 +11,25 @@ class ChoicePanel extends Panel {
     this.rows = el("div", "choices");
     this.rest = el("p", "choice-rest");
     this.hint = el("p", "vacancy");
-    this.body.append(this.line, this.rows, this.rest, this.hint);
+    this.more = el("div", "choice-more");
+    this.body.append(this.line, this.rows, this.rest, this.hint, this.more);
   }
 
-  /** Only beside the lanes, where it stays with the text; elsewhere the card of a token has the candidates. */
+  /** Only where one view is shown with the text; elsewhere the card of a token has the candidates. */
   isThere(app) {
-    return app.live.dataset.views === "one" && super.isThere(app);
+    return app.live.dataset.views !== "all" && super.isThere(app);
   }
 
   look(card, app) {
     const refusal = app.forkRefusal(card.order);
-    return `${card.state.version}/${this.placeIn(card, app)}/${refusal}`;
+    return `${card.state.version}/${this.placeIn(card, app)}/${app.card.pinned}/${refusal}`;
   }
 
-  /** The position whose choice is shown: the selected one, or the newest with recorded probabilities. */
+  /** The position whose choice is shown: the held one, or the newest with recorded probabilities. */
   placeIn(card, app) {
-    const marked = app.markOf(card.order);
+    const held = app.heldOf(card.order);
     const { steps, tokens } = card.state.shown;
-    if (marked !== null && steps.has(marked)) return marked;
+    if (held !== null) return held;
     for (let at = tokens.length - 1; at >= 0; at--) if (steps.has(at)) return at;
     return null;
   }
@@ -37,10 +38,13 @@ class ChoicePanel extends Panel {
     const at = this.placeIn(card, app);
     const { steps, tokens } = card.state.shown;
     const step = steps.get(at);
-    this.rows.hidden = this.rest.hidden = this.line.hidden = !step;
-    setText(this.hint, step ? "" : "The first word is about to be chosen.");
-    if (!step) return;
+    this.rows.hidden = this.rest.hidden = !step;
+    this.line.hidden = at === null;
+    setText(this.hint, at === null ? "The first word is about to be chosen." : "");
+    this.drawMore(card, app);
+    if (at === null) return;
     this.line.replaceChildren(...tokens.slice(Math.max(0, at - WORDS_BEFORE), at).map(({ piece }) => quietPiece(piece)), el("span", "gap", tokens[at].piece.trim() || "␣"));
+    if (!step) return;
     const refusal = app.forkRefusal(card.order);
     const shown = step.top.slice(0, SHOWN_CANDIDATES);
     const chosen = step.top.find(([id]) => id === step.chosen);
@@ -48,7 +52,18 @@ class ChoicePanel extends Panel {
     this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, go: () => app.fork(card.order, at, candidate[0], candidate[1]) })));
     const left = 1 - shown.reduce((sum, [, , raw]) => sum + raw, 0);
     setText(this.rest, left > 0.0005 ? `all other tokens together ${percent(left)}` : "");
-    setText(this.hint, refusal ? "Press Run to continue with another word here." : "Point at another word to continue with it.");
+    setText(this.hint, refusal ? "Press Run to continue with another word here." : "Choose another word, and the text continues with it.");
+  }
+
+  /** All else about a held token; drawn once, for the visitor may be typing in it. */
+  drawMore(card, app) {
+    const held = app.heldOf(card.order);
+    const look = held === null ? "" : `${app.trace.run}/${card.order}/${held}`;
+    if (look === this.moreLook) return;
+    this.moreLook = look;
+    if (held === null) return this.more.replaceChildren();
+    const back = button("quiet back-to-now", "Back to now", "Show the newest word again (Escape)", () => app.unpin());
+    this.more.replaceChildren(back, ...app.card.rest(card.order, card.state, card.state.shown.tokens[held]));
   }
 }
 
@@ -76,7 +91,7 @@ function choiceRow([id, piece, raw, final, fell], { chosen, refusal, go }) {
 function sayMoment(card, app) {
   const { state } = card;
   const { tokens, steps } = state.shown;
-  const marked = app.markOf(card.order);
+  const marked = app.heldOf(card.order);
   const at = marked === null ? tokens.length - 1 : marked;
   const token = tokens[at];
   if (state.canvas.size) return sayFilled(state.canvas);

@@ -82,7 +82,7 @@ class CostPanel extends Panel {
 
   paintGround(pen, scale) {
     const [mute, faint, paper] = ["--mute", "--faint", "--paper"].map((name) => colourOf(this.node, name));
-    pen.font = `11px ${getComputedStyle(this.node).fontFamily}`;
+    pen.font = `13px ${getComputedStyle(this.node).fontFamily}`;
     pen.textBaseline = "middle";
     scale.tracks.forEach(({ card, worker }, row) => {
       const y = scale.top(row);

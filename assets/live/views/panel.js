@@ -98,7 +98,7 @@ class Panel {
   nameLane(card, app) {
     this.badge.hidden = app.cards.length < 2;
     setText(this.badge, String(card.order + 1));
-    setAttribute(this.badge, "data-lane", card.order);
+    for (const node of [this.badge, this.body]) setAttribute(node, "data-lane", card.order); // their hue
     this.badge.title = card.title;
   }
 

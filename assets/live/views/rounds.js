@@ -72,7 +72,7 @@ class RoundsPanel extends Panel {
     for (const [name, size] of [["kept", round.verdict.kept.length], [round.verdict.origin, Number(round.hasNext)], ["refused", rejectedIn(round)]]) {
       if (!size) continue;
       const top = scale.y(level + size);
-      bar.append(svg("rect", { class: name, x, y: top, width, height: Math.max(0, scale.y(level) - top - 0.5) }));
+      bar.append(svg("rect", { class: name, x, y: top, width, height: Math.max(0, scale.y(level) - top - 0.5) }), ...signOf(name, x + width / 2, (top + scale.y(level)) / 2, width));
       level += size;
     }
     const words = `round ${round.number}: ${round.verdict.kept.length} accepted, ${rejectedIn(round)} rejected of ${count(round.draft.tokens.length, "draft token")}`;
@@ -105,6 +105,13 @@ class RoundsPanel extends Panel {
     });
     return table;
   }
+}
+
+/** The sign of a bonus or a replaced token, as under the words of the text. */
+function signOf(name, x, y, width) {
+  if (width < 5) return [];
+  if (name === "bonus") return [svg("circle", { class: "bonus-dot", cx: x, cy: y, r: 2.2 })];
+  return name === "redraw" ? [svg("path", { class: "redraw-stroke", d: `M${x - 2.5} ${y + 3}l5 -6` })] : [];
 }
 
 function rejectedIn(round) {

@@ -50,7 +50,7 @@ SHOWN = {
     "costs": ".live .lanes .costs",
     "promises": ".live .lanes .badges, #editor .foot",
     "player": ".live .player",
-    "colours": ".live .key",
+    "colours": ".live :is(.key, .view-menu)",
     "branches": ".live .panel-branches",
     "difference": ".live .panel-difference",
     "entropy": ".live .panel-entropy",

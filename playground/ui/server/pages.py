@@ -69,5 +69,7 @@ def _masthead(here: PageRoute) -> str:
 
 def _links(here: PageRoute) -> str:
     """Links to all pages; relative, so that they work wherever the site is mounted."""
-    marks = {here: " aria-current='page'"}
-    return "".join(f"<a href='./{place.path}'{marks.get(place, '')}>{escape(place.name)}</a>" for place in PLACES)
+    def mark(place: PageRoute) -> str:
+        return "aria-current='page'" if place is here else f"href='./{place.path}'"  # no link to the page one is on
+
+    return "".join(f"<a {mark(place)}>{escape(place.name)}</a>" for place in PLACES)

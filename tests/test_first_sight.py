@@ -1,0 +1,220 @@
+"""What a visitor sees first, in a real browser: few controls, large legible text, and what opens takes no text away."""
+from __future__ import annotations
+
+import re
+
+import pytest
+from app_page import address, expect, tokens, visit  # noqa: F401
+from chromium import chromium, new_context
+
+from playground.ui.components.settings import Settings
+
+SIZES = {"wide": (1440, 900), "laptop": (1280, 800), "phone": (390, 844)}
+MOST = 20
+TWO = Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}])
+
+CONTROLS = """() => [...document.querySelectorAll("a[href], button, input, select, textarea, summary, [tabindex]")]
+    .filter((node) => {
+        const { left, top, right, bottom, width, height } = node.getBoundingClientRect();
+        return node.tabIndex >= 0 && !node.disabled && node.checkVisibility({ visibilityProperty: true })
+            && width && height && top < innerHeight && bottom > 0 && left < innerWidth && right > 0;
+    }).map((node) => node.ariaLabel || node.textContent.trim().slice(0, 24) || node.className || node.tagName)"""
+
+SHARE_OF_TEXT = """() => {
+    const sheet = document.querySelector(".live .inspector"); // over the texts of a phone
+    const end = getComputedStyle(sheet).position === "fixed" ? sheet.getBoundingClientRect().top : innerHeight;
+    const clipped = (node) => {
+        const { left, top, right, bottom } = node.getBoundingClientRect();
+        const width = Math.min(right, innerWidth) - Math.max(left, 0);
+        return Math.max(0, width) * Math.max(0, Math.min(bottom, end) - Math.max(top, 0));
+    };
+    const texts = [...document.querySelectorAll(".live .lane .text")].reduce((sum, node) => sum + clipped(node), 0);
+    const { left, width, top } = document.querySelector(".live .scene").getBoundingClientRect();
+    const timeline = document.querySelector(".live .player").getBoundingClientRect();
+    return texts / (width * (timeline.top - top));
+}"""
+
+UNREADABLE = r"""() => {
+    const pen = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+    const known = new Map();
+    const paint = (colour) => {
+        if (known.has(colour)) return known.get(colour);
+        pen.clearRect(0, 0, 1, 1);
+        pen.fillStyle = colour;
+        pen.fillRect(0, 0, 1, 1);
+        const [red, green, blue, alpha] = pen.getImageData(0, 0, 1, 1).data;
+        known.set(colour, [red, green, blue, alpha / 255]);
+        return known.get(colour);
+    };
+    const over = ([...top], under) => under.map((level, i) => top[i] * top[3] + level * (1 - top[3]));
+    const groundOf = (node) => {
+        if (!node) return [255, 255, 255];
+        return over(paint(getComputedStyle(node).backgroundColor), groundOf(node.parentElement));
+    };
+    const light = (levels) => {
+        const [red, green, blue] = levels.map((level) => level / 255)
+            .map((share) => (share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const contrast = (a, b) => {
+        const [low, high] = [light(a), light(b)].sort((one, other) => one - other);
+        return (high + 0.05) / (low + 0.05);
+    };
+    const words = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    const poor = [];
+    let seen = 0;
+    while (words.nextNode()) {
+        const { textContent, parentElement: node } = words.currentNode;
+        if (!textContent.trim() || node.closest(":disabled, style, script, noscript")) continue;
+        if (!node.checkVisibility({ visibilityProperty: true })) continue;
+        const range = document.createRange();
+        range.selectNodeContents(words.currentNode);
+        if (range.getBoundingClientRect().width < 2) continue;
+        const style = getComputedStyle(node);
+        const ground = groundOf(node);
+        const ink = over(paint(node.closest("svg") ? style.fill : style.color), ground);
+        seen += 1;
+        const size = parseFloat(style.fontSize);
+        const ratio = contrast(ink, ground);
+        const name = `${textContent.trim().slice(0, 30)} (${node.className.baseVal ?? node.className})`;
+        if (size < 13 || ratio < 4.5) poor.push(`${name}: ${size} px, ${ratio.toFixed(2)}`);
+    }
+    return [seen, [...new Set(poor)]];
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as opened:
+        size = {"width": 1440, "height": 900}
+        yield new_context(opened, views="one", align="forwards", reduced_motion="reduce", viewport=size)
+
+
+@pytest.fixture
+def page(browser, address):
+    page, wrong = browser.new_page(), []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    yield page
+    page.close()
+    assert not wrong
+
+
+def arrive(page, address, width: int, height: int) -> None:
+    """The page as it is found, with the recorded example at its end."""
+    page.set_viewport_size({"width": width, "height": height})
+    page.goto(address)
+    expect(page.locator(".live .lane")).to_have_count(2)
+    expect(page.locator("#settings .summary")).to_contain_text("tokens")
+    page.locator(".live .lane .tokens > .t").nth(20).wait_for(state="attached")
+
+
+@pytest.mark.journey
+@pytest.mark.parametrize("size", SIZES)
+def test_first_sight_has_at_most_twenty_controls_and_text_on_two_fifths_of_the_stage(page, address, size):
+    arrive(page, address, *SIZES[size])
+    controls = page.evaluate(CONTROLS)
+    assert 8 < len(controls) <= MOST, controls
+    assert page.evaluate(SHARE_OF_TEXT) >= 0.4
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.journey
+def test_every_text_has_thirteen_pixels_and_a_contrast_of_four_and_a_half_in_both_themes(page, address):
+    arrive(page, address, 1440, 900)
+    for _ in range(2):
+        seen, poor = page.evaluate(UNREADABLE)
+        assert seen > 100 and poor == []
+        page.locator(".view-menu > button").click()
+        page.locator("#settings .settings-open").focus()
+        page.keyboard.press("Enter")
+        page.locator(".live [data-view=cost]").evaluate("tab => tab.click()")
+        seen, poor = page.evaluate(UNREADABLE)
+        assert seen > 130 and poor == []
+        page.locator("#settings .settings-open").click()
+        page.evaluate("switchTheme()")
+
+
+def test_settings_and_earlier_runs_take_the_place_of_the_view_and_not_of_the_text(page, address):
+    visit(page, address, TWO)
+    for _ in range(2):
+        page.click("#run")
+        expect(tokens(page, 1).nth(11)).to_be_attached()
+        expect(page.locator("#run")).to_be_visible()
+    expect(page.locator(".live .runs")).to_have_text("Runs 2")
+    expect(page.locator("#run")).to_be_visible()
+    text, beside = (page.locator(part).first.bounding_box() for part in (".live .lane .text", ".live .inspector"))
+    for opener, opened in (("#settings .settings-open", "#drawer"), (".live .runs", ".live .visit")):
+        page.locator(opener).click()
+        box = page.locator(opened).bounding_box()
+        assert abs(box["x"] - beside["x"]) < 2 and box["x"] + box["width"] <= beside["x"] + beside["width"] + 2
+        assert beside["y"] - 2 <= box["y"] and box["y"] + box["height"] <= beside["y"] + beside["height"] + 2
+        now = page.locator(".live .lane .text").first.bounding_box()
+        assert [round(now[side] - text[side]) for side in now if abs(now[side] - text[side]) > 2] == [], "it moved"
+        page.locator(opener).click()
+        expect(page.locator(opened)).to_be_hidden()
+    page.locator(".live .runs").click()
+    page.locator(".live .visit-run").first.click()
+    expect(page.locator(".live .message")).to_contain_text("Showing run 1 again")
+    expect(page.locator(".live .visit")).to_be_hidden()
+
+
+def test_a_word_that_is_pointed_at_shows_three_candidates_and_its_place_and_a_click_holds_the_rest(page, address):
+    visit(page, address, TWO)
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    pointer, card = page.locator(".live .pointer"), page.locator(".live .card")
+    expect(pointer).to_be_hidden()
+    tokens(page, 0).nth(4).hover()
+    assert card.locator(".candidate").count() in (3, 4), "the chosen one may be a fourth"
+    expect(card.locator(".facts")).to_have_count(0)
+    expect(pointer).to_be_visible()
+    expect(tokens(page, 1).nth(4)).to_have_class(re.compile("level"))
+    tokens(page, 0).nth(4).click()
+    expect(card).to_be_hidden()
+    choice = page.locator(".live .panel-choice")
+    word = tokens(page, 0).nth(4).text_content().strip()
+    expect(choice.locator(".gap")).to_have_text(word or "␣")
+    for part in (".own-words", ".look", ".facts", ".back-to-now"):
+        expect(choice.locator(part)).to_be_visible()
+    tokens(page, 0).nth(7).hover()
+    expect(choice.locator(".gap"), "a held word stays").to_have_text(word or "␣")
+    choice.locator(".back-to-now").click()
+    expect(choice.locator(".back-to-now")).to_have_count(0)
+    expect(choice.locator(".gap")).not_to_have_text(word or "␣")
+
+
+def test_up_and_down_lead_to_the_same_word_in_another_lane(page, address):
+    visit(page, address, TWO)
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    texts = page.locator(".live .lane .text")
+    assert texts.evaluate_all("all => all.map((one) => one.tabIndex)") == [0, -1], "one stop of the Tab key"
+    texts.first.focus()
+    for key in ("ArrowLeft", "ArrowLeft", "ArrowDown"):
+        page.keyboard.press(key)
+    where = "[document.activeElement.closest('.lane').dataset.lane, document.activeElement.dataset.i]"
+    assert page.evaluate(where) == ["1", "10"]
+
+
+def test_a_phone_shows_one_lane_a_sheet_and_the_timeline(page, address):
+    arrive(page, address, *SIZES["phone"])
+    lanes, sheet = page.locator(".live .lanes"), page.locator(".live .inspector")
+    for part in (".live .player", ".live .inspector", ".live .lane >> nth=0"):
+        expect(page.locator(part)).to_be_in_viewport()
+    expect(page.locator(".live .lane >> nth=1")).not_to_be_in_viewport()
+    player = page.locator(".live .player").bounding_box()
+    assert player["y"] + player["height"] >= 842
+    lanes.evaluate("node => node.scrollTo({ left: node.clientWidth, behavior: 'instant' })")
+    expect(page.locator(".live .tab[data-lane='1']")).to_have_attribute("aria-pressed", "true")
+    page.locator(".live .tab[data-lane='0']").click()
+    page.wait_for_function("document.querySelector('.live .lanes').scrollLeft === 0")
+    low = sheet.bounding_box()["height"]
+    page.locator(".live .sheet-handle").click()
+    page.wait_for_function("(low) => document.querySelector('.live .inspector').offsetHeight > 2 * low", arg=low)
+    expect(page.locator(".live .view-tabs")).to_be_visible()
+    page.locator(".live .sheet-handle").click()
+    page.locator(".live .edit-lane").click()
+    card = page.locator(".lane-card.open")
+    expect(card).to_be_in_viewport()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
