@@ -11,6 +11,7 @@ from playground.errors import Refusal
 ROWS = 4096  # of a matrix that are looked at in one step, so that no copy of all of it is made
 
 
+@torch.no_grad()
 def check_finite(name: str, network: PreTrainedModel) -> None:
     """Refuse a network with a weight that is NaN or infinite, naming the weight."""
     for weight_name, weight in network.named_parameters():
