@@ -93,9 +93,9 @@ def is_quantised(network: nn.Module) -> bool:
 
 
 def is_plain(weight: Any) -> bool:
-    """Whether a weight is a plain tensor of floats. One of torchao is a subclass that calls itself float32."""
-    packed = type(weight).__module__.partition(".")[0] == "torchao"
-    return isinstance(weight, Tensor) and not packed and weight.dtype in FULL
+    """Whether a weight is a plain tensor of floats. One of torchao wraps others, and calls itself float32."""
+    wraps = hasattr(type(weight), "__tensor_flatten__")
+    return isinstance(weight, Tensor) and not wraps and weight.dtype in FULL
 
 
 def parameter_count(network: PreTrainedModel) -> int:
