@@ -19,6 +19,7 @@ from playground.decoding.session import Session
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Header, Note, TopLogprobs
 from playground.network_errors import connection_error
+from playground.player.standalone import to_html
 from playground.remote.completion_chunk import read_chunk
 from playground.remote.completion_request import CompletionRequest
 from playground.remote.remote_lane import RemoteLane, add_lane
@@ -27,7 +28,6 @@ from playground.trace import Trace, check
 from playground.trace.csv_export import to_csv
 from playground.trace.lane_metrics import diff
 from playground.trace.result import Result
-from playground.ui.play.standalone import to_html
 from support.sessions import side_by_side
 
 KEY = "sk-very-secret-0123456789"
