@@ -57,12 +57,12 @@ def offer(site: Site, name: str) -> ModelOffer:
 # --- sizes ---
 
 def test_the_hub_s_own_numbers_say_what_a_model_takes_and_its_files_agree_once_they_are_here(hub, folder):
-    told = hub_model(TINY).size(CPU)
+    size = hub_model(TINY).size(CPU)
     on_disk = sum(path.stat().st_size for path in folder.iterdir())
     assert hub.asked == [f"/api/models/{TINY}"], "one request, and nothing is fetched"
-    assert told.stored == told.missing == on_disk and told.loaded == 4 * told.parameters
+    assert size.stored == size.missing == on_disk and size.loaded == 4 * size.parameters
     playground.load(TINY, "none", device="cpu")
-    assert local_size(TINY, CPU) == replace(told, missing=0)
+    assert local_size(TINY, CPU) == replace(size, missing=0)
     assert local_size(SUGGESTED[1].name, CPU) is None
 
 

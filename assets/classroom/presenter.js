@@ -10,7 +10,7 @@ const spaced = (code) => `${code.slice(0, 3)} ${code.slice(3)}`;
 class ClassPanel {
   constructor(root) {
     this.look = "";
-    this.told = ""; // the answer that the class has
+    this.shown = ""; // the answer that the class has
     this.sent = Promise.resolve(); // questions and answers are sent one after the other
     this.fold = node("details", "class-fold");
     this.summary = node("summary", "", "Class");
@@ -31,13 +31,13 @@ class ClassPanel {
 
   listen() {
     document.addEventListener("lesson-step", ({ detail }) => {
-      this.told = "";
+      this.shown = "";
       this.inTurn("question", detail);
     });
     document.addEventListener("lesson-answer", ({ detail }) => {
-      const told = JSON.stringify(detail);
-      if (told !== this.told) this.inTurn("answer", detail);
-      this.told = told;
+      const said = JSON.stringify(detail);
+      if (said !== this.shown) this.inTurn("answer", detail);
+      this.shown = said;
     });
     document.addEventListener("trace-opened", async ({ detail: packed }) => this.showTrace(await packed()));
     document.addEventListener("run-begun", () => { this.trouble.textContent = ""; });
