@@ -11,6 +11,7 @@ from toys import byte_tokenizer
 from playground.errors import Refusal
 from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelLoad, ModelRequest
+from playground.ui.server.pages import build
 from playground.ui.server.site import Site, _prompt_of
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
@@ -56,6 +57,13 @@ def test_a_loaded_model_is_asked_whether_it_has_a_place_for_tools_and_none_is_lo
     for draft in ("default", "none"):
         with pytest.raises(Refusal, match="no place for tools"):
             site.check_tools(chat(tools=TOOLS, draft=draft))
+
+
+def test_an_answer_about_older_settings_cannot_come_last():
+    """One event of Gradio sends the newest settings after the answer to older ones; two would overtake each other."""
+    events = [(getattr(event.fn, "__qualname__", ""), event) for event in build(Site(load=None)).fns.values()]
+    for handler in ("offer", "fit", "update_question_note"):
+        assert [event.trigger_mode for name, event in events if name == f"Handlers.{handler}"] == ["always_last"]
 
 
 # --- on the page ---

@@ -362,16 +362,13 @@ class Handlers:
         return {self.page.form_notice: ""}
 
     def offer(self, model: str, draft: str) -> Changes:
-        """Update the model menus, and what depends on the chosen models."""
+        """Update the model menus, and the note on the chosen model."""
         return self.page.offer(Settings(model=model, draft=draft))
 
-    def fit_tools(self, *values: Any) -> Changes:
-        """Show the tools only where they can be used, and why those that are there cannot be."""
-        return {**self.page.fit_tools(Settings(*values)), **self.check_tools(*values)}
-
     def fit(self, *values: Any) -> Changes:
-        """Update which lanes and tools the chosen models can run, now that they are loaded."""
-        return {**self.page.fit_lanes(Settings(*values)), **self.fit_tools(*values)}
+        """Update which lanes the chosen models can run, whether tools are shown, and why those there cannot be used."""
+        chosen = Settings(*values)
+        return {**self.page.fit_lanes(chosen), **self.page.fit_tools(chosen), **self.check_tools(*values)}
 
     def mend(self, event: gr.EventData) -> Changes:
         """Add what a lane needs: the example's passage as context, the target's own draft model, or another target."""

@@ -31,6 +31,7 @@ from playground.ui.studies import studies_page, study_figures
 from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
 from playground.ui.sweeps.seed_sweep_panel import Repeats
 
+NOW = "() => String(performance.now())"
 SHOW_IN_CHAT = "(mode) => ({ __type__: 'update', visible: mode === 'chat' })"
 HERO = "<h2>A language model writes one word at a time. Watch it choose.</h2>"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
@@ -50,6 +51,7 @@ class Page:
         self.visit = gr.State(None)
         self.stored = gr.BrowserState(None, **MEMORY)
         self.choice = gr.State(None)  # the model whose load was asked for on the sheet
+        self.renewed = gr.Textbox(visible="hidden")  # when settings were last set, or models loaded, by the page
         with head:
             self.status = status_line("starting")
             self.sheet = ModelSheet(site.named(DEFAULT), typed=not site.rules.public, elem_id="models")
@@ -127,10 +129,10 @@ class Page:
         return {self.examined: gr.update(open=False)}
 
     def offer(self, chosen: Settings) -> Changes:
-        """Update the model menus, the note on the chosen model, and which lanes the chosen models can run."""
+        """Update the model menus, and the note on the chosen model."""
         model = self.site.named(chosen.model)
         return {self.model: gr.update(choices=model_menu.targets(self.site.named(DEFAULT)), info=self._note(model)),
-                self.draft: gr.update(choices=model_menu.drafts()), **self.fit_lanes(chosen)}
+                self.draft: gr.update(choices=model_menu.drafts())}
 
     def fit_lanes(self, chosen: Settings) -> Changes:
         """Update which lanes the chosen models can run."""
@@ -159,16 +161,11 @@ class Page:
         }
         chosen = "(stored) => window.settingsToOpen(stored)"
         opened = blocks.load(handlers.open, self.stored, [*controls, self.known], js=chosen, **PRIVATE)
-        models = [self.model, self.draft]
-        for event in (opened.then, self.model.change, self.draft.change):
-            event(handlers.offer, models, [*models, self.lanes], queue=False, **PRIVATE)
         self.lanes.mend(handlers.mend, None, [self.context, self.draft, self.model], queue=False, **PRIVATE)
         loads = {"outputs": self._notices(), "concurrency_limit": None, **PRIVATE}
         ready = blocks.load(handlers.ready, None, **loads)
         ModelChoices(self.site, self).bind(ready)
         loaded = self.fetch.click(handlers.load, controls, **loads)
-        for event in (ready, loaded):
-            event.then(handlers.fit, controls, [self.lanes, self.tools, self.tools_notice], queue=False, **PRIVATE)
         self.go.click(handlers.run, [self.visit, *controls], **streaming)
         self.read.click(handlers.score, [self.visit, *controls], **streaming)
         self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
@@ -180,16 +177,15 @@ class Page:
         self._bind_knobs(controls, handlers, streaming)
         self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
         asked = [*controls, self.known, *self._notices()]
-        self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
+        picked = self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
         opened_step = {"queue": False, "trigger_mode": "multiple", **PRIVATE}  # steps may be skimmed: none is dropped
-        self.lessons.prepare(handlers.set_up, [self.model, self.draft], asked, **opened_step)
+        prepared = self.lessons.prepare(handlers.set_up, [self.model, self.draft], asked, **opened_step)
         self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
             handlers.run, [self.visit, *controls], **streaming
         )
-        events = [self.prompt.blur, self.context.blur, self.mode.change, self.before.change, self.model.change]
         latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
-        gr.on(events, handlers.update_question_note, controls, self.known, **latest)
-        self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
+        restored = self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
+        self._bind_fitting(handlers, (opened, ready, loaded, picked, prepared, restored))
         self.share.click(handlers.share, controls, self.link, **PRIVATE)
         self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
         self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
@@ -197,10 +193,22 @@ class Page:
         opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
         self.mode.change(None, self.mode, self.system, js=SHOW_IN_CHAT, **PRIVATE)
         self.tools.change(handlers.check_tools, controls, self.tools_notice, **latest)
-        for event in (self.mode.change, self.model.change, self.tools.blur):
-            event(handlers.fit_tools, controls, [self.tools, self.tools_notice], **latest)
         self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
         self._remember(controls)
+
+    def _bind_fitting(self, handlers: Handlers, renewing: Iterable[gr.events.Dependency]) -> None:
+        """Fit to the settings what is offered and shown. Each handler is bound once to all of its triggers: Gradio then
+        sends the newest settings only after the answer to older ones, which so cannot come last.
+        """
+        for event in renewing:
+            event.then(None, None, self.renewed, js=NOW, **PRIVATE)
+        controls, models, latest = self.controls(), [self.model, self.draft], {"trigger_mode": "always_last", **PRIVATE}
+        chosen = [self.model.change, self.draft.change, self.renewed.change]
+        gr.on(chosen, handlers.offer, models, models, queue=False, **latest)
+        fitted = [*chosen, self.mode.change, self.tools.blur]
+        gr.on(fitted, handlers.fit, controls, [self.lanes, self.tools, self.tools_notice], queue=False, **latest)
+        noted = [*chosen, self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
+        gr.on(noted, handlers.update_question_note, controls, self.known, queue=False, **latest)
 
     def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
         """Bind the grid of knobs; a chosen cell becomes a lane, and all lanes are run."""
