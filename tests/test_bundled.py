@@ -2,13 +2,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
+from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 import playground
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.models import Models
-from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
+from playground.engine.checkpoint.catalogue import BUNDLED_MODELS, OTHER_TOKENS, TEXT_MODEL
+from playground.engine.loading.load import Loading, load
 from playground.errors import Refusal
 
 STORY = "Tell me a story about Mia."
@@ -116,6 +122,32 @@ def test_the_other_draft_has_other_tokens_and_drafts_for_lanes_that_translate():
     )
     assert bound.reason == "failed" and "another vocabulary" in bound.message
     assert translating.token_ids == plain.token_ids and translating.metrics["tokens_per_target_forward"] > 1.2
+
+
+def test_every_bundled_model_is_loaded_with_the_tokenizer_of_its_vocabulary():
+    own, shared = (
+        AutoTokenizer.from_pretrained(BUNDLED_MODELS / name).get_vocab() for name in (OTHER_TOKENS, TEXT_MODEL)
+    )
+    for folder in sorted(path.parent for path in BUNDLED_MODELS.glob("*/config.json")):
+        for name in (folder.name, str(folder), os.path.relpath(folder)):  # from the catalogue, or as a folder
+            tokenizer = load(name, Loading("cpu"))[1]
+            assert tokenizer.get_vocab() == (own if folder.name == OTHER_TOKENS else shared), name
+            assert tokenizer.chat_template
+
+
+def test_the_cards_lines_load_model_and_tokenizer_with_the_library_alone(monkeypatch):
+    monkeypatch.chdir(BUNDLED_MODELS)
+    for name in (TEXT_MODEL, "pocket-draft", OTHER_TOKENS):
+        card, loaded = Path(name, "README.md").read_text(encoding="utf-8"), {}
+        exec(re.search("```python\n(.*?)```", card, re.DOTALL)[1], loaded)
+        assert loaded["model"].config.vocab_size == len(loaded["tokenizer"])
+
+
+def test_a_folder_of_another_name_or_place_gets_no_tokenizer(tmp_path):
+    for name in (TEXT_MODEL, "mine"):
+        shutil.copytree(BUNDLED_MODELS / "pocket-draft", tmp_path / name)
+        with pytest.raises(Refusal, match="no tokenizer"):
+            load(str(tmp_path / name), Loading("cpu"))
 
 
 def test_bundled_files_stay_small():

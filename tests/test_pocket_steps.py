@@ -299,10 +299,11 @@ def test_from_the_first_text_to_the_finished_models(out, texts, tmp_path, monkey
     do("publish", corpus=texts, out=out, assets=tmp_path)
     for role in ROLES.values():
         made = tmp_path / role.published
-        assert {"README.md", "loss.svg", "evaluation.json", "model.safetensors", "tokenizer.json"} <= {
+        assert {"README.md", "loss.svg", "evaluation.json", "model.safetensors"} <= {
             path.name for path in made.iterdir()
         }
-        assert AutoModelForCausalLM.from_pretrained(made).config.vocab_size == len(AutoTokenizer.from_pretrained(made))
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / role.tokenizer_in)
+        assert AutoModelForCausalLM.from_pretrained(made).config.vocab_size == len(tokenizer)
         assert json.loads((made / "evaluation.json").read_text())["tokens_seen"] > 0
     with pytest.raises(Refusal, match="exists already"):
         do("publish", corpus=texts, out=out, assets=tmp_path)

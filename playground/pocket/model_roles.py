@@ -7,6 +7,8 @@ mixture of experts made of the target's feed-forward networks, with its tokenize
 """
 from dataclasses import dataclass
 
+from playground.engine.checkpoint.catalogue import TEXT_MODEL
+
 
 @dataclass(frozen=True)
 class Role:
@@ -22,6 +24,11 @@ class Role:
     shapes: dict
     own_tokens: bool = False
     block_length: int = 0
+
+    @property
+    def tokenizer_in(self):
+        """The published model in whose folder its tokenizer is stored."""
+        return self.published if self.own_tokens else TEXT_MODEL
 
     def tokenizer(self, out):
         """The folder of its tokenizer."""

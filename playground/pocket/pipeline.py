@@ -163,7 +163,6 @@ def _publish_alone(options, role, cards):
     model, (state, plan) = _trained(options, role), read_state(role.model(options.out))
     with new_folder(options.assets / role.published, options.replace) as folder:
         models.save(model, folder)
-        _tokenizer(options, role).save_pretrained(folder)
         (folder / "README.md").write_text(cards.card(role, model, (state, plan), result), encoding="utf-8")
         (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")
         measures = result | dict(
@@ -183,7 +182,8 @@ def _publish(options, role, measured, folder):
             "out",
         )
     models.save(model, folder)
-    tokenizer.save_pretrained(folder)
+    if role.tokenizer_in == role.published:
+        tokenizer.save_pretrained(folder)
     facts = dict(result=result, checksums=corpus.checksums(options.corpus), plan=plan)
     (folder / "README.md").write_text(card.card(role, model, state, facts), encoding="utf-8")
     (folder / "loss.svg").write_text(card.curve(state.losses), encoding="utf-8")

@@ -9,6 +9,8 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from playground.engine.checkpoint.model_files import tokenizer_folder
+
 END_OF_TEXT, SYSTEM, USER, ASSISTANT, END, PAD, MASK = SPECIALS = [
     "<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>", "<|mask|>"]
 SIZE = 4096
@@ -47,8 +49,8 @@ def wrap(bpe):
 
 
 def load(folder):
-    """Load the tokenizer saved in a folder."""
-    return AutoTokenizer.from_pretrained(Path(folder))
+    """Load the tokenizer saved in a folder, or that of the bundled model in it."""
+    return AutoTokenizer.from_pretrained(tokenizer_folder(Path(folder)))
 
 
 def turns(tokenizer, item):

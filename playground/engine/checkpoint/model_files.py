@@ -15,6 +15,7 @@ from huggingface_hub.utils import SafetensorsFileMetadata
 
 from playground.engine.checkpoint.adapter_config import CONFIG as ADAPTER
 from playground.engine.checkpoint.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
+from playground.engine.checkpoint.catalogue import BUNDLED, TEXT_MODEL
 from playground.engine.checkpoint.config_limits import MAX_SHARDS, check_file_sizes
 from playground.engine.checkpoint.gguf_files import check_gguf
 from playground.engine.checkpoint.stored_forms import check_pointers, no_config, no_weights, variant_of
@@ -98,10 +99,28 @@ def check_files(source: ModelFiles) -> None:
         raise no_weights(source.name, source.files, source.folder)
     if missing := _missing_shards(source):
         raise Refusal(f"{source.name} lacks {missing[0]}: fetch or save the missing weight files.", "model")
-    if not any(file in source.files for file in TOKENIZER):
+    if not any(file in source.files for file in TOKENIZER) and not _shares_tokenizer(source.folder):
         raise Refusal(
             f"{source.name} has no tokenizer (tokenizer.json): save its tokenizer beside the weights.", "model"
         )
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds the files of a tokenizer."""
+    return any((folder / file).exists() for file in TOKENIZER)
+
+
+def tokenizer_folder(folder: Path) -> Path:
+    """The folder of the tokenizer of the model in `folder`: bundled models without one use that of `pocket` beside
+    them, since the same vocabulary is stored once.
+    """
+    beside = folder.absolute().parent / TEXT_MODEL
+    is_bundled = folder.absolute().name in {entry.name for entry in BUNDLED}
+    return beside if is_bundled and not has_tokenizer(folder) and has_tokenizer(beside) else folder
+
+
+def _shares_tokenizer(folder: Path | None) -> bool:
+    return folder is not None and tokenizer_folder(folder) != folder
 
 
 def _missing_shards(source: ModelFiles) -> list[str]:

@@ -39,7 +39,7 @@ from playground.engine.checkpoint.hub_files import (
     tensors,
     unseen,
 )
-from playground.engine.checkpoint.model_files import TOKENIZER, ModelFiles
+from playground.engine.checkpoint.model_files import ModelFiles, has_tokenizer, tokenizer_folder
 from playground.engine.device_memory import (
     HEADROOM,
     container_limit,
@@ -197,7 +197,7 @@ def load(
     folder = fetch(source, lambda share, text: progress(0.05 + 0.65 * share, text))
     progress(0.7, f"Reading {name}")
     adapters = read_adapters(source)
-    own = next((place for _, place in reversed(adapters) if _has_tokenizer(place)), None)
+    own = next((place for _, place in reversed(adapters) if has_tokenizer(place)), None)
     tokenizer = read_tokenizer(name, own or folder, None if own else source.gguf)
     places = {"": loading.device}
     if cost.spread:
@@ -351,14 +351,11 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
     )
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / file).exists() for file in TOKENIZER)
-
-
 def read_tokenizer(name: str, folder: Path, gguf: Path | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer in a model's folder, or in its GGUF file; raises Refusal if it cannot be read or is not a fast
+    """The tokenizer of the model in a folder, or in its GGUF file; raises Refusal if it cannot be read or is not a fast
     one.
     """
+    folder = tokenizer_folder(folder)
     try:
         if gguf:
             return gguf_tokenizer(gguf)

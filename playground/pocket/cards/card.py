@@ -32,7 +32,7 @@ tokens it continues text.
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
-tokenizer, model = AutoTokenizer.from_pretrained("{published}"), AutoModelForCausalLM.from_pretrained("{published}")
+tokenizer, model = AutoTokenizer.from_pretrained("{tokenizer_in}"), AutoModelForCausalLM.from_pretrained("{published}")
 ```
 
 ## Training
@@ -90,7 +90,7 @@ def card(role, model, state, facts):
     """Text of README.md. facts: `result` of the evaluation, `checksums` of the sources, `plan` of the training."""
     return CARD.format(
         **vars(role), **_shape(model), **_run(state, facts["plan"]), **_data(facts["checksums"]), longest=max(STAGES),
-        report=report(facts["result"], role.name).strip(),
+        tokenizer_in=role.tokenizer_in, report=report(facts["result"], role.name).strip(),
     )
 
 
