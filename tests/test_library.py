@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import re
 from html import escape
-from pathlib import Path
 
 import pytest
 from chromium import chromium, new_context
@@ -103,13 +102,6 @@ def kinds_of(shown: list[dict]) -> set[str]:
     lanes = [lane for example in shown for lane in example["lanes"]]
     names = {name for lane in lanes for name in (lane["strategy"], *(part for part, _ in lane.get("extras", [])))}
     return {find(name).kind for name in names}
-
-
-def test_the_family_of_constraints_names_the_page_that_compares_engines():
-    named = library.page([find("regex"), find("greedy")])
-    assert named.count("<code>docs/engines.md</code>") == 1
-    assert "docs/engines.md" not in library.page([find("greedy")])
-    assert (Path(__file__).parents[1] / "docs" / "engines.md").is_file()
 
 
 def test_every_guarantee_and_every_need_has_words():

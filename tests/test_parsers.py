@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # what reads no text or bytes of others: numbers, devices, progress, the page's own files
 NO_READERS = {
-    "torch", "numpy", "accelerate", "bitsandbytes", "psutil", "pyseccomp", "spaces", "tqdm", "xgrammar", "app",
+    "torch", "numpy", "accelerate", "bitsandbytes", "psutil", "pyseccomp", "spaces", "tqdm", "app",
     "kernel", "policy", "playground", "strategies",
 }
 # of the standard library, what parses, unpacks or renders

@@ -10,6 +10,7 @@ from math import comb, exp, inf, log
 from time import thread_time
 
 import pytest
+from calibrate import pairs
 
 import playground
 from playground.algorithms.programs.partial_programs import (
@@ -28,7 +29,6 @@ from playground.algorithms.programs.partial_programs import (
     price,
     written,
 )
-from playground.bench.calibrate import pairs
 from playground.contract import make
 from playground.decoding.models import Models
 from playground.errors import Refusal

@@ -1,12 +1,14 @@
 """Numbers, tables and pages as text, shared by all benchmark reports. Imports neither torch nor gradio."""
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from playground.bench.spread import Spread
 
 Rows = list[list[str]]  # a table, header first
+DIGITS = 6  # significant ones of a stored figure
 
 
 def number(value: float | None, digits: int) -> str:
@@ -29,6 +31,29 @@ def significant_text(spread: Spread) -> str:
 
 def _significant(value: float) -> str:
     return f"{value:.{max(0, 3 - len(str(int(value))))}f}"
+
+
+def stored(document: Any) -> Any:
+    """Plain data with its floating-point numbers rounded to the digits that are stored."""
+    if isinstance(document, float):
+        return float(f"{document:.{DIGITS}g}")
+    if isinstance(document, dict):
+        return {name: stored(value) for name, value in document.items()}
+    return [stored(value) for value in document] if isinstance(document, list | tuple) else document
+
+
+def report_json(document: dict[str, Any]) -> str:
+    """A document as JSON for a file, rounded, with a line for each record of its lists, so that differences are read
+    record by record.
+    """
+    entries = (f"{json.dumps(name)}: {_entry(value)}" for name, value in stored(document).items())
+    return "{\n" + ",\n".join(entries) + "\n}\n"
+
+
+def _entry(value: Any) -> str:
+    if not isinstance(value, list) or not value:
+        return json.dumps(value)
+    return "[\n" + ",\n".join(json.dumps(record, separators=(",", ":")) for record in value) + "\n]"
 
 
 def failure_lines(failures: Iterable[tuple[str, str]]) -> list[str]:

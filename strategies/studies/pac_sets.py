@@ -44,7 +44,7 @@ class PACSets(Study):
         "",
         multiline=True,
         file=True,
-        help="output of `python -m playground.bench.calibrate`; empty: that of the bundled model",
+        help="output of `python tools/calibrate.py`; empty: that of the bundled model",
     )
 
     def draw(self, traces) -> list[Figure | Note]:

@@ -278,7 +278,7 @@ class Calibration:
             return cls(str(raw["model"]), str(raw["revision"]), str(raw["about"]), rows)
         except (OSError, ValueError, KeyError, TypeError):
             raise Refusal(
-                "This is not a calibration: make one with `python -m playground.bench.calibrate`.", "calibration"
+                "This is not a calibration: make one with `python tools/calibrate.py`.", "calibration"
             ) from None
 
     @classmethod

@@ -23,8 +23,6 @@ BENCHMARKS = (
             "measure what filling positions together costs, on list tasks over the exact table of their answers"),
     Command("schemas", "bench.schemas:measure",
             "test JSON Schemas: which are refused, whether constrained texts are valid, and what token masks cost"),
-    Command("engines", "bench.engines:measure",
-            "compare llguidance with XGrammar, which is installed separately: masks, times and differences"),
     Command("models", "bench.models:measure",
             "try every causal model type of the transformers library on a tiny random network"),
     Command("bookkeeping", "bench.bookkeeping:measure",

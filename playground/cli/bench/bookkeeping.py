@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playground.bench.bookkeeping.bookkeeping_defaults import QUICK, Sizes
+from playground.bench.report_text import report_json
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
@@ -84,7 +85,7 @@ def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None
     load = {"load average over 15 minutes": round(os.getloadavg()[2], 1)}
     facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu")) | load}
     facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
-    write_text(options.out, json.dumps(document(facts, results), indent=1) + "\n")
+    write_text(options.out, report_json(document(facts, results)))
     write_text(options.page, page(facts, results))
 
 

@@ -1,12 +1,12 @@
 """`bench caches`: recall, memory and step time of the cache policies."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.caches.caches_defaults import BUDGETS, PACED, PARTS, SHAPES, WEIGHED
+from playground.bench.report_text import report_json
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather, load_for, model_facts, timed
@@ -25,7 +25,7 @@ from playground.cli.shared_options import (
 if TYPE_CHECKING:
     from playground.bench.caches.caches_report import Findings
 
-FIGURES = "docs/caches.json"
+FIGURES = "caches.json"
 PAGE = "docs/caches.md"
 
 
@@ -70,7 +70,7 @@ def measure(options: Namespace) -> bool:
     finally:
         show_progress(1.0, "")
     _show(findings)
-    write_text(options.out, json.dumps(findings.to_json(), indent=1))
+    write_text(options.out, report_json(findings.to_json()))
     if options.page is not None:
         _write_page(Path(options.page), findings)
     return False

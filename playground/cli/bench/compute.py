@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.compute.compute_lanes import PLAIN, entrants, policy_of
-from playground.bench.report_text import failure_lines
+from playground.bench.report_text import failure_lines, report_json
 from playground.bench.survey.survey import Answer, Progress, survey
 from playground.cli.bench.survey import gather, load_for, timed
 from playground.cli.input_files import check_place, write_text
@@ -72,7 +72,7 @@ def measure(options: Namespace) -> bool:
         later = ", ".join(dict.fromkeys(policy_of(lane.name) for lane in lanes[1:]))
         settings |= {"measured_later": f"{later}; load average over 15 minutes then {os.getloadavg()[2]:.0f}"}
     facts = {"settings": settings, "machine": machine(models.target.device)}
-    write_text(options.out, json.dumps(report.document(facts, rows), indent=1))
+    write_text(options.out, report_json(report.document(facts, rows)))
     if options.page is not None:
         picture = Path(options.page).with_suffix(".svg")
         write_text(str(picture), report.chart(rows).svg())

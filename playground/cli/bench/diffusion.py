@@ -1,10 +1,10 @@
 """`bench diffusion`: decoders of masked canvases on the bundled denoiser, task by task."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
+from playground.bench.report_text import report_json
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import load, show_progress
@@ -14,7 +14,7 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from playground.bench.canvas_filling import Filled
 
-FIGURES = "docs/diffusion.json"
+FIGURES = "diffusion.json"
 PAGE = "docs/diffusion.md"
 
 
@@ -52,7 +52,7 @@ def measure(options: Namespace) -> bool:
     facts = {"settings": settings, "machine": machine(models.target.device)}
     text = page(found, facts)
     print(text)
-    write_text(options.out, json.dumps(document(found, facts), indent=1) + "\n")
+    write_text(options.out, report_json(document(found, facts)))
     write_text(options.page, text)
     return stopped
 

@@ -1,13 +1,13 @@
 """`bench effects`: the effects that the bundled models show, recorded with rules, numbers and charts."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.effects import EFFECTS
 from playground.bench.effects.effect import Effect, EffectResult, document, page
+from playground.bench.report_text import report_json
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli.bench.survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
@@ -17,7 +17,7 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from playground.decoding.models import Models
 
-FIGURES = "docs/effects.json"
+FIGURES = "effects.json"
 PAGE = "docs/effects.md"
 
 
@@ -50,7 +50,7 @@ def record(options: Namespace) -> bool:
         "settings": model_facts(models) | {"seed": options.seed, "repeats": options.repeats},
         "machine": machine(models.target.device),
     }
-    write_text(options.out, json.dumps(document(facts, findings), indent=1))
+    write_text(options.out, report_json(document(facts, findings)))
     if options.page is not None:
         _write_page(Path(options.page), facts, findings)
     return False

@@ -1,11 +1,11 @@
 """`bench models`: which model types of the transformers library work, tried on tiny random networks."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from playground.bench.report_text import report_json
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
@@ -41,7 +41,7 @@ def measure(options: Namespace) -> bool:
     for finding in findings:
         print(screen.CONTROL.sub("\ufffd", f"{finding.model_type}: {finding.outcome} {finding.reason}".rstrip()))
     print("\n" + screen.table(counts(findings), 0))
-    write_text(options.json, json.dumps(document(transformers.__version__, findings), indent=1) + "\n")
+    write_text(options.json, report_json(document(transformers.__version__, findings)))
     write_text(options.page, page(transformers.__version__, findings))
     if wrong := [finding.model_type for finding in findings if finding.outcome in ("differs", "fails")]:
         raise Refusal(f"Some types should have been refused at loading: {', '.join(wrong)}.", "models")

@@ -1,15 +1,15 @@
 """`bench parallel`: decoders of masked canvases on list tasks, over the exact table of the answers."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 
+from playground.bench.report_text import report_json
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
 from playground.cli.shared_options import CommandParser, add_count, add_results, add_threads
 
-FIGURES = "docs/parallel.json"
+FIGURES = "parallel.json"
 PAGE = "docs/parallel.md"
 
 
@@ -36,7 +36,7 @@ def measure(options: Namespace) -> bool:
     facts = {"settings": settings, "machine": machine(torch.device("cpu"))}
     text = page(found, facts)
     print(text)
-    write_text(options.out, json.dumps(document(found, facts), indent=1) + "\n")
+    write_text(options.out, report_json(document(found, facts)))
     write_text(options.page, text)
     return stopped
 

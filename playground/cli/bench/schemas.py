@@ -1,11 +1,11 @@
 """`bench schemas`: how JSON Schemas are compiled, followed and violated."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from playground.bench.report_text import report_json
 from playground.bench.schemas.cases import Case, read_cases
 from playground.bench.survey.survey_export import model_facts
 from playground.cli import terminal_view as screen
@@ -54,7 +54,7 @@ def measure(options: Namespace) -> bool:
         "seed": options.seed,
     }
     facts = {"settings": settings, "machine": machine(models.target.device)}
-    write_text(options.json, json.dumps(document(facts, findings), indent=1))
+    write_text(options.json, report_json(document(facts, findings)))
     if any(finding.violations for finding in findings):
         raise Refusal("A text was accepted that violates its schema: the violations are listed above.", "schemas")
     return stopped

@@ -5,7 +5,7 @@ import json
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from playground.bench.report_text import failure_lines
+from playground.bench.report_text import failure_lines, report_json, stored
 from playground.bench.speculation.speed_summary import summary
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli.bench.speed import load_pair, prepare_machine
@@ -71,8 +71,8 @@ def measure(options: Namespace) -> bool:
         print(line)
     if not stopped:
         facts = _facts(options, target, draft)
-        document = report.document(facts, answers, pairs)
-        write_text(options.out, json.dumps(document, indent=1))
+        document = stored(report.document(facts, answers, pairs))
+        write_text(options.out, report_json(document))
         write_text(options.page, report.page(facts, answers, pairs))
         write_text(options.summary, json.dumps(summary(document), indent=1))
     return stopped

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import gc
-import json
 from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from playground import NO_DRAFT
+from playground.bench.report_text import report_json
 from playground.bench.speed.speed_defaults import PARTS, SHAPES, Grid
 from playground.bench.speed.speed_prompts import DEFAULT, Task, read_tasks
 from playground.cli.input_files import check_place, write_text
@@ -70,7 +70,7 @@ def measure(options: Namespace) -> bool:
     from playground.bench.speed.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH
     beside = [report.read_document(path) for path in options.beside]
     for document in _documents(tasks, options):
-        write_text(options.json, json.dumps(document, indent=1))  # after each record, so that a stopped run keeps them
+        write_text(options.json, report_json(document))  # after each record, so that a stopped run keeps them
     show_progress(1.0, "")
     print(report.terminal(document, table))
     notes = report.TEXT_NOTES.format(draft_depth=DRAFT_DEPTH, lookup_depth=LOOKUP_DEPTH)

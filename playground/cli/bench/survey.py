@@ -1,12 +1,11 @@
 """`bench survey`: strategies on questions."""
 from __future__ import annotations
 
-import json
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from playground.bench.report_text import failure_lines
+from playground.bench.report_text import failure_lines, report_json
 from playground.bench.survey.results import sections, table
 from playground.bench.survey.survey import Answer, Entrant, Progress, survey
 from playground.bench.survey.survey_export import as_csv, document, model_facts, page
@@ -66,7 +65,7 @@ def measure(options: Namespace) -> bool:
     )
     for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
         print(line)
-    write_text(options.out, json.dumps(document(facts, entrants, questions, answers), indent=1))
+    write_text(options.out, report_json(document(facts, entrants, questions, answers)))
     write_text(options.csv, as_csv(answers))
     write_text(options.page, page("Survey", facts, answers))
     return stopped

@@ -61,10 +61,6 @@ COMMANDS = {
         "python -m playground study {} run.jsonl",
     ),
 }
-FAMILY_NOTES = {
-    "constrained": "The engine llguidance enforces grammars and schemas; `docs/engines.md` compares its masks and "
-    "times with those of XGrammar.",
-}
 SHORT = 44  # characters of a default that are shown
 
 
@@ -163,9 +159,8 @@ def _chips(name: str, title: str, values: dict[str, tuple[str, str]]) -> str:
 
 def _section(family: str, classes: list[Class]) -> str:
     entries = "".join(map(entry, sorted(classes, key=lambda cls: (KINDS.index(cls.kind), cls.title))))
-    note = f"<p class='lead'>{_prose(FAMILY_NOTES[family])}</p>" if family in FAMILY_NOTES else ""
     return (f"<section aria-labelledby='family-{family}'><h3 id='family-{family}'>{family_name(family)}</h3>"
-            f"{note}<div class='entries'>{entries}</div></section>")
+            f"<div class='entries'>{entries}</div></section>")
 
 
 def entry(cls: Class) -> str:

@@ -1,19 +1,23 @@
 """Calibration for the study `pac_sets`: how much of a program must be removed until the right one matches the rest.
 
-    python -m playground.bench.calibrate --items 80 > assets/texts/calibration.json
+    python tools/calibrate.py --items 80 > assets/texts/calibration.json
 
 The bundled model writes held-out programs greedily; the calibration is printed as JSON.
 """
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-import playground
-from playground.algorithms.programs.partial_programs import Calibration
-from playground.decoding.models import Models
-from playground.questions.questions import PROGRAMS, ask
-from playground.trace import Trace
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import playground  # noqa: E402
+from playground.algorithms.programs.partial_programs import Calibration  # noqa: E402
+from playground.decoding.models import Models  # noqa: E402
+from playground.questions.questions import PROGRAMS, ask  # noqa: E402
+from playground.trace import Trace  # noqa: E402
 
 HOLES = 4
 LENGTH = 112  # tokens, enough for the longest of these programs
@@ -29,9 +33,7 @@ def pairs(models: Models, items: int, seed: int) -> Iterator[tuple[Trace, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        "python -m playground.bench.calibrate", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--items", type=int, default=80, help="programs")
     parser.add_argument("--seed", type=int, default=7)
     options = parser.parse_args()
