@@ -135,7 +135,7 @@ def _check_lane(lane: dict[str, Any], place: str, length: int, limits: RequestLi
         raise Refusal(f"The forced tokens of {place} must be token ids, whole numbers of 0 or more.", "lanes")
     if len(extras) > limits.extras:
         raise Refusal(
-            f"There are {len(extras):,} additions to {place}; at most {limits.extras} are allowed: remove some.",
+            f"There are {len(extras):,} extras in {place}; at most {limits.extras} are allowed: remove some.",
             "lanes",
         )
     check_seed(lane.get("seed", 0), f"seed of {place}", "lanes")
@@ -152,7 +152,7 @@ def _list(lane: dict[str, Any], name: str, place: str) -> list[Any]:
 
 def _extra(extra: Any, place: str) -> tuple[str, Any]:
     if not isinstance(extra, (list, tuple)) or len(extra) != 2:
-        raise Refusal(f"An addition to {place} is malformed: write it as [name, {{knob: value}}].", "lanes")
+        raise Refusal(f"An extra of {place} is malformed: write it as [name, {{knob: value}}].", "lanes")
     return extra[0], extra[1]
 
 

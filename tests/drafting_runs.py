@@ -16,7 +16,7 @@ from playground.trace import metrics
 
 
 def recorded(
-    recipe: LaneConfig,
+    config: LaneConfig,
     memory: Memory | None = None,
     prompt: str = "The green bird",
     length: int = 24,
@@ -24,7 +24,7 @@ def recorded(
     **more,
 ):
     """A session that has run to its end, and its events."""
-    session = prepare(models or pair(), [recipe], Prompt(prompt, **more), Limits(0, length), memory=memory)
+    session = prepare(models or pair(), [config], Prompt(prompt, **more), Limits(0, length), memory=memory)
     return session, [stamped.event for stamped in session]
 
 

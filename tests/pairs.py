@@ -53,9 +53,9 @@ def random_layers(target: PreTrainedModel, count: int = 2) -> MtpLayers:
     return MtpLayers(MtpModel(target, count).to(target.dtype))
 
 
-def pair_for(*recipes: LaneConfig, dtype: torch.dtype = torch.float64) -> Models:
+def pair_for(*configs: LaneConfig, dtype: torch.dtype = torch.float64) -> Models:
     """The pair, as a mixture of experts if a lane chooses among experts."""
-    names = [name for recipe in recipes for name, _ in [(recipe.strategy, {}), *recipe.extras]]
+    names = [name for config in configs for name, _ in [(config.strategy, {}), *config.extras]]
     return pair("mixtral" if any("experts" in find(name).needs for name in names) else "llama", dtype=dtype)
 
 

@@ -62,9 +62,9 @@ def shared_out(classes: Iterable[type[Strategy]], most: float = 2, parts: int = 
     ]
 
 
-def share(recipes: list[LaneConfig], part: slice) -> list[LaneConfig]:
+def share(configs: list[LaneConfig], part: slice) -> list[LaneConfig]:
     """A part of these lanes; all, if they are too few for each part to have one."""
-    return recipes[part] or recipes
+    return configs[part] or configs
 
 
 def _agree(cls: type[Strategy], knobs: dict[str, Any]) -> bool:
@@ -89,25 +89,25 @@ def lanes(promising: str = "", cornered: bool = False, added: tuple[Added, ...] 
     """Every decoder with every filling of its slots and these toggles, if it is valid and gives the guarantee."""
     wanted = [LaneConfig(cls.name, {}, [*filling, *added]) for cls in registered(*TEXT, promising=promising)
               for filling in fillings(cls, cornered)]
-    return [recipe for recipe in wanted if can_be_had(recipe) and (not promising or _promises(recipe, promising))]
+    return [config for config in wanted if can_be_had(config) and (not promising or _promises(config, promising))]
 
 
-def can_be_had(recipe: LaneConfig) -> bool:
+def can_be_had(config: LaneConfig) -> bool:
     try:
-        assemble(recipe)
+        assemble(config)
     except Refusal:
         return False
     return True
 
 
-def _promises(recipe: LaneConfig, guarantee: str) -> bool:
-    verifiers = [find(name) for name, _ in recipe.extras if find(name).kind == "verifier"]
-    return guarantee in assemble(recipe).guarantee() and all(guarantee in verifier.guarantee for verifier in verifiers)
+def _promises(config: LaneConfig, guarantee: str) -> bool:
+    verifiers = [find(name) for name, _ in config.extras if find(name).kind == "verifier"]
+    return guarantee in assemble(config).guarantee() and all(guarantee in verifier.guarantee for verifier in verifiers)
 
 
-def title(recipe: LaneConfig) -> str:
-    """A recipe in a few letters: "speculative+draft_model(width=2)+rejection"."""
-    return "+".join(_named(name, knobs) for name, knobs in [(recipe.strategy, recipe.knobs), *recipe.extras])
+def title(config: LaneConfig) -> str:
+    """A config in a few letters: "speculative+draft_model(width=2)+rejection"."""
+    return "+".join(_named(name, knobs) for name, knobs in [(config.strategy, config.knobs), *config.extras])
 
 
 def _named(name: str, knobs: dict[str, Any]) -> str:

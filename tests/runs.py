@@ -49,9 +49,9 @@ def written(*case, **more) -> list[int]:
 
 
 def recorded(
-    recipe: LaneConfig, prompt: Prompt, architecture: str = "llama", length: int = 12
+    config: LaneConfig, prompt: Prompt, architecture: str = "llama", length: int = 12
 ) -> tuple[list[int], list[Event]]:
-    session = prepare(pair(architecture), [recipe], prompt, Limits(0, length))
+    session = prepare(pair(architecture), [config], prompt, Limits(0, length))
     events = [stamped.event for stamped in session]
     return [token for event in events if isinstance(event, Commit) for token in event.ids], events
 

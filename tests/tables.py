@@ -337,9 +337,9 @@ def write(assembly: Assembly, models: dict, prompt: list[int], limits: Limits, d
     return deque(watch(assembly, models, prompt, limits, draws), maxlen=1).pop()
 
 
-def law(recipe: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
+def law(config: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:
     """Exact probability of every text of at most `length` tokens."""
-    assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
+    assembly = config if isinstance(config, Assembly) else assemble(config)
     draws, found = Enumerating(), defaultdict(float)
     for course, _ in enumerate(draws.runs()):
         assert course < MOST_COURSES, (

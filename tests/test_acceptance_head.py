@@ -408,7 +408,7 @@ def test_sampling_and_greedy_lanes_use_different_heads(alone):
 def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
     models = tables("abc")
     keep(models, random_head(3))
-    chains = [[tree.tokens for _, tree, _ in first_drafts(recipe, models, 20)] for recipe in
+    chains = [[tree.tokens for _, tree, _ in first_drafts(config, models, 20)] for config in
               (with_head(AT_ONE, h=1.0, most=4), speculative_lane("draft_model", "rejection", AT_ONE, depth=4))]
     assert chains[0] == chains[1] != []
 
@@ -422,7 +422,7 @@ def test_with_h_one_the_chains_are_those_of_a_fixed_length(alone):
 def test_the_greedy_text_is_plain_greedys_whatever_the_head_says(alone, bias, scale):
     keep(streams(pair()), random_head(pair().draft.width, bias, scale))
     plain, guessed = (
-        recorded(recipe)[0]._runners[0].lane.tokens for recipe in (GREEDY, with_head(verifier="greedy_match", least=1))
+        recorded(config)[0]._runners[0].lane.tokens for config in (GREEDY, with_head(verifier="greedy_match", least=1))
     )
     assert plain == guessed
 
@@ -463,14 +463,14 @@ def test_withdrawing_a_draft_token_by_its_prediction_changes_the_distribution(al
 def test_samplers_that_mix_target_rows_do_not_affect_the_draft(alone, beside):
     keep(streams(pair()), random_head(pair().draft.width))
     plain, guessed = (
-        recorded(recipe, length=12)[1]
-        for recipe in (with_drafted(GREEDY, beside), with_drafted(with_head(verifier="greedy_match"), beside))
+        recorded(config, length=12)[1]
+        for config in (with_drafted(GREEDY, beside), with_drafted(with_head(verifier="greedy_match"), beside))
     )
     assert [event.reason for event in of(Done, guessed)] == [event.reason for event in of(Done, plain)] == ["length"]
 
 
-def with_drafted(recipe, beside):
-    return type(recipe)(recipe.strategy, recipe.knobs, [*recipe.extras, beside])
+def with_drafted(config, beside):
+    return type(config)(config.strategy, config.knobs, [*config.extras, beside])
 
 
 # --- what is shown ---

@@ -119,7 +119,7 @@ def test_other_weights_are_refused_before_a_model_is_loaded(weights, says):
 def test_a_link_keeps_an_adapter_and_drops_what_is_none():
     lanes = [{"strategy": "greedy", "weights": weights} for weights in ("nf4 + adapter:/a", "adapter:", "none", 4)]
     settings = Settings.from_code(Settings(prompt="x", lanes=lanes).to_code())
-    assert [recipe.weights for recipe in settings.recipes()] == ["nf4 + adapter:/a", "", "", ""]
+    assert [config.weights for config in settings.configs()] == ["nf4 + adapter:/a", "", "", ""]
 
 
 def test_a_page_loads_a_lanes_adapter_and_a_public_one_refuses_it(adapter):

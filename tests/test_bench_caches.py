@@ -222,8 +222,8 @@ def test_lanes_that_fail_are_left_out_of_the_comparison():
 
 def test_shares_follow_the_length_of_each_question():
     lengths = {"short": 100, "long": 400}
-    entrant = BudgetedEntrant("prefixkv, 40", Point("").recipe, "prefixkv", 40, lambda question: lengths[question])
-    assert [entrant.recipe_for(question).extras[0][1]["keep"] for question in lengths] == [0.4, 0.1]
+    entrant = BudgetedEntrant("prefixkv, 40", Point("").config, "prefixkv", 40, lambda question: lengths[question])
+    assert [entrant.config_for(question).extras[0][1]["keep"] for question in lengths] == [0.4, 0.1]
 
 
 def test_every_policy_is_measured_at_every_budget():

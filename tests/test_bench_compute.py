@@ -23,8 +23,8 @@ QUESTIONS = [Question(task, text, "bird", chat=False) for task in ("one", "two")
 def rows() -> list[report.ComputeRow]:
     lanes = entrants(["ffn_skip", "cfsp"])
     for lane in lanes:  # the tiny networks have fewer channels than a multiple of the default
-        lane.recipe.extras[:] = [(name, {**knobs, "multiple": 1} if name == "cfsp" else knobs)
-                                 for name, knobs in lane.recipe.extras]
+        lane.config.extras[:] = [(name, {**knobs, "multiple": 1} if name == "cfsp" else knobs)
+                                 for name, knobs in lane.config.extras]
     answers = list(survey(pair(), lanes, QUESTIONS, 1, Limits(0, 10), judge=lambda question, text: 1.0, warm_up=False))
     assert not [answer.failure for answer in answers if answer.failure]
     return report.table(answers, pair())

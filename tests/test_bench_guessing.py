@@ -64,7 +64,7 @@ def test_every_drafter_and_every_lossless_preset_is_measured():
 
 def test_every_lane_can_be_assembled_and_is_greedy():
     for lane in entrants(draft=True):
-        assembly = assemble(lane.recipe)
+        assembly = assemble(lane.config)
         assert not assembly.samplers and (lane.name == PLAIN or assembly.decoder.verifier.name == "greedy_match")
 
 

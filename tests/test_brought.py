@@ -133,19 +133,19 @@ RED = "What colour does Nobody like?"
 ASKED = Question("facts", RED, "red", meta={"kind": "colour", "subject": "Nobody"})
 
 
-def answered(recipe: LaneConfig, *questions: Question) -> list[Answer]:
-    return list(survey(pair(), [Entrant("one", recipe)], questions, 1, Limits(max_new_tokens=12), warm_up=False))
+def answered(config: LaneConfig, *questions: Question) -> list[Answer]:
+    return list(survey(pair(), [Entrant("one", config)], questions, 1, Limits(max_new_tokens=12), warm_up=False))
 
 
 def test_a_knob_in_braces_takes_the_questions_input_and_others_stay():
-    recipe = LaneConfig(
+    config = LaneConfig(
         "gencls_ppl", {"labels": "{labels}", "reading": "sum"}, [("json_schema", {"source": "{schema}"})]
     )
-    found = filled(recipe, replace(ASKED, meta=ASKED.meta | {"schema": {"type": "null"}}))
+    found = filled(config, replace(ASKED, meta=ASKED.meta | {"schema": {"type": "null"}}))
     assert found.knobs == {"labels": "|".join(VALUES["colour"]), "reading": "sum"} and found.extras == [
         ("json_schema", {"source": '{"type": "null"}'})
     ]
-    assert bare(recipe) == LaneConfig("gencls_ppl", {"reading": "sum"}, [("json_schema", {})])
+    assert bare(config) == LaneConfig("gencls_ppl", {"reading": "sum"}, [("json_schema", {})])
     plain = LaneConfig("greedy", {}, [("regex", {"pattern": "[0-9]{1,3}"})])
     assert filled(plain, ASKED) == bare(plain) == plain
 
@@ -159,7 +159,7 @@ def test_an_entrant_uses_the_questions_inputs_and_is_not_asked_without_them():
 
 
 def test_an_entrant_that_does_not_say_what_it_needs_would_fail(monkeypatch):
-    monkeypatch.setattr(Entrant, "recipe_for", lambda entrant, question: entrant.recipe)
+    monkeypatch.setattr(Entrant, "config_for", lambda entrant, question: entrant.config)
     assert answered(LaneConfig("gencls_ppl", {"labels": "{labels}"}), ASKED)[0].failure
 
 

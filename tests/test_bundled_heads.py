@@ -42,9 +42,9 @@ def fitted_to(cls: type[Strategy]) -> str | None:
 @cache
 def run(drafter: str, task: str):
     """The text of a lane on a question, and its metrics."""
-    recipe = speculative_lane(drafter, "greedy_match") if drafter else LaneConfig("greedy")
+    config = speculative_lane(drafter, "greedy_match") if drafter else LaneConfig("greedy")
     question = ask(task, 1, 1)[0]
-    session = prepare(models(), [recipe], Prompt(question.prompt, chat=True), Limits(0, 48))
+    session = prepare(models(), [config], Prompt(question.prompt, chat=True), Limits(0, 48))
     return ids(stamped.event for stamped in session), metrics(session.trace)
 
 

@@ -12,7 +12,7 @@ from completion_server import DONE, Answer, CompletionServer
 from toys import save
 
 from playground.cli.input_files import read_text
-from playground.cli.lane_options import read_recipe
+from playground.cli.lane_options import lane_given
 from playground.cli.training_texts import read_texts
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
@@ -59,7 +59,7 @@ def test_a_grammar_is_read_without_it_from_a_file_and_from_a_field(tmp_path, nam
     path = marked(tmp_path / "grammar", source)
     for lane in (
         LaneConfig("greedy", {}, [(name, {knob: MARK + source})]),
-        read_recipe("greedy", [], [f"{name}:file={path}"]),
+        lane_given("greedy", [], [f"{name}:file={path}"]),
     ):
         assert getattr(assemble(lane).constraint, knob) == source
 

@@ -101,11 +101,11 @@ def test_a_lane_that_reads_no_states_keeps_none():
 @pytest.mark.parametrize("first", ["greedy", "head"])
 def test_lanes_that_share_a_prompt_share_its_states(first):
     """The head's lane gets them even if a lane that reads none is the first to read the prompt."""
-    recipe = speculative_lane("eagle", "greedy_match", weights="random", nodes=4)
-    recipes = [LaneConfig("greedy"), recipe] if first == "greedy" else [recipe, LaneConfig("greedy")]
-    session = prepare(Models(pair().target), recipes, Prompt("The green bird sat on the old wall"), Limits(0, 8))
+    config = speculative_lane("eagle", "greedy_match", weights="random", nodes=4)
+    configs = [LaneConfig("greedy"), config] if first == "greedy" else [config, LaneConfig("greedy")]
+    session = prepare(Models(pair().target), configs, Prompt("The green bird sat on the old wall"), Limits(0, 8))
     deque(session, maxlen=0)
-    lane = session._runners[recipes.index(recipe)].lane
+    lane = session._runners[configs.index(config)].lane
     held, expected = lane.target.states, states(lane.tokens)
     assert held.start == 0 and held.length >= len(lane.tokens) - 1
     assert (held.of(3) - expected[3][:held.length]).abs().max() < 1e-9

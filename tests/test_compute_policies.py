@@ -64,20 +64,20 @@ class SkipsBySize(ComputePolicy):
         return Lottery([len(positions)] * len(positions))
 
 
-def with_policy(recipe: LaneConfig, policy: ComputePolicy) -> Assembly:
-    assembly = assemble(recipe)
+def with_policy(config: LaneConfig, policy: ComputePolicy) -> Assembly:
+    assembly = assemble(config)
     assembly.compute_policy = policy
     return assembly
 
 
 def lossless() -> list[LaneConfig]:
     """Greedy lanes that a compute policy may be added to."""
-    return [recipe for recipe in lanes("greedy_identical") if _accepted(recipe)]
+    return [config for config in lanes("greedy_identical") if _accepted(config)]
 
 
-def _accepted(recipe: LaneConfig) -> bool:
+def _accepted(config: LaneConfig) -> bool:
     try:
-        assemble(LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, ("ffn_skip", {})]))
+        assemble(LaneConfig(config.strategy, config.knobs, [*config.extras, ("ffn_skip", {})]))
         return True
     except Refusal:
         return False
@@ -106,14 +106,14 @@ def test_the_flops_that_are_reported_were_computed(name, knobs, monkeypatch):
     assert saved == pytest.approx(2 * (whole[0] - part[0]), abs=1.0) and saved >= -1e-6
 
 
-@pytest.mark.parametrize("recipe", lossless(), ids=title)
-def test_lossless_decoding_under_a_policy_writes_what_greedy_writes_under_it(recipe):
+@pytest.mark.parametrize("config", lossless(), ids=title)
+def test_lossless_decoding_under_a_policy_writes_what_greedy_writes_under_it(config):
     """The rows of a draft tree are each computed as if they were alone."""
     models = {"target": pair().target, "draft": pair().draft}
     plain, lossless_, without = (
         write(with_policy(lane, policy), models, PROMPT, Limits(0, 14), Draws(0)).tokens
         for lane, policy in (
-            (LaneConfig("greedy"), SkipsByPosition()), (recipe, SkipsByPosition()), (LaneConfig("greedy"), None)
+            (LaneConfig("greedy"), SkipsByPosition()), (config, SkipsByPosition()), (LaneConfig("greedy"), None)
         )
     )
     assert lossless_ == plain != without
@@ -126,15 +126,15 @@ def acting(name: str) -> dict:
     return next((knobs for knobs, text in texts if text != plain), {})
 
 
-def written_by(recipe: LaneConfig | Assembly) -> list[int]:
-    assembly = recipe if isinstance(recipe, Assembly) else assemble(recipe)
+def written_by(config: LaneConfig | Assembly) -> list[int]:
+    assembly = config if isinstance(config, Assembly) else assemble(config)
     models = {"target": pair().target, "draft": pair().draft}
     return write(assembly, models, PROMPT, Limits(0, 14), Draws(0)).tokens
 
 
 def of_several_rows() -> list[LaneConfig]:
     """Decoders whose forwards have several rows after the prompt, each with settings at which its text is greedy's."""
-    drafted = [recipe for recipe in lossless() if "greedy_match" in dict(recipe.extras) or recipe.strategy == "pearl"]
+    drafted = [config for config in lossless() if "greedy_match" in dict(config.extras) or config.strategy == "pearl"]
     texts = [LaneConfig(name, {"n": 3, "temperature": 0.0}) for name in ("best_of_n", "self_consistency", "mbr")]
     return [*drafted, *texts, LaneConfig("beam_search", {"beams": 1})]
 
@@ -142,12 +142,12 @@ def of_several_rows() -> list[LaneConfig]:
 def differing(plain: Assembly, added) -> list[str]:
     """Decoders of several rows that write another text than plain decoding under a policy, refused ones left out."""
     text = written_by(plain)
-    return [title(recipe) for recipe in of_several_rows() if (lane := added(recipe)) and written_by(lane) != text]
+    return [title(config) for config in of_several_rows() if (lane := added(config)) and written_by(lane) != text]
 
 
-def assembled(recipe: LaneConfig) -> Assembly | None:
+def assembled(config: LaneConfig) -> Assembly | None:
     try:
-        return assemble(recipe)
+        return assemble(config)
     except Refusal:
         return None
 
@@ -158,7 +158,7 @@ def test_decoders_of_several_rows_write_what_greedy_writes_under_the_same_policy
     knobs = acting(name)
     plain = assemble(policy_lane(name, **knobs))
     assert differing(
-        plain, lambda recipe: assembled(replace(recipe, extras=[*recipe.extras, (name, knobs)]))
+        plain, lambda config: assembled(replace(config, extras=[*config.extras, (name, knobs)]))
     ) == []
 
 
@@ -181,13 +181,13 @@ def bundled() -> Models:
 @pytest.mark.slow
 def test_a_policy_that_acts_on_forwards_of_one_row_alone_differs_under_decoders_of_several_rows():
     plain = with_policy(LaneConfig("greedy"), SkipsBySize())
-    assert len(differing(plain, lambda recipe: with_policy(recipe, SkipsBySize()))) > 10
+    assert len(differing(plain, lambda config: with_policy(config, SkipsBySize()))) > 10
 
 
 def test_a_policy_that_is_not_row_wise_drops_the_guarantee_of_lossless_lanes():
-    recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("rejection", {})])
-    assert "greedy_identical" in with_policy(recipe, SkipsByPosition()).guarantee()
-    assert with_policy(recipe, SkipsBySize()).guarantee() == ["heuristic"]
+    config = LaneConfig("speculative", {}, [("draft_model", {}), ("rejection", {})])
+    assert "greedy_identical" in with_policy(config, SkipsByPosition()).guarantee()
+    assert with_policy(config, SkipsBySize()).guarantee() == ["heuristic"]
 
 
 @pytest.mark.parametrize("policy", [SkipsByPosition(), None], ids=["skipping", "plain"])
@@ -244,7 +244,7 @@ def test_a_policy_is_refused_beside_a_prompt_that_is_shortened_between_layers(na
 
 
 def test_a_policy_works_with_samplers_a_constraint_and_a_cache_policy():
-    recipe = LaneConfig("greedy", {}, [("temperature", {}), ("regex", {"pattern": "(ab|cd)+"}),
+    config = LaneConfig("greedy", {}, [("temperature", {}), ("regex", {"pattern": "(ab|cd)+"}),
                                        ("h2o", {"heavy": 3, "recent": 3}), ("ffn_skip", {"threshold": 0.0})])
-    events = [stamped.event for stamped in prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 12))]
+    events = [stamped.event for stamped in prepare(pair(), [config], Prompt("The green bird"), Limits(0, 12))]
     assert not [event for event in events if isinstance(event, Failed)]

@@ -26,8 +26,8 @@ from support.contract_lanes import ALL, LANES, each_of, events, ids, in_groups, 
 REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
 COMPANY = {
-    title(recipe): recipe
-    for recipe in [
+    title(config): config
+    for config in [
         *(
             LaneConfig("greedy", {}, [REGEX if name == "regex" else (name, {})])
             for name in sorted(cls.name for cls in registered(*TOGGLES))
@@ -43,24 +43,24 @@ every_company = each_of(COMPANY)
 
 
 @every_company
-def test_toggles_give_consistent_and_reproducible_traces(recipe):
-    session = start(recipe, seed=3)
+def test_toggles_give_consistent_and_reproducible_traces(config):
+    session = start(config, seed=3)
     recorded = events(session)
     assert isinstance(recorded[-1], Done) and check(session.trace) == []
-    assert timeless(recorded) == timeless(events(start(recipe, seed=3)))
+    assert timeless(recorded) == timeless(events(start(config, seed=3)))
 
 
 @pytest.mark.slow
 @in_groups(ALL | COMPANY)
 @pytest.mark.parametrize("architecture", ["gemma2", "gpt2", "qwen3", "mixtral"])
-def test_every_strategy_runs_on_other_architectures(architecture, recipes):
+def test_every_strategy_runs_on_other_architectures(architecture, configs):
     models = pair(architecture)
-    assert unfinished([recipe for recipe in recipes if fits(recipe, models)], models) == []
+    assert unfinished([config for config in configs if fits(config, models)], models) == []
 
 
-def fits(recipe: LaneConfig, models: Models) -> bool:
+def fits(config: LaneConfig, models: Models) -> bool:
     """Whether the models have experts, and layers whose parts and weights can be read, where a lane needs them."""
-    assembly, parts = assemble(recipe), models.target.parts
+    assembly, parts = assemble(config), models.target.parts
     has_experts, cache = models.target.network.config.model_type == "mixtral", assembly.cache_policy
     reads_parts = assembly.compute_policy is not None or isinstance(cache, ReadsParts)
     plain = parts is not None and not parts.norms_heads or cache is None or cache.name != "cskv"
@@ -70,25 +70,25 @@ def fits(recipe: LaneConfig, models: Models) -> bool:
 @pytest.mark.slow
 @in_groups(ALL | COMPANY)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_every_strategy_runs_in_half_precision(dtype, recipes):
-    mixtures = [recipe for recipe in recipes if "experts" in assemble(recipe).needs()]
-    for group in (mixtures, [recipe for recipe in recipes if recipe not in mixtures]):
+def test_every_strategy_runs_in_half_precision(dtype, configs):
+    mixtures = [config for config in configs if "experts" in assemble(config).needs()]
+    for group in (mixtures, [config for config in configs if config not in mixtures]):
         assert not group or unfinished(group, pair_for(*group, dtype=dtype)) == []
 
 
-def unfinished(recipes: list[LaneConfig], models: Models) -> list:
+def unfinished(configs: list[LaneConfig], models: Models) -> list:
     """Reasons of lanes that failed, and contradictions in the trace."""
-    session = start(*recipes, models=models, length=5)
+    session = start(*configs, models=models, length=5)
     events(session)
-    ends = [(title(recipe), session.trace.lane(i).events[-1].event) for i, recipe in enumerate(recipes)]
+    ends = [(title(config), session.trace.lane(i).events[-1].event) for i, config in enumerate(configs)]
     return [end for end in ends if not isinstance(end[1], Done)] + check(session.trace)
 
 
 @every_company
-def test_toggles_can_be_held_and_stopped_anywhere(recipe):
-    whole = events(start(recipe, seed=3, length=5))
+def test_toggles_can_be_held_and_stopped_anywhere(config):
+    whole = events(start(config, seed=3, length=5))
     for turns in range(0, 40, 3):
-        session = start(recipe, seed=3, length=5)
+        session = start(config, seed=3, length=5)
         for _ in range(turns):
             session.advance()
         if session.finished:
@@ -99,9 +99,9 @@ def test_toggles_can_be_held_and_stopped_anywhere(recipe):
 
 
 @every_company
-def test_toggles_work_with_a_fork(recipe):
-    text = ids(events(start(recipe, seed=3)))
-    recorded = events(start(replace(recipe, forced=text[:2]), seed=3))
+def test_toggles_work_with_a_fork(config):
+    text = ids(events(start(config, seed=3)))
+    recorded = events(start(replace(config, forced=text[:2]), seed=3))
     assert isinstance(recorded[-1], Done), recorded[-1]
     assert ids(recorded)[:2] == text[:2]
 
@@ -111,10 +111,10 @@ def test_toggles_work_with_a_fork(recipe):
 SLICES = 18  # of all lanes, each a case of its own
 
 
-def outcome(recipe: LaneConfig, models: dict) -> str:
+def outcome(config: LaneConfig, models: dict) -> str:
     """ "refused", or why the text ended; fails if the lane fails."""
     try:
-        assembly = assemble(recipe)
+        assembly = assemble(config)
     except Refusal as refusal:
         assert str(refusal).endswith(".") and "\n" not in str(refusal)
         return "refused"
@@ -138,8 +138,8 @@ def speakers() -> dict[str, TableModel]:
 def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
     fitting = pair_for(LaneConfig(toggle))
     models = {"target": fitting.target, "draft": fitting.draft}
-    for recipe in LANES[part::SLICES]:
-        assert outcome(replace(recipe, extras=[*recipe.extras, (toggle, {})]), models) in (
+    for config in LANES[part::SLICES]:
+        assert outcome(replace(config, extras=[*config.extras, (toggle, {})]), models) in (
             "refused",
             "length",
             "end",
@@ -150,8 +150,8 @@ def test_a_toggle_works_with_every_lane_or_is_refused(toggle, part):
 def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
     """Pairs of toggles, each with a third of the decoders, whose slots are filled in one of their ways."""
     fillings: dict[str, list[LaneConfig]] = {}
-    for recipe in lanes():
-        fillings.setdefault(recipe.strategy, []).append(recipe)
+    for config in lanes():
+        fillings.setdefault(config.strategy, []).append(config)
     decoders = list(fillings.values())
     return [
         (pair_, [ways[turn % len(ways)] for ways in decoders[turn % 3 :: 3]])
@@ -165,9 +165,9 @@ def companies() -> list[tuple[tuple[str, str], list[LaneConfig]]]:
     "both, beside", companies(), ids=lambda value: "-".join(value) if isinstance(value, tuple) else ""
 )
 def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
-    for recipe in beside:
+    for config in beside:
         added = [(name, {}) for name in both]
-        assert outcome(replace(recipe, extras=[*recipe.extras, *added]), speakers) in (
+        assert outcome(replace(config, extras=[*config.extras, *added]), speakers) in (
             "refused",
             "length",
             "end",
@@ -177,5 +177,5 @@ def test_two_toggles_work_together_or_are_refused(both, beside, speakers):
 
 @pytest.mark.slow
 def test_most_combinations_of_toggles_are_supported():
-    asked = [replace(recipe, extras=[*recipe.extras, (toggle, {})]) for recipe in lanes() for toggle in toggles()]
+    asked = [replace(config, extras=[*config.extras, (toggle, {})]) for config in lanes() for toggle in toggles()]
     assert sum(map(can_be_had, asked)) > len(asked) / 2

@@ -154,7 +154,7 @@ def test_eviction_is_not_shown_if_none_or_all_is_lost_or_the_control_loses_too(a
 
 def test_entrants_hold_their_budget():
     held = {
-        entrant.name: assemble(entrant.recipe).cache_policy.budget(0)
+        entrant.name: assemble(entrant.config).cache_policy.budget(0)
         for entrant in EVICTION.entrants
         if entrant.name not in (PLAIN, KEPT)
     }
@@ -192,9 +192,9 @@ def test_grammar_is_not_shown_with_an_invalid_record_without_a_gain_or_with_lowe
 
 def test_each_record_is_constrained_by_its_own_schema():
     bound = next(entrant for entrant in GRAMMAR.entrants if entrant.name == BOUND)
-    sources = [dict(bound.recipe_for(question).extras)["json_schema"]["source"] for question in GRAMMAR.questions]
+    sources = [dict(bound.config_for(question).extras)["json_schema"]["source"] for question in GRAMMAR.questions]
     assert [json.loads(source) for source in sources] == [question.meta["schema"] for question in GRAMMAR.questions]
-    assert bound.recipe.extras == []
+    assert bound.config.extras == []
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_every_entrant_can_be_set_up(name):
         len({entrant.name for entrant in effect.entrants}) == len(effect.entrants) and effect.entrants[0].name == PLAIN
     )
     for entrant in effect.entrants:
-        assemble(entrant.recipe_for(effect.questions[0]))
+        assemble(entrant.config_for(effect.questions[0]))
 
 
 @pytest.mark.parametrize("name", EFFECTS)

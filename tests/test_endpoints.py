@@ -127,9 +127,9 @@ def test_run_streams_every_token_of_every_lane(client):
 
 def test_compare_returns_what_python_returns(client, pair):
     answer = compare(client, GREEDY, GUESSING, SAMPLE, seed=3)
-    recipes = [LaneConfig(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
+    configs = [LaneConfig(lane["strategy"], lane.get("knobs", {})) for lane in (GREEDY, GUESSING, SAMPLE)]
     expected = compared(
-        playground.compare(recipes, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12),
+        playground.compare(configs, PROMPT, models=playground.load(pair.target, pair.draft), seed=3, max_new_tokens=12),
         0,
     )
     for lane, other in zip(answer, expected, strict=True):

@@ -318,8 +318,8 @@ def set_up(found: Settings) -> None:
     assert Settings.from_code(found.to_code()) == found
     try:
         found.check(Rules.for_visitors())
-        for recipe in found.recipes():
-            assemble(recipe)
+        for config in found.configs():
+            assemble(config)
     except Refusal as refusal:
         str(refusal).encode("utf-8", "surrogatepass")
 
@@ -353,7 +353,7 @@ def test_a_request_of_a_program_is_understood_or_refused(asked: Any):
         found.check(Rules.for_visitors())
     except Refusal:
         return
-    found.recipes()
+    found.configs()
 
 
 # --- lessons and questions ---
@@ -399,7 +399,7 @@ def test_a_damaged_file_of_questions_is_read_or_refused(folder: Path, raw: bytes
         return
 
 
-# --- knobs and recipes ---
+# --- knobs and configs ---
 
 @cache
 def knob_values(name: str) -> st.SearchStrategy:
@@ -445,7 +445,7 @@ def test_a_number_that_no_knob_can_hold_is_refused(value):
 
 @fuzz
 @given(st.data())
-def test_any_recipe_is_assembled_or_refused(data: st.DataObject):
+def test_any_config_is_assembled_or_refused(data: st.DataObject):
     names = sorted(discover())
     main, others = data.draw(st.sampled_from(names)), data.draw(st.lists(st.sampled_from(names), max_size=3))
     extras = [(other, data.draw(knob_values(other))) for other in others]

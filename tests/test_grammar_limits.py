@@ -174,9 +174,9 @@ ATTACKS = {
 }
 
 
-def said(model: TableModel, recipe: LaneConfig, length: int = 4) -> str:
+def said(model: TableModel, config: LaneConfig, length: int = 4) -> str:
     """The failure of a page run of one lane; empty if there is none. `prepare` and the run are the page's."""
-    session = prepare(Models(model), [recipe], Prompt("Once"), Limits(max_new_tokens=length))
+    session = prepare(Models(model), [config], Prompt("Once"), Limits(max_new_tokens=length))
     return next((stamped.event.message for stamped in session if isinstance(stamped.event, Failed)), "")
 
 

@@ -53,47 +53,47 @@ def exact(cornered: bool = False) -> list[LaneConfig]:
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
-def test_the_distribution_of_two_tokens_is_the_targets(recipe):
-    assert off(recipe, tables("abc"), [0, 1, 0], 2) < EXACT
+@pytest.mark.parametrize("config", exact(cornered=True), ids=title)
+def test_the_distribution_of_two_tokens_is_the_targets(config):
+    assert off(config, tables("abc"), [0, 1, 0], 2) < EXACT
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("recipe", exact(cornered=True), ids=title)
-def test_the_distribution_over_several_rounds_is_the_targets(recipe):
-    assert off(recipe, tables("ab"), [0, 1, 0], 3) < EXACT
+@pytest.mark.parametrize("config", exact(cornered=True), ids=title)
+def test_the_distribution_over_several_rounds_is_the_targets(config):
+    assert off(config, tables("ab"), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
-@pytest.mark.parametrize("recipe", exact(), ids=title)
-def test_the_distribution_is_the_targets_if_a_text_may_end_early(recipe):
-    assert off(recipe, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
+@pytest.mark.parametrize("config", exact(), ids=title)
+def test_the_distribution_is_the_targets_if_a_text_may_end_early(config):
+    assert off(config, tables("ab.", ends="."), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("sampler, part", shared_out(registered("sampler")))
 def test_the_distribution_is_the_targets_with_every_sampler(sampler, part):
-    for recipe in share(lanes("distribution_identical", added=(sampler,)), part):
-        assert off(*drawing([recipe]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(recipe)
+    for config in share(lanes("distribution_identical", added=(sampler,)), part):
+        assert off(*drawing([config]), tables("abc", seed=5), [0, 1, 0], 2) < EXACT, title(config)
 
 
 @pytest.mark.slow
 def test_the_distribution_is_the_targets_if_the_draft_exceeds_the_remaining_length():
     models = {"target": TableModel("abc"), "draft": TableModel("abcd", seed=1)}
-    for recipe in exact():
-        assert off(recipe, models, [0, 1, 0], 2) < EXACT, title(recipe)
+    for config in exact():
+        assert off(config, models, [0, 1, 0], 2) < EXACT, title(config)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "recipe", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title
+    "config", lanes("distribution_identical", added=(("sink_window", {"sinks": 1, "window": 2}),)), ids=title
 )
-def test_the_distribution_is_that_of_a_target_with_a_window(recipe):
+def test_the_distribution_is_that_of_a_target_with_a_window(config):
     models, prompt = tables("ab"), [0, 1, 1]
-    found = law(*drawing([recipe]), models, prompt, 3)
-    samplers = assemble(*drawing([recipe])).samplers
+    found = law(*drawing([config]), models, prompt, 3)
+    samplers = assemble(*drawing([config])).samplers
 
     def seen(scores, history):
         row = history if history == prompt else [history[0], *history[-2:]]  # the prompt itself is read whole
@@ -107,9 +107,9 @@ def test_the_distribution_is_that_of_a_target_with_a_window(recipe):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "recipe", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title
+    "config", lanes("distribution_identical", added=(("choice", {"options": "qz|qx|z"}), AT_ONE)), ids=title
 )
-def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens(recipe):
+def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens(config):
     tokenizer = byte_tokenizer()
     models = {"target": TableModel(tokenizer=tokenizer, seed=3), "draft": TableModel(tokenizer=tokenizer, seed=4)}
     q, x, z = (tokenizer.convert_tokens_to_ids(letter) for letter in "qxz")
@@ -117,7 +117,7 @@ def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens(re
     chance_of_q = float(first[q] / (first[q] + first[z]))
     chance_of_x = float(second[x] / (second[x] + second[z]))
     by_hand = {(q, x): chance_of_q * chance_of_x, (q, z): chance_of_q * (1 - chance_of_x), (z,): 1 - chance_of_q}
-    assert distance(law(recipe, models, [q, q], 6), by_hand) < EXACT
+    assert distance(law(config, models, [q, q], 6), by_hand) < EXACT
 
 
 # --- wrong distributions ---
@@ -250,9 +250,9 @@ def test_plain_greedy_writes_the_librarys_own_argmax(architecture):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("architecture", FAMILIES)
-@pytest.mark.parametrize("recipe", lanes("greedy_identical"), ids=title)
-def test_a_lane_with_the_guarantee_writes_the_greedy_text(recipe, architecture):
-    assert written(recipe, networks(architecture)) == greedys(architecture)
+@pytest.mark.parametrize("config", lanes("greedy_identical"), ids=title)
+def test_a_lane_with_the_guarantee_writes_the_greedy_text(config, architecture):
+    assert written(config, networks(architecture)) == greedys(architecture)
 
 
 @pytest.mark.matrix
@@ -264,13 +264,13 @@ def test_the_text_is_greedys_for_any_draft_tree(verifier, architecture):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("recipe", lanes("greedy_identical", cornered=True), ids=title)
-def test_every_setting_writes_the_greedy_text(recipe):
+@pytest.mark.parametrize("config", lanes("greedy_identical", cornered=True), ids=title)
+def test_every_setting_writes_the_greedy_text(config):
     for seed in range(5):
         models, plain = tables("abcde", ends="e", seed=seed), greedy_among_letters(seed)
-        assert written(recipe, models, prompt=[0, 1, 0, 1]) == plain
-        if can_be_had(added(recipe, ("top_k", {"k": 1}))):  # trees branch only if tokens are sampled
-            assert written(added(recipe, ("top_k", {"k": 1})), models, prompt=[0, 1, 0, 1]) == plain
+        assert written(config, models, prompt=[0, 1, 0, 1]) == plain
+        if can_be_had(added(config, ("top_k", {"k": 1}))):  # trees branch only if tokens are sampled
+            assert written(added(config, ("top_k", {"k": 1})), models, prompt=[0, 1, 0, 1]) == plain
 
 
 @cache
@@ -314,10 +314,10 @@ def test_every_constraint_with_the_guarantee_has_a_validator():
 @pytest.mark.parametrize("constraint, valid", constrained())
 def test_finished_texts_under_a_constraint_are_valid(constraint, valid, part, babblers):
     asked = lanes(added=(constraint,))[part::SLICES]
-    for recipe, models in zip({title(recipe): recipe for recipe in asked + drawing(asked)}.values(), cycle(babblers)):
-        lane = write(assemble(recipe), models, [54], Limits(0, 120), Draws(3))
-        assert lane.reason in ("end", "grammar"), f"{title(recipe)} did not come to an end: {lane.text!r}"
-        assert valid(lane.text), f"{title(recipe)} wrote {lane.text!r}"
+    for config, models in zip({title(config): config for config in asked + drawing(asked)}.values(), cycle(babblers)):
+        lane = write(assemble(config), models, [54], Limits(0, 120), Draws(3))
+        assert lane.reason in ("end", "grammar"), f"{title(config)} did not come to an end: {lane.text!r}"
+        assert valid(lane.text), f"{title(config)} wrote {lane.text!r}"
 
 
 # --- budget_respected ---
@@ -327,12 +327,12 @@ def test_finished_texts_under_a_constraint_are_valid(constraint, valid, part, ba
 @pytest.mark.parametrize("policy, part", shared_out(registered(promising="budget_respected"), most=8))
 def test_no_head_exceeds_the_budget_after_a_commit(policy, part):
     prompt, budget = [i * i % 5 for i in range(80)], make(policy[0], **policy[1]).budget
-    for recipe in drawing(share(lanes(added=(policy,)), part)):
+    for config in drawing(share(lanes(added=(policy,)), part)):
         generated = 0
-        for lane in watch(assemble(recipe), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
+        for lane in watch(assemble(config), tables("abcde"), prompt, Limits(0, 20), Draws(0)):
             if lane.generated > generated:
                 generated = lane.generated
-                assert most_held(lane) <= budget(generated), title(recipe)
+                assert most_held(lane) <= budget(generated), title(config)
 
 
 def most_held(lane) -> int:

@@ -103,7 +103,7 @@ def test_the_share_of_a_text_ends_at_its_first_other_token():
 
 
 def ran(settings: Settings):
-    session = prepare(Models(TableModel("abcde")), settings.recipes(), Prompt("abc"), Limits(3, 6))
+    session = prepare(Models(TableModel("abcde")), settings.configs(), Prompt("abc"), Limits(3, 6))
     list(session)
     return session.trace
 

@@ -21,11 +21,11 @@ def asked(page) -> list[LaneConfig]:
     page.locator("#share").click()
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     code = page.evaluate("new URLSearchParams(location.search).get('s')")
-    return Settings.from_code(code).recipes()
+    return Settings.from_code(code).configs()
 
 
 def names(page) -> list[str]:
-    return [recipe.strategy for recipe in asked(page)]
+    return [config.strategy for config in asked(page)]
 
 
 def edit(page, lane: int):
@@ -60,7 +60,7 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
 def test_a_lane_with_its_own_seed_samples_differently_and_shows_it(page, address):
     visit(page, address, Settings(prompt=PROMPT, length=12, seed=3, lanes=[SAMPLE, SAMPLE, SAMPLE]))
     edit(page, 3).get_by_label("Own seed").fill("8")
-    expect(page.locator(".lane-card[data-lane='2'] .recipe")).to_contain_text("seed 8")
+    expect(page.locator(".lane-card[data-lane='2'] .config")).to_contain_text("seed 8")
     page.click("#run")
     expect(page.locator("#run")).to_be_visible()
     for lane, seed in enumerate((3, 3, 8)):
@@ -73,9 +73,9 @@ def test_a_lane_with_its_own_seed_samples_differently_and_shows_it(page, address
 
 def test_an_emptied_seed_is_shared_again(page, address):
     visit(page, address, Settings(prompt=PROMPT, lanes=[{**SAMPLE, "seed": 5}, SAMPLE]))
-    assert [recipe.seed for recipe in asked(page)] == [5, None]
+    assert [config.seed for config in asked(page)] == [5, None]
     edit(page, 1).get_by_label("Own seed").fill("")
-    assert [recipe.seed for recipe in asked(page)] == [None, None]
+    assert [config.seed for config in asked(page)] == [None, None]
 
 
 def sweep(page, lane: int, number: str, values: str, low: str = "", high: str = ""):
@@ -152,6 +152,6 @@ def test_integer_knobs_are_swept_over_integers(page, address):
 
 def test_invalid_seeds_are_left_out_of_settings():
     for seed in (-1, True, 1.5, "3", None):
-        assert Settings.read({"lanes": [{**SAMPLE, "seed": seed}]}).recipes()[0].seed is None
+        assert Settings.read({"lanes": [{**SAMPLE, "seed": seed}]}).configs()[0].seed is None
     lanes = Settings.read({"lanes": [{**SAMPLE, "seed": 4}]}).lanes
-    assert Settings.from_code(Settings(prompt=PROMPT, lanes=lanes).to_code()).recipes()[0].seed == 4
+    assert Settings.from_code(Settings(prompt=PROMPT, lanes=lanes).to_code()).configs()[0].seed == 4

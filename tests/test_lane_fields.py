@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import playground
-from playground.cli.lane_options import read_recipe, read_recipes
+from playground.cli.lane_options import lane_given, lanes_given
 from playground.contract.lane_config import WEIGHTS, LaneConfig
 from playground.decoding import program_input
 from playground.engine.loading.load import QUANTIZATIONS
@@ -44,17 +44,17 @@ Some words.
 
 def by_lesson(folder: Path) -> LaneConfig:
     (folder / "07-mine.md").write_text(LESSON.format(lanes=json.dumps([AS_JSON])))
-    return Settings.read(read_lesson(folder / "07-mine.md").steps[0].settings).recipes()[0]
+    return Settings.read(read_lesson(folder / "07-mine.md").steps[0].settings).configs()[0]
 
 
 SURFACES = {
     "a LaneConfig of a program": lambda folder: program_input.read_lanes([LANE])[0],
     "a dict of a program": lambda folder: program_input.read_lanes([AS_JSON])[0],
-    "run in a shell": lambda folder: read_recipe(json.dumps(AS_JSON), [], []),
-    "compare in a shell": lambda folder: read_recipes(["greedy", json.dumps(AS_JSON)], [], [])[1],
-    "the HTTP API": lambda folder: of_the_api(ARGUMENTS).recipes()[0],
-    "the storage of a browser, and the gallery": lambda folder: Settings.read(ARGUMENTS).recipes()[0],
-    "a link, and a kept run": lambda folder: Settings.from_code(Settings.read(ARGUMENTS).to_code()).recipes()[0],
+    "run in a shell": lambda folder: lane_given(json.dumps(AS_JSON), [], []),
+    "compare in a shell": lambda folder: lanes_given(["greedy", json.dumps(AS_JSON)], [], [])[1],
+    "the HTTP API": lambda folder: of_the_api(ARGUMENTS).configs()[0],
+    "the storage of a browser, and the gallery": lambda folder: Settings.read(ARGUMENTS).configs()[0],
+    "a link, and a kept run": lambda folder: Settings.from_code(Settings.read(ARGUMENTS).to_code()).configs()[0],
     "a lesson": by_lesson,
 }
 
@@ -88,7 +88,7 @@ def test_what_is_no_lane_is_refused_before_a_model_is_loaded(lane, message):
         playground.compare([lane], "Once")
 
 
-@pytest.mark.parametrize("read", [lambda lane: of_the_api({"lanes": [lane]}), lambda lane: read_recipe(
+@pytest.mark.parametrize("read", [lambda lane: of_the_api({"lanes": [lane]}), lambda lane: lane_given(
     json.dumps(lane), [], [])], ids=["the HTTP API", "the shell"])
 def test_an_unknown_field_is_refused_with_the_nearest(read):
     with pytest.raises(Refusal, match="did you mean forced?"):

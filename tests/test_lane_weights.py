@@ -73,7 +73,7 @@ def test_a_link_keeps_the_weights_of_a_lane_and_nothing_that_is_none():
     lanes = [{"strategy": "greedy", "weights": name} for name in ("int8", "none", "int9", 4)]
     settings = Settings.from_code(Settings(prompt="x", lanes=lanes).to_code())
     assert [lane.get("weights") for lane in settings.lanes] == ["int8", None, None, None]
-    assert [recipe.weights for recipe in settings.recipes()] == ["int8", "", "", ""]
+    assert [config.weights for config in settings.configs()] == ["int8", "", "", ""]
     assert settings.own_weights() == ["int8"]
 
 

@@ -133,7 +133,7 @@ def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
     assert {"Sampler", "Constraint", "KV cache"} <= set(page.locator(".editor .options .heading").all_text_contents())
     page.keyboard.type("sink")
     page.keyboard.press("Enter")
-    expect(page.locator(".lane-card[data-lane='0'] .recipe")).to_contain_text("sink_window")
+    expect(page.locator(".lane-card[data-lane='0'] .config")).to_contain_text("sink_window")
 
 
 def in_menu(page: Page, opener: str) -> dict[str, bool]:
@@ -150,9 +150,9 @@ def needed_by(main: type[Strategy]) -> list[tuple[str, dict]]:
     return [("choice", {})] if "constraint" in main.needs else []
 
 
-def granted(recipe: LaneConfig) -> bool:
+def granted(config: LaneConfig) -> bool:
     try:
-        return bool(assemble(recipe))
+        return bool(assemble(config))
     except Refusal:
         return False
 
@@ -309,7 +309,7 @@ def test_adding_a_lane_finds_a_part_by_its_name_and_by_what_it_does(page, addres
     expect(page.locator(".editor .menu .option .name").first).to_have_text(first)
     page.keyboard.press("Enter")
     expect(page.locator(".lane-card")).to_have_count(2)
-    for name in (decoder, part):  # a part is in the recipe; a decoder is there unless it is the title
+    for name in (decoder, part):  # a part is in the config; a decoder is there unless it is the title
         expect(page.locator(".lane-card[data-lane='1']")).to_contain_text(re.compile(name, re.IGNORECASE))
 
 
@@ -330,4 +330,4 @@ def test_a_speculative_lane_is_named_by_its_drafter(page, address):
     visit(page, address, Settings(prompt="The red fox", length=8, lanes=lanes))
     titles = ["Speculative decoding", "EAGLE", "Medusa"]
     expect(page.locator(".lane-card .opener.strategy")).to_have_text(titles)
-    assert [assemble(recipe).title() for recipe in Settings(lanes=lanes).recipes()] == titles
+    assert [assemble(config).title() for config in Settings(lanes=lanes).configs()] == titles

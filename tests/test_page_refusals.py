@@ -46,7 +46,7 @@ def test_a_lane_without_what_it_needs_says_what_to_add(lane, around, says, about
     problem, place = verdict(lane, **around)
     assert says in problem and place == about
     with pytest.raises(Refusal) as refused:
-        check_ready(Settings(lanes=[{"strategy": "greedy"}, lane]).recipes(), Surroundings(**around))
+        check_ready(Settings(lanes=[{"strategy": "greedy"}, lane]).configs(), Surroundings(**around))
     assert refused.value.about == f"lane:1:{about}" and str(refused.value).startswith("Lane 2 cannot start.")
 
 

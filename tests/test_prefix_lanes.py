@@ -45,9 +45,9 @@ def quiet(caplog):
 
 
 def side_by_side(
-    *recipes: LaneConfig | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None
+    *configs: LaneConfig | str, models: Models | None = None, length: int = 8, prompt: Prompt | None = None
 ) -> Session:
-    asked = [LaneConfig(recipe) if isinstance(recipe, str) else recipe for recipe in recipes]
+    asked = [LaneConfig(config) if isinstance(config, str) else config for config in configs]
     return prepare(models or pair(), asked, prompt or Prompt(PROMPT), Limits(max_new_tokens=length))
 
 
@@ -328,13 +328,13 @@ def bundled() -> Models:
 def test_the_bundled_pair_shares_long_prompts_without_changing_texts(bundled):
     """In float32, so that the two ways round differently; on 40 tokens of four lanes."""
     asked = Prompt("Tell me a story about Mia and a dragon. " * 30, chat=True)
-    recipes = [
+    configs = [
         LaneConfig("greedy"),
         GUESSES,
         LaneConfig("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
         LaneConfig("greedy"),
     ]
-    session = run(side_by_side(*recipes, models=bundled, length=40, prompt=asked))
+    session = run(side_by_side(*configs, models=bundled, length=40, prompt=asked))
     assert len(session.headers[0].prompt_ids) > prefixes.STORED_ONCE
     assert [store_of(session, lane).common for lane in range(4)] == [len(session.headers[0].prompt_ids)] * 4
     alone = run(side_by_side("greedy", models=bundled, length=40, prompt=asked))

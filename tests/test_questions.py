@@ -77,11 +77,11 @@ def test_the_lanes_of_a_question_can_run_on_a_public_page(question):
     settings = Settings.read(picked("questions", gallery().index(question)))
     settings.check(Rules.for_visitors())
     assert settings.known() == question
-    assert [recipe.strategy for recipe in settings.recipes()] == [
+    assert [config.strategy for config in settings.configs()] == [
         lane["strategy"] for lane in question.settings["lanes"]
     ]
-    for recipe in settings.recipes():
-        assemble(recipe)
+    for config in settings.configs():
+        assemble(config)
 
 
 def test_answers_about_passages_and_keys_occur_in_the_prompt():
@@ -183,10 +183,10 @@ def test_a_public_page_runs_no_program_unless_its_owner_says_so(monkeypatch):
 
 # --- in a session ---
 
-def answered(question: Question | None, *recipes: LaneConfig, prompt: str = "abc") -> list[Result]:
+def answered(question: Question | None, *configs: LaneConfig, prompt: str = "abc") -> list[Result]:
     session = prepare(
         Models(TableModel("abcde")),
-        list(recipes or [LaneConfig("greedy")]),
+        list(configs or [LaneConfig("greedy")]),
         Prompt(prompt),
         Limits(0, 4),
         judge=judging(question),

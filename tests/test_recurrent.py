@@ -55,8 +55,8 @@ def library(architecture: str, prompt: list[int], length: int, **how) -> list[li
     return [row[len(prompt):] for row in found.tolist()]
 
 
-def written(architecture: str, recipe: LaneConfig, prompt: list[int] = PROMPT, length: int = 12, **models) -> list[int]:
-    return run(recipe, {"target": model(architecture), **models}, prompt, length)[0].main.written
+def written(architecture: str, config: LaneConfig, prompt: list[int] = PROMPT, length: int = 12, **models) -> list[int]:
+    return run(config, {"target": model(architecture), **models}, prompt, length)[0].main.written
 
 
 @torch.inference_mode()
@@ -138,11 +138,11 @@ def test_a_constraint_holds_and_leaves_the_probabilities_alone():
 @pytest.mark.parametrize("architecture", [HYBRID, PURE])
 def test_lanes_that_share_a_prompt_and_forwards_write_what_each_writes_alone(architecture):
     prompt = Prompt("The green bird sings, and the red")
-    recipes = [LaneConfig("greedy"), LaneConfig("beam_search"), LaneConfig("sample")]
-    together = prepare(Models(model(architecture)), recipes, prompt, Limits(0, 8))
+    configs = [LaneConfig("greedy"), LaneConfig("beam_search"), LaneConfig("sample")]
+    together = prepare(Models(model(architecture)), configs, prompt, Limits(0, 8))
     found = list(together)
-    for index, recipe in enumerate(recipes):
-        apart = prepare(Models(model(architecture)), [recipe], prompt, Limits(0, 8))
+    for index, config in enumerate(configs):
+        apart = prepare(Models(model(architecture)), [config], prompt, Limits(0, 8))
         commits = [stamped.event.ids for stamped in apart if isinstance(stamped.event, Commit)]
         assert commits and commits == [s.event.ids for s in found if s.lane == index and isinstance(s.event, Commit)]
     assert not list(check(together.trace))
@@ -211,8 +211,8 @@ def with_noise(architecture: str, noise: float) -> Model:
 @pytest.mark.parametrize("architecture, noise", [(HYBRID, 0.02), (PLAIN_SCAN, 0.1)])
 @pytest.mark.parametrize("drafter, knobs", [("draft_model", {}), ("draft_model", {"width": 2}), ("prompt_lookup", {})])
 def test_speculation_writes_the_greedy_text(architecture, noise, drafter, knobs, size):
-    recipe = LaneConfig("speculative", {}, [(drafter, knobs), ("greedy_match", {})])
-    lane, events = run(recipe, {"target": model(architecture), "draft": with_noise(architecture, noise)}, PROMPT, 20)
+    config = LaneConfig("speculative", {}, [(drafter, knobs), ("greedy_match", {})])
+    lane, events = run(config, {"target": model(architecture), "draft": with_noise(architecture, noise)}, PROMPT, 20)
     assert lane.main.written == library(architecture, PROMPT, 20)[0]
     drafted = [len(event.tokens) for event in events if isinstance(event, Draft)]
     accepted = [len(event.kept) for event in events if isinstance(event, Verdict)]

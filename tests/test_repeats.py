@@ -81,8 +81,8 @@ def test_a_text_that_continues_beyond_another_branches_there():
 def test_lanes_with_own_seeds_write_the_text_of_each_seed():
     model = Models(TableModel("abcde"))
 
-    def ran(recipes: list[LaneConfig], seed: int) -> Trace:
-        session = prepare(model, recipes, Prompt("abc"), Limits(seed, 5))
+    def ran(configs: list[LaneConfig], seed: int) -> Trace:
+        session = prepare(model, configs, Prompt("abc"), Limits(seed, 5))
         list(session)
         return session.trace
 
@@ -105,9 +105,9 @@ def test_zero_is_a_valid_seed_of_a_lane():
 
 def test_a_lane_is_repeated_from_its_own_seed_or_from_the_runs():
     settings = Settings(prompt="x", seed=3, length=10, lanes=[*LANES, {"strategy": "sample", "seed": 40}])
-    assert [recipe.seed for recipe in settings.repeated(1, 3, Rules()).recipes()] == [3, 4, 5]
-    assert [recipe.seed for recipe in settings.repeated(2, 2, Rules()).recipes()] == [40, 41]
-    assert {(recipe.strategy, recipe.knobs["top_k"]) for recipe in settings.repeated(1, 32, Rules()).recipes()} == {
+    assert [config.seed for config in settings.repeated(1, 3, Rules()).configs()] == [3, 4, 5]
+    assert [config.seed for config in settings.repeated(2, 2, Rules()).configs()] == [40, 41]
+    assert {(config.strategy, config.knobs["top_k"]) for config in settings.repeated(1, 32, Rules()).configs()} == {
         ("sample", 9)
     }
 

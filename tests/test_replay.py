@@ -275,12 +275,12 @@ LANES = [
 ]
 
 
-def write(model: Model, recipe: LaneConfig) -> list[int]:
+def write(model: Model, config: LaneConfig) -> list[int]:
     """The tokens a lane commits."""
     events = [
         stamped.event
         for stamped in prepare(
-            Models(model), [recipe], Prompt("the red fox, the red fox, the"), Limits(max_new_tokens=24)
+            Models(model), [config], Prompt("the red fox, the red fox, the"), Limits(max_new_tokens=24)
         )
     ]
     assert isinstance(events[-1], Done), events[-1]
@@ -296,7 +296,7 @@ def tiny_writer() -> Model:
 def test_lanes_write_what_they_write_without_recording():
     plain, model = tiny_writer(), tiny_writer()
     model.replay = GraphReplay(model.fused, Tape, ENOUGH)
-    assert [write(model, recipe) for recipe in LANES] == [write(plain, recipe) for recipe in LANES]
+    assert [write(model, config) for config in LANES] == [write(plain, config) for config in LANES]
     assert model.replay.recorded()
 
 
@@ -314,8 +314,8 @@ def test_a_lane_that_changes_its_strategy_records_nothing_again():
         store.done = True
     before = model.replay.recorded()
     assert len(made) == len(before) == len(BLOCK_SIZES)
-    for recipe in LANES:
-        write(model, recipe)
+    for config in LANES:
+        write(model, config)
     assert model.replay.recorded() == before and len(made) == len(before)
 
 

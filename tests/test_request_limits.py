@@ -65,7 +65,7 @@ MALFORMED = [
     ({"lanes": [GREEDY | {"forced": [-1]}]}, "token ids"),
     ({"lanes": [GREEDY | {"forced": [2**31]}]}, "token ids"),
     ({"lanes": [GREEDY | {"forced": "abc"}]}, "must be a list"),
-    ({"lanes": [GREEDY | {"extras": [["top_p", {}]] * 25}]}, "25 additions"),
+    ({"lanes": [GREEDY | {"extras": [["top_p", {}]] * 25}]}, "25 extras"),
     ({"lanes": [GREEDY | {"extras": [["top_p"]]}]}, "malformed"),
     ({"lanes": [GREEDY | {"seed": -1}]}, "seed of lane 1"),
     ({"lanes": [GREEDY | {"knobs": {str(number): 1 for number in range(49)}}]}, "49 knobs"),

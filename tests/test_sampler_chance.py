@@ -46,8 +46,8 @@ def without_best(scores: torch.Tensor) -> torch.Tensor:
     return scores.scatter(-1, scores.argmax(-1, keepdim=True), REMOVED)
 
 
-def sampling(sampler: Sampler, recipe: LaneConfig = PLAIN) -> Assembly:
-    assembly = assemble(recipe)
+def sampling(sampler: Sampler, config: LaneConfig = PLAIN) -> Assembly:
+    assembly = assemble(config)
     assembly.samplers = [make(AT_ONE[0], **AT_ONE[1]), sampler]
     return assembly
 
@@ -63,9 +63,9 @@ def by_formula(model: TableModel, length: int) -> Law:
 
 # --- the law ---
 
-@pytest.mark.parametrize("recipe", [PLAIN, SPECULATION], ids=["plain", "speculative"])
-def test_the_distribution_of_a_random_sampler_is_a_mixture(recipe):
-    found = law(sampling(SometimesWithoutTheBest(), recipe), tables("abc"), PROMPT, 2)
+@pytest.mark.parametrize("config", [PLAIN, SPECULATION], ids=["plain", "speculative"])
+def test_the_distribution_of_a_random_sampler_is_a_mixture(config):
+    found = law(sampling(SometimesWithoutTheBest(), config), tables("abc"), PROMPT, 2)
     assert distance(found, by_formula(TableModel("abc"), 2)) < EXACT
 
 

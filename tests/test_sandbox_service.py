@@ -175,8 +175,8 @@ def judged(models, attack: str) -> Judged:
     """A gallery question about a program, answered with a text forced by a constraint."""
     question = program_question()
     attack = attack.replace("def work(", f"def {question.meta['name']}(")
-    recipe = LaneConfig("greedy", extras=[("choice", {"options": attack})])
-    session = prepare(models, [recipe], Prompt(question.prompt, chat=True), Limits(0, 200), judge=judging(question))
+    config = LaneConfig("greedy", extras=[("choice", {"options": attack})])
+    session = prepare(models, [config], Prompt(question.prompt, chat=True), Limits(0, 200), judge=judging(question))
     list(session)
     result = Result(session.trace)
     assert result.text == attack

@@ -192,13 +192,13 @@ def test_a_lane_that_cannot_start_reports_its_own_failure():
     assert [header.strategy for header in session.headers] == ["greedy", "speculative", "gredy", "greedy"]
 
 
-@pytest.mark.parametrize("recipes, prompt, limits, about", [
+@pytest.mark.parametrize("configs, prompt, limits, about", [
     ([], "The bird", Limits(), "lanes"), ([LaneConfig()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
     ([LaneConfig()], "  \n", Limits(), "prompt"), ([LaneConfig()], "bird " * 200, Limits(), "prompt"),
 ], ids=["no lanes", "no length", "no prompt", "too long a prompt"])
-def test_a_session_that_cannot_run_is_refused(recipes, prompt, limits, about):
+def test_a_session_that_cannot_run_is_refused(configs, prompt, limits, about):
     with pytest.raises(Refusal) as refusal:
-        prepare(pair(), recipes, Prompt(prompt), limits)
+        prepare(pair(), configs, Prompt(prompt), limits)
     assert refusal.value.about == about and str(refusal.value).endswith(".")
 
 

@@ -128,9 +128,9 @@ def counting(method, name: str, counts: Counter):
     return called
 
 
-def run(models: Models, recipe: LaneConfig) -> list[Event]:
+def run(models: Models, config: LaneConfig) -> list[Event]:
     events = [
-        stamped.event for stamped in prepare(models, [recipe], Prompt(EDIT, chat=True), Limits(max_new_tokens=40))
+        stamped.event for stamped in prepare(models, [config], Prompt(EDIT, chat=True), Limits(max_new_tokens=40))
     ]
     assert isinstance(events[-1], Done)
     return events

@@ -156,15 +156,15 @@ def test_a_draft_ends_with_its_block_and_the_next_continues_there():
     assert passes_of(make("aggressive", block=4), SOURCE) == 3, "five tokens a pass"
 
 
-def first_guess(recipe: LaneConfig, **prompt) -> str:
-    _, events = recorded(recipe, **prompt)
+def first_guess(config: LaneConfig, **prompt) -> str:
+    _, events = recorded(config, **prompt)
     return "".join(next(event for event in events if isinstance(event, Draft)).pieces)
 
 
 def test_the_input_is_the_passage_the_prompt_or_the_text_after_given_words():
-    recipe = speculative_lane("aggressive", "greedy_match")
-    assert first_guess(recipe, context="A red fox.", prompt="Copy it.") == "A red fox."
-    assert first_guess(recipe, prompt="Copy me.") == "Copy me."
+    config = speculative_lane("aggressive", "greedy_match")
+    assert first_guess(config, context="A red fox.", prompt="Copy it.") == "A red fox."
+    assert first_guess(config, prompt="Copy me.") == "Copy me."
     assert (
         first_guess(speculative_lane("aggressive", "greedy_match", after="this:"), prompt="Mend this: a rad fox.")
         == "a rad fox."

@@ -244,6 +244,6 @@ def test_if_one_text_is_allowed_it_is_always_written():
 def test_one_sample_equals_a_plain_mask_with_the_same_random_numbers(seed):
     grammar = ("regex", {"pattern": "[a-f]{2,5}|x[0-9]+y"})
     for model in (pair().target, table(seed)):
-        masked, ours = (one_lane(recipe, model, Draws(seed), length=20) for recipe in (
+        masked, ours = (one_lane(config, model, Draws(seed), length=20) for config in (
             LaneConfig("sample", {"temperature": 1.0, "top_p": 1.0}, [grammar]), under(grammar, samples=1)))
         assert ours.text == masked.text != ""

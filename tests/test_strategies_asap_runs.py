@@ -302,8 +302,8 @@ def timeless(recorded: list[Event]) -> list[dict]:
     return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in recorded]
 
 
-def header(memory: Memory | None, recipe: LaneConfig = OPTIONS, text: str = "q") -> str:
-    return prepare(Models(table(2)), [recipe], Prompt(text), Limits(0, 24), memory=memory).headers[0].memory
+def header(memory: Memory | None, config: LaneConfig = OPTIONS, text: str = "q") -> str:
+    return prepare(Models(table(2)), [config], Prompt(text), Limits(0, 24), memory=memory).headers[0].memory
 
 
 def bounds(recorded: list[Event]) -> list[float]:
@@ -339,11 +339,11 @@ def test_an_emptied_memory_gives_the_first_run_again():
 WARMER = choosing("ab", "b", "cab", "ac", samples=3, temperature=1.5)
 
 
-@pytest.mark.parametrize("recipe, text", [(OPTIONS, "qq"), (choosing("ab", "b", samples=3), "q"), (WARMER, "q")])
-def test_another_prompt_grammar_or_temperature_starts_with_empty_memory(recipe, text):
+@pytest.mark.parametrize("config, text", [(OPTIONS, "qq"), (choosing("ab", "b", samples=3), "q"), (WARMER, "q")])
+def test_another_prompt_grammar_or_temperature_starts_with_empty_memory(config, text):
     memory = Memory()
     events(OPTIONS, memory=memory)
-    assert timeless(events(recipe, memory=memory, text=text)) == timeless(events(recipe, text=text))
+    assert timeless(events(config, memory=memory, text=text)) == timeless(events(config, text=text))
     assert len(memory) == 2
 
 

@@ -186,7 +186,7 @@ def test_one_particle_equals_a_plain_mask_and_more_weighted_ones_approach_the_mo
 
 def zeros_of(particles: int, threshold: float, **knobs) -> float:
     """Probability of the answer 00 among the allowed answers of two fair coins."""
-    recipe, draws, found = (
+    config, draws, found = (
         LaneConfig(
             "awrs", {"particles": particles, "threshold": threshold, "estimate": "recursive", **knobs}, [SKEWED]
         ),
@@ -194,7 +194,7 @@ def zeros_of(particles: int, threshold: float, **knobs) -> float:
         0.0,
     )
     for _ in draws.runs():
-        text = steered(recipe, coins(2), draws).text
+        text = steered(config, coins(2), draws).text
         found += draws.weight * (text == "00")
     return found
 

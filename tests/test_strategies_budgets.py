@@ -267,7 +267,7 @@ def test_events_report_live_and_evicted_slots_of_every_layer_and_head(name, knob
 
 
 def test_lanes_that_share_forwards_retain_what_each_retains_alone():
-    recipes = [with_policy(LaneConfig("greedy"), name, **knobs) for name, knobs in {**TIGHT, **ROW_WISE}.items()]
+    configs = [with_policy(LaneConfig("greedy"), name, **knobs) for name, knobs in {**TIGHT, **ROW_WISE}.items()]
 
     def run(*together: LaneConfig) -> list:
         session = prepare(pair(), list(together), Prompt(TEXT), Limits(max_new_tokens=10))
@@ -275,8 +275,8 @@ def test_lanes_that_share_forwards_retain_what_each_retains_alone():
         assert bool(shared) == (len(together) > 1)
         return [(runner.lane.tokens, live_positions(runner.lane)) for runner in session._runners]
 
-    alone = [run(recipe)[0] for recipe in recipes]
-    assert [run(*recipes[at:at + 4]) for at in (0, 4)] == [alone[0:4], alone[4:8]]
+    alone = [run(config)[0] for config in configs]
+    assert [run(*configs[at:at + 4]) for at in (0, 4)] == [alone[0:4], alone[4:8]]
 
 
 @pytest.mark.parametrize("name, knobs", [(name, TIGHT[name]) for name in BUDGETED], ids=BUDGETED)

@@ -64,22 +64,22 @@ def choosing(options: str) -> tuple[str, dict]:
     return "choice", {"options": options}
 
 
-def run(recipe: LaneConfig, models: Models | None = None, **limits):
-    session = prepare(models or pair(), [recipe], Prompt("The bird is", context="A bird."), Limits(**limits))
+def run(config: LaneConfig, models: Models | None = None, **limits):
+    session = prepare(models or pair(), [config], Prompt("The bird is", context="A bird."), Limits(**limits))
     return session, [stamped.event for stamped in session]
 
 
-def shows_masks(recipe: LaneConfig) -> bool:
+def shows_masks(config: LaneConfig) -> bool:
     """Whether the lane computes masks at all; `awrs` asks about single tokens."""
-    return not find(recipe.strategy).checks_tokens
+    return not find(config.strategy).checks_tokens
 
 
-every_choosing_lane = pytest.mark.parametrize("recipe", lanes(added=(choosing(COLOURS),)), ids=title)
+every_choosing_lane = pytest.mark.parametrize("config", lanes(added=(choosing(COLOURS),)), ids=title)
 
 
-@pytest.mark.parametrize("recipe", filter(shows_masks, lanes(added=(choosing(COLOURS),))), ids=title)
-def test_every_distribution_is_reported_with_its_token_mask(recipe):
-    session, recorded = run(recipe)
+@pytest.mark.parametrize("config", filter(shows_masks, lanes(added=(choosing(COLOURS),))), ids=title)
+def test_every_distribution_is_reported_with_its_token_mask(config):
+    session, recorded = run(config)
     masks = {event.position: event for event in recorded if isinstance(event, Mask)}
     steps = {event.position: event for event in recorded if isinstance(event, Step)}
     assert masks.keys() == steps.keys() and masks
@@ -94,14 +94,14 @@ def test_every_distribution_is_reported_with_its_token_mask(recipe):
     assert check(session.trace) == []
 
 
-def masked(recipe: LaneConfig) -> bool:
+def masked(config: LaneConfig) -> bool:
     """Whether the lane itself enforces the constraint, so that the probability of a forced token does not matter."""
-    return not (find(recipe.strategy).owns_constraint or find(recipe.strategy).counts_forced)
+    return not (find(config.strategy).owns_constraint or find(config.strategy).counts_forced)
 
 
-@pytest.mark.parametrize("recipe", filter(masked, lanes(added=(choosing("The only answer there is"),))), ids=title)
-def test_forced_tokens_are_written_without_a_forward(recipe):
-    _, recorded = run(recipe)
+@pytest.mark.parametrize("config", filter(masked, lanes(added=(choosing("The only answer there is"),))), ids=title)
+def test_forced_tokens_are_written_without_a_forward(config):
+    _, recorded = run(config)
     assert not [event for event in recorded if isinstance(event, Forward)]
     commit = next(event for event in recorded if isinstance(event, Commit))
     assert commit.text == "The only answer there is" and set(commit.origins) == {"forced"}
@@ -111,28 +111,28 @@ def test_forced_tokens_are_written_without_a_forward(recipe):
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    "recipe", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
+    "config", lanes("greedy_identical", added=(choosing("a red fox|a red fish|no bird at all"),)), ids=title
 )
-def test_speculation_writes_the_same_text_under_a_grammar(recipe):
+def test_speculation_writes_the_same_text_under_a_grammar(config):
     tokenizer = byte_tokenizer()
     for seed in range(6):
         models = {
             "target": TableModel(tokenizer=tokenizer, seed=seed),
             "draft": TableModel(tokenizer=tokenizer, seed=seed + 9),
         }
-        plain = LaneConfig("greedy", {}, recipe.extras[-1:])
+        plain = LaneConfig("greedy", {}, config.extras[-1:])
         texts = [
-            write(assemble(lane), models, [54, 71], Limits(max_new_tokens=24), Draws(0)) for lane in (plain, recipe)
+            write(assemble(lane), models, [54, 71], Limits(max_new_tokens=24), Draws(0)) for lane in (plain, config)
         ]
         assert texts[0].tokens == texts[1].tokens and texts[0].reason == texts[1].reason
 
 
 @every_choosing_lane
-def test_a_fork_cannot_leave_the_grammar(recipe):
+def test_a_fork_cannot_leave_the_grammar(config):
     tokens = pair().target.tokens
-    _, recorded = run(replace(recipe, forced=tokens.encode("blue")))
+    _, recorded = run(replace(config, forced=tokens.encode("blue")))
     assert isinstance(recorded[-1], Failed) and recorded[-1].message.startswith("The grammar does not allow 'b' here")
-    _, recorded = run(replace(recipe, forced=tokens.encode("Gr")))
+    _, recorded = run(replace(config, forced=tokens.encode("Gr")))
     assert "".join(event.text for event in recorded if isinstance(event, Commit) and not event.sequence) == "Größe"
 
 

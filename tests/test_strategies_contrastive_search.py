@@ -125,8 +125,8 @@ def test_a_rejected_first_choice_is_reported_with_both_similarities():
 
 
 def test_tokens_forced_by_a_grammar_count_in_the_similarity_too():
-    recipe = LaneConfig("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
-    session = prepare(pair(), [recipe], Prompt("The green bird"), Limits(0, 40))
+    config = LaneConfig("contrastive_search", {"k": 3}, [("regex", {"pattern": "(green|gray|blue){4}"})])
+    session = prepare(pair(), [config], Prompt("The green bird"), Limits(0, 40))
     events = [stamped.event for stamped in session]
     reads = [event for event in events if isinstance(event, Forward) and event.stream == "reading"]
     assert len(reads) > 1 and [event.tokens for event in reads] == sorted(event.tokens for event in reads)

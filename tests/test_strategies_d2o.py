@@ -271,9 +271,9 @@ def test_d2o_without_merging_sinks_and_layer_budgets_is_h2o(architecture):
     assert course(alone(EvenRooms(weights="paper", sinks=0, **ALL_LAYERS)), models(architecture)) != expected
 
 
-@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_after_the_prefill_no_layer_exceeds_its_budget(recipe):
-    session = prepare(pair(), [with_policy(recipe, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
+@pytest.mark.parametrize("config", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
+def test_after_the_prefill_no_layer_exceeds_its_budget(config):
+    session = prepare(pair(), [with_policy(config, "d2o", **D2O_TIGHT)], Prompt(TEXT), Limits(max_new_tokens=12))
     events = [stamped.event for stamped in session]
     (figure,) = [event for event in events if isinstance(event, Figure) and event.shape == "bars"]
     caches = [event for event in events if isinstance(event, Cache)]

@@ -61,9 +61,9 @@ def canvas(model: OracleDenoiser, assembly, prompt: list[int] = [], seed: int = 
     return Canvas(prompt, {"target": model}, assembly, Limits(seed), Recorder(model.tokens))
 
 
-def session(model: OracleDenoiser, *recipes: LaneConfig, prompt: Sequence[int] = (), seed: int = 0) -> Session:
+def session(model: OracleDenoiser, *configs: LaneConfig, prompt: Sequence[int] = (), seed: int = 0) -> Session:
     """Lanes side by side, run to their end."""
-    assemblies = [assemble(recipe) for recipe in recipes]
+    assemblies = [assemble(config) for config in configs]
     lanes = [canvas(model, assembly, list(prompt), seed) for assembly in assemblies]
     runners = [Runner(lane, assembly) for lane, assembly in zip(lanes, assemblies)]
     run = Session([Header(lane=i) for i in range(len(runners))], runners)
@@ -390,11 +390,11 @@ def test_an_end_token_in_a_full_block_ends_the_text_without_another_forward():
 # --- the events of the lane ---
 
 def test_events_are_reproducible_and_independent_of_other_lanes():
-    recipes = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
+    configs = [LaneConfig("masked_diffusion", {"order": order, "temperature": 1.0, "steps": 6}) for order in ORDERS]
     prompt = ORACLE.tokens.encode("the")
-    together = session(ORACLE, *recipes, prompt=prompt, seed=3).trace
-    for i, recipe in enumerate(recipes):
-        alone = session(ORACLE, recipe, prompt=prompt, seed=3).trace
+    together = session(ORACLE, *configs, prompt=prompt, seed=3).trace
+    for i, config in enumerate(configs):
+        alone = session(ORACLE, config, prompt=prompt, seed=3).trace
         assert fills([s.event for s in together.lane(i).events]) == fills([s.event for s in alone.events])
 
 

@@ -88,8 +88,8 @@ def drawn_from(odds: dict[str, list[float]], size: int = 3) -> TableModel:
     return TableModel("abcdefghijklmnopqrstuvwxyz"[:size], rule=rule)
 
 
-def tree_of(recipe: LaneConfig, models: dict, length: int = 20) -> TokenTree:
-    ((_, tree, _),) = first_drafts(recipe, models, length)
+def tree_of(config: LaneConfig, models: dict, length: int = 20) -> TokenTree:
+    ((_, tree, _),) = first_drafts(config, models, length)
     return tree
 
 
@@ -177,8 +177,8 @@ def test_draft_tokens_report_their_estimated_acceptance_in_descending_order():
 def test_a_tree_by_probability_has_more_tokens_accepted_than_one_of_fixed_shape():
     models = {"target": TableModel("abcd", seed=3, spread=3), "draft": TableModel("abcd", seed=3, spread=3)}
     spent = [
-        sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(recipe, models, 4))
-        for recipe in (
+        sum(weight * len(verdict.kept) for weight, _, verdict in first_drafts(config, models, 4))
+        for config in (
             speculative_lane("dyspec", "rejection", AT_ONE, nodes=3),
             speculative_lane("rsd_c", "rejection", AT_ONE, branching="1 2"),
         )

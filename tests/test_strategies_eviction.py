@@ -326,9 +326,9 @@ def test_chunked_prefill_evicts_what_a_single_prefill_evicts(name, knobs, monkey
 
 @pytest.mark.parametrize("decoder", ["greedy", "speculative"])
 def test_events_report_evicted_slots_and_memory_decreases(decoder):
-    recipe = LaneConfig(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
+    config = LaneConfig(decoder, {}, [("h2o", {"heavy": 5, "recent": 3})])
     session = prepare(
-        pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
+        pair(), [config], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
     )
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     store = session._runners[0].lane.target.store

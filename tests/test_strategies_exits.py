@@ -195,8 +195,8 @@ def test_withdrawing_an_uncertain_draft_token_changes_the_distribution():
 
 def test_del_combines_with_a_sampler_that_reads_early_exits():
     plain, guessed = (
-        recorded(recipe, length=12)[0]
-        for recipe in (
+        recorded(config, length=12)[0]
+        for config in (
             LaneConfig("greedy", {}, [("dola", {})]),
             speculative_lane("del_exit", "rejection", ("dola", {})),
         )
@@ -227,8 +227,8 @@ def test_an_nf4_copy_drafts_for_its_full_precision_model_and_is_named_as_such(pa
 @pytest.mark.slow
 def test_the_text_is_that_of_the_full_weights_whose_rows_differ_from_the_quantised_ones(packed):
     texts = [
-        recorded(recipe, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
-        for recipe in (GREEDY, LaneConfig("speculative"), pearl())
+        recorded(config, packed, 30, "Once upon a time")[0]._runners[0].lane.tokens
+        for config in (GREEDY, LaneConfig("speculative"), pearl())
     ]
     assert texts[0] == texts[1] == texts[2]
     full, small = (

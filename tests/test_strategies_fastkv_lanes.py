@@ -29,24 +29,24 @@ from support.layer_cuts import EARLY, TEXT, TREE, layer_tokens, leaning_on_earli
 def test_forwards_report_exactly_the_computed_rows(rate, depth, whole, chunk, monkeypatch):
     monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", chunk)
-    recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
-    ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
+    config = LaneConfig("greedy", {}, [("fastkv", KNOBS | {"rate": rate, "depth": depth})])
+    ours, plain = recorded(config, Forward), recorded(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     onward = int(prompt * rate) if whole < 3 else prompt
     assert layer_tokens(ours) == prompt * whole + onward * (3 - whole)
     assert {forward.phase for forward in ours if forward.layers == 3 and forward.tokens == 1} == {"decode"}
     if onward < prompt:
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
-        figure, = recorded(recipe, Figure)
+        figure, = recorded(config, Figure)
         assert figure.data["values"] == [prompt] * whole + [onward] * (3 - whole)
-        assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in recorded(recipe, Note))
+        assert any(f"{layer_tokens(ours)} token-layer computations" in note.text for note in recorded(config, Note))
 
 
 def test_computed_tokens_and_retained_slots_have_separate_knobs():
     """The rate changes the cost of the prefill and not the cache; the capacity the other way round."""
     def costs(**knobs) -> tuple[int, int]:
-        recipe = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
-        return layer_tokens(recorded(recipe, Forward)), recorded(recipe, Cache)[0].bytes
+        config = LaneConfig("greedy", {}, [("fastkv", KNOBS | knobs)])
+        return layer_tokens(recorded(config, Forward)), recorded(config, Cache)[0].bytes
 
     read, held = costs()
     assert costs(rate=1.0)[0] > read and costs(rate=1.0)[1] == held
@@ -134,18 +134,18 @@ def test_a_fork_does_not_change_what_is_evicted():
 
 
 def test_other_lanes_are_unaffected():
-    def texts(*recipes: LaneConfig) -> list[tuple]:
-        session = prepare(pair(), list(recipes), Prompt(TEXT), Limits(max_new_tokens=8))
+    def texts(*configs: LaneConfig) -> list[tuple]:
+        session = prepare(pair(), list(configs), Prompt(TEXT), Limits(max_new_tokens=8))
         assert all(stamped.event.reason == "length" for stamped in session if isinstance(stamped.event, Done))
         return [(runner.lane.tokens, live_positions(runner.lane)) for runner in session._runners]
 
-    recipes = [
+    configs = [
         LaneConfig("greedy"),
         LaneConfig("greedy", {}, [("fastkv", KNOBS)]),
         TREE,
         with_policy(TREE, "fastkv", **KNOBS | {"rate": 0.25}),
     ]
-    assert texts(*recipes) == [texts(recipe)[0] for recipe in recipes]
+    assert texts(*configs) == [texts(config)[0] for config in configs]
 
 
 def test_a_prompt_shorter_than_the_window_is_read_by_all_layers():

@@ -121,8 +121,8 @@ def test_sample_and_match_equals_plain_sampling_for_any_tree(drafter, architectu
     models = {"target": pair(architecture).target, "draft": pair(architecture).draft}
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
     plain, guessed = (
-        write(assemble(recipe), models, START, Limits(5, 12), Draws(5)).tokens
-        for recipe in (LaneConfig("greedy", {}, samplers), speculative_lane(drafter, "sample_match", *samplers))
+        write(assemble(config), models, START, Limits(5, 12), Draws(5)).tokens
+        for config in (LaneConfig("greedy", {}, samplers), speculative_lane(drafter, "sample_match", *samplers))
     )
     assert plain == guessed
 
@@ -190,12 +190,12 @@ def test_a_round_of_sixty_four_rows_has_at_most_two_milliseconds_of_overhead(mon
         return answer
 
     monkeypatch.setattr(models.target, "forward", timed)
-    recipe = speculative_lane("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
+    config = speculative_lane("token_recycling", "sample_match", AT_ONE, ("top_p", {"p": 0.9}), nodes=63)
     memory = Memory()
     for seed in range(2):  # the second text finds the memory filled
         session = prepare(
             models,
-            [recipe],
+            [config],
             Prompt("Once upon a time there was a king who had three sons."),
             Limits(seed, 64),
             memory=memory,

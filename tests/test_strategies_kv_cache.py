@@ -97,9 +97,9 @@ def test_a_wrong_window_is_detected(wrong):
 
 
 def test_evicted_slots_are_reported_and_their_memory_is_freed():
-    recipe = LaneConfig("greedy", {}, [("sink_window", {"sinks": 2, "window": 4})])
+    config = LaneConfig("greedy", {}, [("sink_window", {"sinks": 2, "window": 4})])
     session = prepare(
-        pair(), [recipe], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
+        pair(), [config], Prompt("The green bird sings, and the red fox listens."), Limits(max_new_tokens=12)
     )
     written, caches = 0, []
     for stamped in session:
@@ -116,10 +116,10 @@ def test_evicted_slots_are_reported_and_their_memory_is_freed():
     assert len({cache.bytes for cache in caches}) == 1
 
 
-@pytest.mark.parametrize("recipe", lanes(added=(("sink_window", {"sinks": 1, "window": 3}),)), ids=title)
-def test_live_slots_hold_the_text_at_their_positions(recipe):
+@pytest.mark.parametrize("config", lanes(added=(("sink_window", {"sinks": 1, "window": 3}),)), ids=title)
+def test_live_slots_hold_the_text_at_their_positions(config):
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
-    for lane in watch(assemble(recipe), models, [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
+    for lane in watch(assemble(config), models, [0, 1, 2, 0, 1], Limits(2, 12), Draws(2)):
         store = lane.target.store
         positions = store.slots[0].positions[0].tolist()
         if store.length:

@@ -228,8 +228,8 @@ def test_a_trial_ends_with_a_token_that_ends_in_punctuation():
 
 @pytest.mark.parametrize("architecture", ["llama", "gemma2"])
 def test_the_winner_has_the_lowest_perplexity_by_the_librarys_forward(architecture):
-    library, recipe = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
-    lane, events = run(recipe, {"target": pair(architecture).target}, [54, 71, 9], 20)
+    library, config = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
+    lane, events = run(config, {"target": pair(architecture).target}, [54, 71, 9], 20)
     bars, kept = (
         figures(events, "perplexity of the trials"),
         [data["spans"][0] for data in figures(events, "committed trials")],

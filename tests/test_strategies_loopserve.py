@@ -273,9 +273,9 @@ def test_a_rejected_draft_token_leaves_no_trace(name, knobs):
 
 
 @each
-@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_a_lane_reports_its_selections(name, knobs, recipe):
-    session = prepare(pair(), [with_policy(recipe, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=10))
+@pytest.mark.parametrize("config", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
+def test_a_lane_reports_its_selections(name, knobs, config):
+    session = prepare(pair(), [with_policy(config, name, **knobs)], Prompt(TEXT), Limits(max_new_tokens=10))
     figures = [stamped.event for stamped in session if isinstance(stamped.event, Figure)]
     assert check(session.trace) == []
     recorded = {figure.name: figure.data for figure in figures if figure.shape == "matrix"}

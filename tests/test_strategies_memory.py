@@ -138,9 +138,9 @@ def test_a_second_answer_to_a_prompt_takes_fewer_forwards(name, knob):
 
 def test_memory_of_one_prompt_does_not_affect_another():
     memory = Memory()
-    recipe = speculative_lane("stand", "sample_match", AT_ONE)
-    recorded(recipe, memory, "The green bird")
-    assert passes(recorded(recipe, memory, "A red fox")[0]) == passes(recorded(recipe, Memory(), "A red fox")[0])
+    config = speculative_lane("stand", "sample_match", AT_ONE)
+    recorded(config, memory, "The green bird")
+    assert passes(recorded(config, memory, "A red fox")[0]) == passes(recorded(config, Memory(), "A red fox")[0])
 
 
 # --- ADED ---

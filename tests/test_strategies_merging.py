@@ -28,9 +28,9 @@ each = pytest.mark.parametrize("name", TIGHT)
 
 
 @each
-@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE, LaneConfig("sample")], ids=["greedy", "tree", "sample"])
-def test_a_lane_reports_merged_tokens_and_their_targets(name, recipe):
-    session = prepare(pair(), [with_policy(recipe, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
+@pytest.mark.parametrize("config", [LaneConfig("greedy"), TREE, LaneConfig("sample")], ids=["greedy", "tree", "sample"])
+def test_a_lane_reports_merged_tokens_and_their_targets(name, config):
+    session = prepare(pair(), [with_policy(config, name, **TIGHT[name])], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == []
     recorded = [cache for cache in caches if cache.merged]

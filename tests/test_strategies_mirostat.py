@@ -189,17 +189,17 @@ def test_a_target_beyond_the_models_entropy_is_reported_once():
 def test_rejected_draft_tokens_do_not_change_mu():
     models = {"target": TableModel("abcde"), "draft": TableModel("abcde", seed=1)}
     knobs = {"tau": 1.2, "eta": 0.5}
-    recipe = LaneConfig("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
-    lane, _ = run(recipe, models, [0, 1], 30)
+    config = LaneConfig("speculative", {}, [("draft_model", {}), ("sample_match", {}), ("mirostat", knobs)])
+    lane, _ = run(config, models, [0, 1], 30)
     assert sum(surprises(models["target"], [0, 1], lane.main.written)) - 30 * 1.2 == pytest.approx(
         drift(lane, knobs), abs=1e-9
     )
-    assert assemble(recipe).guarantee() == ["heuristic"]
+    assert assemble(config).guarantee() == ["heuristic"]
 
 
 def test_a_forced_token_of_probability_zero_does_not_change_mu():
-    recipe = replace(LaneConfig("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
-    _, events = recorded(recipe, Prompt(QUESTION))
+    config = replace(LaneConfig("greedy", {}, [("temperature", {"t": 0.0}), ("mirostat", {})]), forced=[70, 71])
+    _, events = recorded(config, Prompt(QUESTION))
     mus = series(events, "surprise", "mu")
     assert mus and all(map(math.isfinite, mus)) and mus[0] == 6.0
 

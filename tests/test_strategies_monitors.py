@@ -163,13 +163,13 @@ def tokens(text: str) -> list[int]:
 
 
 def text(model: TableModel, prompt: str, length: int = 6, decoder: str = "greedy", **knobs) -> str:
-    recipe = LaneConfig(
+    config = LaneConfig(
         decoder, {}, [("monitors", knobs), *([("temperature", {})] if decoder == "speculative" else [])]
     )
     return (
         prompt
         + write(
-            assemble(recipe),
+            assemble(config),
             {"target": model, "draft": TableModel(PIECES, ends=ENDS, seed=5)},
             tokens(prompt),
             Limits(1, length),

@@ -149,9 +149,9 @@ def test_a_wrong_pruning_rule_is_detected(wrong):
 
 
 @pytest.mark.parametrize("name, knobs", [("gear", {"buffer": 8}), ("mustafar", {"window": 4})])
-@pytest.mark.parametrize("recipe", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
-def test_traces_of_lanes_with_these_caches_are_consistent(name, knobs, recipe):
-    lane = LaneConfig(recipe.strategy, recipe.knobs, [*recipe.extras, (name, knobs)])
+@pytest.mark.parametrize("config", [LaneConfig("greedy"), TREE], ids=["greedy", "tree"])
+def test_traces_of_lanes_with_these_caches_are_consistent(name, knobs, config):
+    lane = LaneConfig(config.strategy, config.knobs, [*config.extras, (name, knobs)])
     session = prepare(pair(), [lane], Prompt(TEXT), Limits(max_new_tokens=10))
     caches = [stamped.event for stamped in session if isinstance(stamped.event, Cache)]
     assert check(session.trace) == [] and all(cache.packed > 0 and cache.evicted == 0 for cache in caches)

@@ -212,8 +212,8 @@ def compared(recorded) -> list[list]:
 
 
 def test_runner_up_tokens_are_compared_by_clusters_of_lm_head_rows():
-    recipe = navigation(n_run=1, n_tol=1, longest=4, clusters=9, main=2, ranked=10, right="D\ne\nf\ng\nh")
-    inside, elsewhere = compared(run(recipe, Planted(LETTERS, rule=falling), PROMPT, 30))
+    config = navigation(n_run=1, n_tol=1, longest=4, clusters=9, main=2, ranked=10, right="D\ne\nf\ng\nh")
+    inside, elsewhere = compared(run(config, Planted(LETTERS, rule=falling), PROMPT, 30))
     assert inside == [1, 3.0, 0.0]
     assert elsewhere == [6, 6.5, pytest.approx(5 / 6)]
     assert (

@@ -172,8 +172,8 @@ def test_under_a_grammar_the_distribution_is_the_targets_among_allowed_tokens():
     first, second = (models["target"].scores(context).softmax(-1) for context in ((q, q), (q, q, q)))
     chance_of_q, chance_of_x = float(first[q] / (first[q] + first[z])), float(second[x] / (second[x] + second[z]))
     by_hand = {(q, x): chance_of_q * chance_of_x, (q, z): chance_of_q * (1 - chance_of_x), (z,): 1 - chance_of_q}
-    recipe = speculative_lane("omnidraft", ("choice", {"options": "qz|qx|z"}), AT_ONE)
-    assert distance(law_between(recipe, models, [q, q], 6), by_hand) < EXACT
+    config = speculative_lane("omnidraft", ("choice", {"options": "qz|qx|z"}), AT_ONE)
+    assert distance(law_between(config, models, [q, q], 6), by_hand) < EXACT
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt_neox"])
@@ -198,19 +198,19 @@ def test_networks_with_different_tokenizers_write_what_the_target_writes_alone(a
 
 # --- which lanes can use such a draft ---
 
-def ends_of(models: Models, *recipes: LaneConfig) -> list[Event]:
-    session = prepare(models, list(recipes), Prompt("ab"), Limits(0, 4))
+def ends_of(models: Models, *configs: LaneConfig) -> list[Event]:
+    session = prepare(models, list(configs), Prompt("ab"), Limits(0, 4))
     last = {stamped.lane: stamped.event for stamped in session}
-    return [last[lane] for lane in range(len(recipes))]
+    return [last[lane] for lane in range(len(configs))]
 
 
 def test_a_draft_with_other_tokens_is_refused_only_to_lanes_that_cannot_translate_it():
     drafters = [speculative_lane(cls.name) for cls in registered("drafter") if "draft" in cls.needs]
     others = [LaneConfig("greedy"), speculative_lane("prompt_lookup"), LaneConfig("ead")]
-    for recipe, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
-        parts = [find(name) for name in (recipe.strategy, *(name for name, _ in recipe.extras))]
+    for config, end in zip([*drafters, *others], ends_of(Models(*strangers().values()), *drafters, *others)):
+        parts = [find(name) for name in (config.strategy, *(name for name, _ in config.extras))]
         bound = [cls.title for cls in parts if "draft" in cls.needs and not cls.translates]
-        assert isinstance(end, Failed) == bool(bound), title(recipe)
+        assert isinstance(end, Failed) == bool(bound), title(config)
         if bound:
             assert (
                 f"which {bound[0]} cannot translate" in end.message

@@ -247,8 +247,8 @@ def test_a_wrong_quantised_cache_is_detected(wrong):
 def test_memory_decreases_by_the_formula_and_buffers_free_it(bits, group, residual):
     knobs = dict(bits=bits, group=group, residual=residual)
     text = "The green bird sings, and the red fox listens. " * 3
-    recipes = LaneConfig("greedy"), LaneConfig("greedy", {}, [("kivi", knobs)])
-    full, packed = (prepare(pair("gpt2"), [recipe], Prompt(text), Limits(max_new_tokens=12)) for recipe in recipes)
+    configs = LaneConfig("greedy"), LaneConfig("greedy", {}, [("kivi", knobs)])
+    full, packed = (prepare(pair("gpt2"), [config], Prompt(text), Limits(max_new_tokens=12)) for config in configs)
     caches, baseline = (
         [stamped.event for stamped in session if isinstance(stamped.event, Cache)] for session in (packed, full)
     )

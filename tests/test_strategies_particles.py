@@ -77,11 +77,11 @@ def test_if_all_tokens_are_allowed_weights_stay_equal_and_nothing_is_resampled()
 
 def test_a_resampled_particle_continues_like_a_separate_run():
     """On a real network: rows of copies equal a fresh forward over the whole text."""
-    model, recipe = (
+    model, config = (
         pair("llama").target,
         LaneConfig("smc", {"particles": 6, "threshold": 1.0}, [("regex", {"pattern": "(ab|cd|efg){2,9}"})]),
     )
-    recorded = run(recipe, model, [54, 71, 9], 10, seed=4)
+    recorded = run(config, model, [54, 71, 9], 10, seed=4)
     assert any(event.dropped for event in recorded.of(Branches)), "nothing was drawn anew, so this says nothing"
     text = recorded.texts()[0]
     store = model.new_store()

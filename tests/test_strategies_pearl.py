@@ -37,8 +37,8 @@ COLLAPSES = {
 }
 
 
-def steps(models: dict, recipe: LaneConfig, length: int = 40) -> tuple[list[Draft], list[Verdict], list]:
-    session = prepare(Models(models["target"], models["draft"]), [recipe], Prompt("abc"), Limits(0, length))
+def steps(models: dict, config: LaneConfig, length: int = 40) -> tuple[list[Draft], list[Verdict], list]:
+    session = prepare(Models(models["target"], models["draft"]), [config], Prompt("abc"), Limits(0, length))
     events = [stamped.event for stamped in session]
     return of(Draft, events), of(Verdict, events), events
 

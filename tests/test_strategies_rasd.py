@@ -209,9 +209,9 @@ CORPUS = {"corpus": "abcab\n\nacbba\n\nbaab", "shortest": 1}
 )
 def test_the_output_distribution_is_the_targets_whatever_was_retrieved(knobs, verifier):
     models = tables()
-    recipe = speculative_lane("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
-    assert any(len(draft.tokens) > 1 for draft in ran(recipe, models, [0, 1, 0], 3) if isinstance(draft, Draft))
-    assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
+    config = speculative_lane("rasd", AT_ONE, verifier=verifier, **CORPUS, **knobs)
+    assert any(len(draft.tokens) > 1 for draft in ran(config, models, [0, 1, 0], 3) if isinstance(draft, Draft))
+    assert distance(law(config, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
 
 
 class PassesForDrawn(find("rasd")):
@@ -240,8 +240,8 @@ def test_greedily_the_text_is_the_targets_own_whatever_was_retrieved(corpus):
     for seed in range(5):
         models = tables("abcde", "e", seed)
         plain, recorded = (
-            ran(recipe, models, [0, 1, 0, 1], 20)
-            for recipe in (GREEDY, speculative_lane("rasd", corpus=corpus, shortest=1))
+            ran(config, models, [0, 1, 0, 1], 20)
+            for config in (GREEDY, speculative_lane("rasd", corpus=corpus, shortest=1))
         )
         assert written(recorded) == written(plain)
         stood |= {test.kept for event in recorded if isinstance(event, Verdict) for test in event.tests}

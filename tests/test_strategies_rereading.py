@@ -45,7 +45,7 @@ START = [5, 9, 2, 7, 7, 1]
 
 # --- an inner drafter ---
 
-def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[int]]:
+def chains_of(config: LaneConfig, models: dict, prompt: list[int]) -> list[list[int]]:
     """The draft tokens to verify, round by round."""
     seen = []
 
@@ -54,7 +54,7 @@ def chains_of(recipe: LaneConfig, models: dict, prompt: list[int]) -> list[list[
             seen.append(tree.tokens)
             return make("sample_match").judge(lm, tree, rows)
 
-    assembly = assemble(recipe)
+    assembly = assemble(config)
     assembly.decoder.verifier = Watched()
     write(assembly, models, prompt, Limits(0, 40), Draws(4))
     return seen
@@ -209,8 +209,8 @@ def copying() -> TableModel:
 def accepted(alpha: float, **knobs) -> float:
     """Acceptance rate of an uninformed draft with a target that copies from its context."""
     models = Models(copying(), TableModel("abcdefgh", seed=9))
-    recipe = LaneConfig("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
-    return metrics(recorded(recipe, models, 40, "abc")[0].trace)["acceptance_rate"]
+    config = LaneConfig("reflective", {"alpha": alpha, "ask": "", **knobs}, [("draft_model", {"depth": 4})])
+    return metrics(recorded(config, models, 40, "abc")[0].trace)["acceptance_rate"]
 
 
 @pytest.mark.slow
@@ -222,8 +222,8 @@ def test_a_copying_target_accepts_more_wrong_tokens_as_the_second_row_gains_weig
 @pytest.mark.slow
 def test_tokens_accepted_only_by_reflection_are_reported():
     models = Models(copying(), TableModel("abcdefgh", seed=9))
-    recipe = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
-    notes = [event.text for event in recorded(recipe, models, 40, "abc")[1] if event.kind == "note"]
+    config = LaneConfig("reflective", {"alpha": 1.0, "ask": ""}, [("draft_model", {"depth": 4})])
+    notes = [event.text for event in recorded(config, models, 40, "abc")[1] if event.kind == "note"]
     assert notes and all("top token" in note for note in notes)
     assert not [
         event
@@ -234,6 +234,6 @@ def test_tokens_accepted_only_by_reflection_are_reported():
 
 def test_without_context_for_a_second_row_one_is_used():
     models = {"target": TableModel("abcde", context=24), "draft": TableModel("abcde", seed=1, context=24)}
-    plain, reflected = (write(assemble(recipe), models, [0, 1, 2], Limits(0, 50), Draws(0)) for recipe in
+    plain, reflected = (write(assemble(config), models, [0, 1, 2], Limits(0, 50), Draws(0)) for config in
                         (GREEDY, LaneConfig("reflective", {"alpha": 0.0, "ending": 4})))
     assert plain.tokens == reflected.tokens and len(plain.tokens) == 24

@@ -124,9 +124,9 @@ def test_a_wrong_draft_is_refused(wrong):
 @pytest.mark.oracle("rest")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_the_output_distribution_is_the_targets(verifier):
-    recipe = speculative_lane("rest", verifier, AT_ONE, corpus="abcabacbabc", shortest=1, length=2)
+    config = speculative_lane("rest", verifier, AT_ONE, corpus="abcabacbabc", shortest=1, length=2)
     models = tables("abc")
-    assert distance(law(recipe, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
+    assert distance(law(config, models, [0, 1, 0], 3), product_law(models["target"], [0, 1, 0], 3)) < EXACT
 
 
 # --- in words ---

@@ -59,12 +59,12 @@ COLLAPSES = {
 
 
 @pytest.mark.parametrize(
-    "recipe", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title
+    "config", lanes("greedy_identical") + [alone("top_p", p=0.0), alone("temperature", t=0.0)], ids=title
 )
-def test_ties_go_to_the_lower_id(recipe):
+def test_ties_go_to_the_lower_id(config):
     undecided = TableModel("abc", rule=lambda context: torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     lane = write(
-        assemble(recipe), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0)
+        assemble(config), {"target": undecided, "draft": undecided}, [0, 1, 2], Limits(max_new_tokens=8), Draws(0)
     )
     assert lane.text == "b" * 8
 

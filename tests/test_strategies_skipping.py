@@ -174,7 +174,7 @@ def test_a_draft_from_another_layer_is_detected(wrong):
 def test_early_layer_drafts_do_not_change_the_greedy_text(architecture, share):
     models = {"target": layered(architecture)}
     plain, skipping = (
-        write(assemble(recipe), models, START, LIMITS, Draws(0)).tokens for recipe in (GREEDY, layer_skip(share))
+        write(assemble(config), models, START, LIMITS, Draws(0)).tokens for config in (GREEDY, layer_skip(share))
     )
     assert plain == skipping
 
@@ -219,8 +219,8 @@ def test_forwards_of_the_first_layers_are_reported_as_such_and_counted_as_drafts
 
 
 def test_with_all_layers_every_draft_token_is_accepted():
-    recipe = speculative_lane("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
-    session = prepare(Models(pair().target), [recipe], Prompt("The green bird"), Limits(0, 19))
+    config = speculative_lane("layer_skip_draft", "rejection", AT_ONE, exit=1.0, depth=5)
+    session = prepare(Models(pair().target), [config], Prompt("The green bird"), Limits(0, 19))
     verdicts = [stamped.event for stamped in session if isinstance(stamped.event, Verdict)]
     assert [len(verdict.kept) for verdict in verdicts] == [5, 5, 5] and metrics(session.trace)["acceptance_rate"] == 1
 

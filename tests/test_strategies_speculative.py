@@ -189,8 +189,8 @@ def first_round(models: dict, depth: int, draws) -> list[int]:
 
 # --- events of a round ---
 
-def rounds(recipe: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
-    session = prepare(models, [recipe], Prompt("The green bird"), Limits(seed, length))
+def rounds(config: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
+    session = prepare(models, [config], Prompt("The green bird"), Limits(seed, length))
     events = [stamped.event for stamped in session]
     return list(zip([e for e in events if isinstance(e, Draft)], [e for e in events if isinstance(e, Verdict)]))
 
@@ -225,7 +225,7 @@ def test_a_resampled_token_reports_its_distribution():
 
 
 @pytest.mark.parametrize(
-    "recipe",
+    "config",
     [
         speculative_lane("draft_model", "rejection", *extras, width=width)
         for width in (1, 2)
@@ -233,9 +233,9 @@ def test_a_resampled_token_reports_its_distribution():
     ],
     ids=title,
 )
-def test_a_draft_that_is_the_target_has_every_draft_token_accepted(recipe):
+def test_a_draft_that_is_the_target_has_every_draft_token_accepted(config):
     models = pair()
-    for draft, verdict in rounds(recipe, Models(models.target, models.target)):
+    for draft, verdict in rounds(config, Models(models.target, models.target)):
         assert verdict.origin == "bonus" and len(verdict.kept) == max(map(len, paths(draft)))
 
 
@@ -292,8 +292,8 @@ def test_sample_and_match_writes_what_plain_sampling_writes_with_the_same_seed(d
     samplers = [("temperature", {"t": 0.7}), ("top_p", {"p": 0.9}), ("repetition_penalty", {"penalty": 1.2})]
     prompt = [54, 71, 71, 54, 9, 71, 71]
     plain, guessed = (
-        write(assemble(recipe), models, prompt, Limits(5, 12), Draws(5)).tokens
-        for recipe in (
+        write(assemble(config), models, prompt, Limits(5, 12), Draws(5)).tokens
+        for config in (
             LaneConfig("greedy", {}, samplers),
             speculative_lane(drafter, "sample_match", *samplers, **knobs),
         )

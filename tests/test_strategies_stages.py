@@ -218,19 +218,19 @@ def test_forwards_report_exactly_the_computed_rows(stages, floor, chunk, monkeyp
     monkeypatch.setattr("playground.decoding.stream.prompt_chunks.WATCHED_CHUNK", chunk)
     monkeypatch.setattr("playground.decoding.stream.forwards.CHUNK", chunk)
     knobs = STAGED | {"stages": stages, "floor": floor}
-    recipe = LaneConfig("greedy", {}, [("uncomp", knobs)])
-    ours, plain = recorded(recipe, Forward), recorded(LaneConfig("greedy"), Forward)
+    config = LaneConfig("greedy", {}, [("uncomp", knobs)])
+    ours, plain = recorded(config, Forward), recorded(LaneConfig("greedy"), Forward)
     prompt = layer_tokens(plain) // 3
     sizes = [int(size) for size in stages.split(".")] if floor else [3]
     read = [make("uncomp", **knobs)._reads(stage, prompt) for stage, size in enumerate(sizes) for _ in range(size)]
     assert layer_tokens(ours) == sum(read)
     if sum(read) < 3 * prompt:
         assert sum(forward.flops for forward in ours) < sum(forward.flops for forward in plain)
-        stairs, = [figure for figure in recorded(recipe, Figure) if figure.name == "prompt tokens read"]
+        stairs, = [figure for figure in recorded(config, Figure) if figure.name == "prompt tokens read"]
         assert stairs.data["values"] == read
         assert any(
             f"{sum(read)} token-layer computations instead of {3 * prompt}" in note.text
-            for note in recorded(recipe, Note)
+            for note in recorded(config, Note)
         )
 
 

@@ -61,8 +61,8 @@ def saying(*chances: float) -> TableModel:
 
 def first_chain(models: dict, **knobs) -> list[int]:
     """SpecDec++'s first draft, by the draft's own probabilities."""
-    recipe = speculative_lane("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
-    ((_, tree, _),) = first_drafts(recipe, models, 30)
+    config = speculative_lane("specdec_plus_plus", "greedy_match", estimate="draft", **knobs)
+    ((_, tree, _),) = first_drafts(config, models, 30)
     return tree.tokens
 
 

@@ -66,8 +66,8 @@ def sequences_without_replacement(model: TableModel, prompt: list[int], width: i
 @pytest.mark.parametrize("width, depth", [(1, 2), (2, 1), (2, 2), (3, 2)])
 def test_the_beam_of_rsd_s_samples_whole_continuations_without_replacement(width, depth):
     models, found = tables("ab" if width == 3 else "abc"), defaultdict(float)
-    recipe = speculative_lane("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
-    for weight, tree, _ in first_drafts(recipe, models, depth + 1):
+    config = speculative_lane("rsd_s", "sample_match", AT_ONE, width=width, depth=depth)
+    for weight, tree, _ in first_drafts(config, models, depth + 1):
         leaves = [tuple(tree.prefix(node)) for node in range(len(tree)) if len(tree.path(node)) == depth]
         found[tuple(leaves)] += weight
     assert distance(found, sequences_without_replacement(models["draft"], [0], width, depth)) < EXACT
@@ -124,7 +124,7 @@ def test_with_as_many_nodes_distinct_siblings_are_accepted_more_often_than_indep
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "recipe",
+    "config",
     [
         speculative_lane("rsd_c", "rejection", AT_ONE, branching="2 1"),
         speculative_lane("rsd_s", "rejection", AT_ONE, width=2),
@@ -132,9 +132,9 @@ def test_with_as_many_nodes_distinct_siblings_are_accepted_more_often_than_indep
     ],
     ids=title,
 )
-def test_if_the_draft_is_the_target_the_first_path_is_accepted_entirely(recipe):
+def test_if_the_draft_is_the_target_the_first_path_is_accepted_entirely(config):
     twin = TableModel("abc")
-    for _, tree, verdict in first_drafts(recipe, {"target": twin, "draft": twin}, 3):
+    for _, tree, verdict in first_drafts(config, {"target": twin, "draft": twin}, 3):
         assert verdict.kept == [tree.order[0], tree.children(tree.order[0])[0]] and verdict.origin == "bonus"
 
 

@@ -48,7 +48,7 @@ def made(entrant: str = "greedy", number: int = 0, round: int = 1, **facts) -> A
 def test_the_costs_of_an_answer_are_those_of_its_trace():
     answer, = asked([SPECULATION], [BIRD], length=16)
     (lane,) = playground.compare(
-        [SPECULATION.recipe], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
+        [SPECULATION.config], BIRD.prompt, models=pair(), chat=True, seed=answer.seed, max_new_tokens=16
     )
     trials = LaneRecord(lane.trace.events).trials()
     assert answer.token_ids == lane.token_ids and answer.text == lane.text and answer.reason == lane.reason

@@ -83,7 +83,7 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
 # --- from a shell ---
 
 @pytest.mark.parametrize(
-    "text, recipe",
+    "text, config",
     [
         ("greedy", LaneConfig("greedy")),
         ("ead:threshold=0.4,window=3", LaneConfig("ead", {"threshold": "0.4", "window": "3"})),
@@ -94,8 +94,8 @@ def test_a_file_is_read_up_to_its_limit(tmp_path):
         ("greedy+regex:pattern=a+b", LaneConfig("greedy", extras=[("regex", {"pattern": "a+b"})])),
     ],
 )
-def test_a_lane_is_written_as_one_argument(text, recipe):
-    assert read_lane(text) == recipe
+def test_a_lane_is_written_as_one_argument(text, config):
+    assert read_lane(text) == config
 
 
 def test_the_command_asks_prints_and_writes(tmp_path, capsys):

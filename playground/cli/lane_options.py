@@ -15,7 +15,7 @@ from playground.request_limits import quoted
 FILE = "file"  # alias of the knob that takes a file's text
 
 
-def read_recipe(name: str, settings: list[str], extras: list[str]) -> LaneConfig:
+def lane_given(name: str, settings: list[str], extras: list[str]) -> LaneConfig:
     """One lane as the command line describes it; raises Refusal."""
     lane = _named(name)
     knobs = lane.knobs | read_knobs(find(lane.strategy), settings)
@@ -34,7 +34,7 @@ def _named(text: str) -> LaneConfig:
     return read_lanes([given])[0]
 
 
-def read_recipes(names: list[str], settings: list[str], extras: list[str]) -> list[LaneConfig]:
+def lanes_given(names: list[str], settings: list[str], extras: list[str]) -> list[LaneConfig]:
     """Lanes to compare. Knobs apply to lanes that have them, drafters and verifiers to lanes with a slot for them,
     toggles to all.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from playground import with_weights
 from playground.cli.input_files import check_place, read_text
-from playground.cli.lane_options import read_recipe, read_recipes
+from playground.cli.lane_options import lane_given, lanes_given
 from playground.cli.load_models import load, show_progress
 from playground.cli.shared_options import CommandParser, add_count, add_models, add_settings, not_negative
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
@@ -84,8 +84,8 @@ def run(options: Namespace) -> bool:
     """Run one lane. Raises Refusal if it cannot start; if it fails later, its text is shown first."""
     if options.name is None and options.remote is None:
         raise Refusal("There is no strategy to run: name one, such as greedy, or a server with --remote.", "name")
-    recipes = [] if options.name is None else [read_recipe(options.name, options.set, options.extras)]
-    session, stopped = _decode(options, recipes)
+    configs = [] if options.name is None else [lane_given(options.name, options.set, options.extras)]
+    session, stopped = _decode(options, configs)
     if len(session.headers) > 1:
         return _report(session, options, stopped)
     result = Result(session.trace)
@@ -99,7 +99,7 @@ def run(options: Namespace) -> bool:
 
 def compare(options: Namespace) -> bool:
     """Run several lanes. The report lists failed lanes; raises Refusal after it if all of them failed."""
-    session, stopped = _decode(options, read_recipes(options.names, options.set, options.extras))
+    session, stopped = _decode(options, lanes_given(options.names, options.set, options.extras))
     return _report(session, options, stopped)
 
 
@@ -113,11 +113,11 @@ def _report(session: Session, options: Namespace, stopped: bool) -> bool:
     return stopped
 
 
-def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, bool]:
+def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, bool]:
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, prompt = check_startable(recipes, options.context) if recipes else set(), _prompt(options)
+    needs, prompt = check_startable(configs, options.context) if configs else set(), _prompt(options)
     server, tools = _server(options), read_text(options.tools) if options.tools else ""
     check_place(options.trace)
     from playground.decoding.lane_checks import remarks
@@ -129,10 +129,10 @@ def _decode(options: Namespace, recipes: list[LaneConfig]) -> tuple[Session, boo
     limits.check()
     asked.check()
     judge = judging(known(prompt, asked.before, options.context) if options.chat else None)
-    if recipes:
-        models = with_weights(load(options, draft="draft" in needs), recipes, show_progress)
-        session = prepare(models, recipes, asked, limits, judge=judge)
-        for remark in [*remarks(recipes), *session.headers[0].remarks]:
+    if configs:
+        models = with_weights(load(options, draft="draft" in needs), configs, show_progress)
+        session = prepare(models, configs, asked, limits, judge=judge)
+        for remark in [*remarks(configs), *session.headers[0].remarks]:
             print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
         if (bounds := getattr(models.target, "bounds", "")) and not options.json:  # a canvas has none
             print(f"{models.target.name}: {bounds}.", file=sys.stderr)

@@ -86,21 +86,21 @@ BRINGS: dict[str, tuple[str, Callable[[Question], str | None]]] = {
 }
 
 
-def filled(recipe: LaneConfig, question: Question) -> LaneConfig:
-    """The recipe with names in braces replaced by the question's inputs. Raises Lacking for one it does not provide."""
+def filled(config: LaneConfig, question: Question) -> LaneConfig:
+    """The config with names in braces replaced by the question's inputs. Raises Lacking for one it does not provide."""
     def fill(knobs: dict[str, Any]) -> dict[str, Any]:
         names = {knob: _input_name(value) for knob, value in knobs.items()}
         return {knob: _input(names[knob], question) if names[knob] else value for knob, value in knobs.items()}
 
-    return replace(recipe, knobs=fill(recipe.knobs), extras=[(name, fill(knobs)) for name, knobs in recipe.extras])
+    return replace(config, knobs=fill(config.knobs), extras=[(name, fill(knobs)) for name, knobs in config.extras])
 
 
-def bare(recipe: LaneConfig) -> LaneConfig:
-    """The recipe without these knobs, which keep their defaults until there is a question."""
+def bare(config: LaneConfig) -> LaneConfig:
+    """The config without these knobs, which keep their defaults until there is a question."""
     def strip(knobs: dict[str, Any]) -> dict[str, Any]:
         return {knob: value for knob, value in knobs.items() if not _input_name(value)}
 
-    return replace(recipe, knobs=strip(recipe.knobs), extras=[(name, strip(knobs)) for name, knobs in recipe.extras])
+    return replace(config, knobs=strip(config.knobs), extras=[(name, strip(knobs)) for name, knobs in config.extras])
 
 
 def _input_name(value: Any) -> str:

@@ -43,9 +43,9 @@ def choosing(*options: str, **knobs) -> LaneConfig:
     return under(("choice", {"options": "|".join(options)}), **knobs)
 
 
-def one_lane(recipe: LaneConfig, model: TableModel, draws, memory: Memory | None = None, length: int = 12) -> Lane:
+def one_lane(config: LaneConfig, model: TableModel, draws, memory: Memory | None = None, length: int = 12) -> Lane:
     """Run one lane to its end, with a visitor's memory."""
-    assembly = assemble(recipe)
+    assembly = assemble(config)
     lane = Lane(
         [START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens), memory=memory
     )
@@ -57,19 +57,19 @@ def one_lane(recipe: LaneConfig, model: TableModel, draws, memory: Memory | None
     return lane
 
 
-def law(recipe: LaneConfig, model: TableModel, memory: Memory | None = None) -> Law:
+def law(config: LaneConfig, model: TableModel, memory: Memory | None = None) -> Law:
     """Exact probability of every text, where each run begins with what the visitor's memory holds."""
     draws, found = Enumerating(), defaultdict(float)
     for _ in draws.runs():
-        lane = one_lane(recipe, model, draws, deepcopy(memory))
+        lane = one_lane(config, model, draws, deepcopy(memory))
         found[tuple(lane.main.written)] += draws.weight
     return dict(found)
 
 
-def taught(recipe: LaneConfig, model: TableModel, draws) -> Memory:
+def taught(config: LaneConfig, model: TableModel, draws) -> Memory:
     """The memory of a visitor who ran this once."""
     memory = Memory()
-    one_lane(recipe, model, draws, memory)
+    one_lane(config, model, draws, memory)
     return memory
 
 
@@ -139,9 +139,9 @@ def table(seed: int) -> TableModel:
 
 
 def events(
-    recipe: LaneConfig, models: Models | None = None, memory: Memory | None = None, text: str = "q", seed: int = 0
+    config: LaneConfig, models: Models | None = None, memory: Memory | None = None, text: str = "q", seed: int = 0
 ) -> list[Event]:
-    session = prepare(models or Models(table(2)), [recipe], Prompt(text), Limits(seed, 24), memory=memory)
+    session = prepare(models or Models(table(2)), [config], Prompt(text), Limits(seed, 24), memory=memory)
     deque(session, maxlen=0)
     assert check(session.trace) == []
     return [stamped.event for stamped in session.trace.events]

@@ -35,8 +35,8 @@ def policy_lane(name: str, decoder: str = "greedy", *extras: tuple[str, dict], *
     return LaneConfig(decoder, {}, [*extras, (name, knobs)])
 
 
-def text_and_forwards(recipe, models: dict, length: int = 16) -> tuple[list[int], list[Forward]]:
-    lane, events = run(recipe, models, PROMPT, length)
+def text_and_forwards(config, models: dict, length: int = 16) -> tuple[list[int], list[Forward]]:
+    lane, events = run(config, models, PROMPT, length)
     return lane.main.written, [event for event in events if isinstance(event, Forward)]
 
 

@@ -18,27 +18,27 @@ from support.laws import drawing
 LENGTH = 8
 PROMPT = "The green bird"
 LANES = lanes()
-ALL = {title(recipe): recipe for recipe in LANES + drawing(LANES)}
+ALL = {title(config): config for config in LANES + drawing(LANES)}
 
 
 def each_of(named: dict[str, LaneConfig]):
     """A case for each of these lanes. They cross decoders, drafters and verifiers, so they belong to the matrix."""
-    cases = pytest.mark.parametrize("recipe", named.values(), ids=named)
+    cases = pytest.mark.parametrize("config", named.values(), ids=named)
     return lambda test: pytest.mark.matrix(cases(test))
 
 
 def in_groups(named: dict[str, LaneConfig], size: int = 8):
     """A case for every few of these lanes, which run side by side."""
-    recipes = list(named.values())
-    groups = [recipes[start:start + size] for start in range(0, len(recipes), size)]
-    cases = pytest.mark.parametrize("recipes", groups, ids=lambda group: f"{title(group[0])} and {len(group) - 1} more")
+    configs = list(named.values())
+    groups = [configs[start:start + size] for start in range(0, len(configs), size)]
+    cases = pytest.mark.parametrize("configs", groups, ids=lambda group: f"{title(group[0])} and {len(group) - 1} more")
     return lambda test: pytest.mark.matrix(cases(test))
 
 
 def start(
-    *recipes: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = PROMPT
+    *configs: LaneConfig, models: Models | None = None, seed: int = 0, length: int = LENGTH, text: str = PROMPT
 ) -> Session:
-    return prepare(models or pair_for(*recipes), list(recipes), prompt_of(text), Limits(seed, length))
+    return prepare(models or pair_for(*configs), list(configs), prompt_of(text), Limits(seed, length))
 
 
 def prompt_of(text: str) -> Prompt:

@@ -18,5 +18,5 @@ def golden() -> dict[str, TableModel]:
     }
 
 
-def tokens_of_first_round(recipe: LaneConfig, depth: int) -> float:
-    return sum(weight * (len(verdict.kept) + 1) for weight, _, verdict in first_drafts(recipe, golden(), depth + 1))
+def tokens_of_first_round(config: LaneConfig, depth: int) -> float:
+    return sum(weight * (len(verdict.kept) + 1) for weight, _, verdict in first_drafts(config, golden(), depth + 1))

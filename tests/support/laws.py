@@ -27,14 +27,14 @@ def tables(letters: str = "abc", ends: str = "", seed: int = 0) -> dict[str, Tab
     return {"target": TableModel(letters, ends, seed), "draft": TableModel(letters, ends, seed + 1)}
 
 
-def added(recipe: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
-    return replace(recipe, extras=[*recipe.extras, *more])
+def added(config: LaneConfig, *more: tuple[str, dict]) -> LaneConfig:
+    return replace(config, extras=[*config.extras, *more])
 
 
-def drawing(recipes: list[LaneConfig]) -> list[LaneConfig]:
-    """The recipes, made to sample from the model instead of taking the argmax; without those that cannot."""
-    made = [recipe if any(s.draws for s in assemble(recipe).samplers) else added(recipe, AT_ONE) for recipe in recipes]
-    return [recipe for recipe in made if can_be_had(recipe)]
+def drawing(configs: list[LaneConfig]) -> list[LaneConfig]:
+    """The configs, made to sample from the model instead of taking the argmax; without those that cannot."""
+    made = [config if any(s.draws for s in assemble(config).samplers) else added(config, AT_ONE) for config in configs]
+    return [config for config in made if can_be_had(config)]
 
 
 def promised(lane: LaneConfig | Assembly, models: dict[str, TableModel], prompt: list[int], length: int) -> Law:

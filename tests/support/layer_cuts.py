@@ -30,8 +30,8 @@ def decoder_layers(twin: PreTrainedModel) -> nn.ModuleList:
     )
 
 
-def recorded(recipe: LaneConfig, kind: type, length: int = 8) -> list:
-    session = prepare(pair(), [recipe], Prompt(TEXT), Limits(max_new_tokens=length))
+def recorded(config: LaneConfig, kind: type, length: int = 8) -> list:
+    session = prepare(pair(), [config], Prompt(TEXT), Limits(max_new_tokens=length))
     return [stamped.event for stamped in session if isinstance(stamped.event, kind)]
 
 

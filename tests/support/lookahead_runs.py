@@ -13,8 +13,8 @@ def contrastive(**knobs) -> LaneConfig:
     return LaneConfig("contrastive_search", knobs)
 
 
-def run(recipe: LaneConfig, models: dict, prompt: list[int], length: int, seed: int = 0) -> tuple[Lane, list[Event]]:
-    assembly = assemble(recipe)
+def run(config: LaneConfig, models: dict, prompt: list[int], length: int, seed: int = 0) -> tuple[Lane, list[Event]]:
+    assembly = assemble(config)
     runner = Runner(Lane(prompt, models, assembly, Limits(seed, length), Recorder(models["target"].tokens)), assembly)
     events = []
     while not runner.finished:

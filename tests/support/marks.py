@@ -35,7 +35,7 @@ def names() -> frozenset[str]:
 
 
 def named_in(value: Any) -> Iterator[str]:
-    """Names of the strategies that a parameter is made of: a recipe, a lane of it, a class, or a name."""
+    """Names of the strategies that a parameter is made of: a config, a lane of it, a class, or a name."""
     if isinstance(value, str):
         yield from [value] if value in names() else []
     elif isinstance(value, (list, tuple)):

@@ -16,8 +16,8 @@ def speculative_lane(drafter: str, *samplers: tuple[str, dict], verifier: str = 
     return LaneConfig("speculative", {}, [(drafter, knobs), (verifier, {}), *samplers])
 
 
-def collapses(make_recipe: Callable[..., LaneConfig]) -> list[Collapse]:
-    return [Collapse(make_recipe(), GREEDY), Collapse(make_recipe(AT_ONE), MODEL)]
+def collapses(make_config: Callable[..., LaneConfig]) -> list[Collapse]:
+    return [Collapse(make_config(), GREEDY), Collapse(make_config(AT_ONE), MODEL)]
 
 
 def speculation(drafter: Drafter, *samplers: tuple[str, dict], verifier: str = "rejection") -> Assembly:

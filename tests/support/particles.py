@@ -34,9 +34,9 @@ def coins(tosses: int, ones: float = 0.5) -> TableModel:
     return TableModel(tokenizer=TOKENIZER, rule=scores)
 
 
-def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> Lane:
+def steered(config: LaneConfig, model: TableModel, draws, length: int = 12) -> Lane:
     """A lane run to its end, with its events."""
-    assembly = assemble(recipe)
+    assembly = assemble(config)
     lane = Lane([START], {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens))
     lane.draws, lane.recorded = draws, []
     runner = Runner(lane, assembly)
@@ -48,8 +48,8 @@ def steered(recipe: LaneConfig, model: TableModel, draws, length: int = 12) -> L
 class Witness:
     """The strategy, recording its last population."""
 
-    def __init__(self, recipe: LaneConfig):
-        self.assembly = assemble(recipe)
+    def __init__(self, config: LaneConfig):
+        self.assembly = assemble(config)
         self.mean = find("smc").decode.__globals__["mean"]
 
     def run(self, model: TableModel, draws, length: int) -> tuple[Text, float]:
@@ -68,9 +68,9 @@ class Witness:
         return tuple(lane.main.written), seen[-1]
 
 
-def weighed_law(recipe: LaneConfig, model: TableModel, length: int = 8) -> Law:
+def weighed_law(config: LaneConfig, model: TableModel, length: int = 8) -> Law:
     """E[mean weight if the answer is y] for every y: the model's probability of y if the weights are right."""
-    witness, draws, found = Witness(recipe), Enumerating(), defaultdict(float)
+    witness, draws, found = Witness(config), Enumerating(), defaultdict(float)
     for _ in draws.runs():
         text, weight = witness.run(model, draws, length)
         found[text] += draws.weight * weight
@@ -87,12 +87,12 @@ def legal_chances(ones: float) -> Law:
 
 def zeros(particles: int, threshold: float) -> float:
     """Probability of the answer 00 among the legal answers of two fair coins."""
-    recipe, draws, found = (
+    config, draws, found = (
         LaneConfig("smc", {"particles": particles, "threshold": threshold}, [SKEWED]),
         Enumerating(),
         0.0,
     )
     for _ in draws.runs():
-        text = steered(recipe, coins(2), draws).text
+        text = steered(config, coins(2), draws).text
         found += draws.weight * (text == "00")
     return found

@@ -31,8 +31,8 @@ def apply(name: str, scores: Tensor, history: list[int], start: int = 0, **knobs
     return sampler.apply(scores[None], [history])[0]
 
 
-def run(recipe: LaneConfig, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
-    assembly = assemble(recipe)
+def run(config: LaneConfig, model: TableModel, prompt: list[int], length: int) -> tuple[list[int], list[Event]]:
+    assembly = assemble(config)
     runner, events = (
         Runner(
             Lane(prompt, {"target": model}, assembly, Limits(max_new_tokens=length), Silent(model.tokens)), assembly

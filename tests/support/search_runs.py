@@ -53,8 +53,8 @@ class Run:
         return sorted(((texts[number], score) for number, score in scores.items()), key=lambda pair: -pair[1])
 
 
-def run(recipe: LaneConfig, model, prompt: list[int], length: int, seed: int = 0) -> Run:
-    assembly = assemble(recipe)
+def run(config: LaneConfig, model, prompt: list[int], length: int, seed: int = 0) -> Run:
+    assembly = assemble(config)
     lane = Lane(prompt, {"target": model}, assembly, Limits(seed, length), Recorder(model.tokens))
     session = Session([Header()], [Runner(lane, assembly)])
     for _ in session:

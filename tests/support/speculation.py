@@ -1,4 +1,4 @@
-"""Speculative lanes: recipes, first rounds, wrong verifiers."""
+"""Speculative lanes: configs, first rounds, wrong verifiers."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ def collapses(drafter: str, **knobs) -> list[Collapse]:
     ]
 
 
-def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
+def first_drafts(config: LaneConfig, models: dict, length: int) -> Iterator[tuple[float, TokenTree, Verdict]]:
     """Every possible first round: its probability, tree and verdict."""
     seen: list = []
 
@@ -38,7 +38,7 @@ def first_drafts(recipe: LaneConfig, models: dict, length: int) -> Iterator[tupl
             seen.append((tree, verifier.judge(lm, tree, rows)))
             return seen[-1][1]
 
-    assembly, draws = assemble(recipe), Enumerating()
+    assembly, draws = assemble(config), Enumerating()
     verifier, assembly.decoder.verifier = assembly.decoder.verifier, Watched()
     for _ in draws.runs():
         seen.clear()

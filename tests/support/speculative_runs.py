@@ -18,10 +18,10 @@ CHAIN = speculative_lane("draft_model", "rejection", AT_ONE, depth=3)
 
 
 def recorded(
-    recipe: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"
+    config: LaneConfig | Assembly, models: Models | None = None, length: int = 24, prompt: str = "The green bird"
 ):
     """A session that has run to its end, and its events."""
-    session = prepare(models or pair(), [recipe], Prompt(prompt), Limits(0, length))
+    session = prepare(models or pair(), [config], Prompt(prompt), Limits(0, length))
     return session, [stamped.event for stamped in session]
 
 

@@ -23,7 +23,7 @@ class Point:
     knobs: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def recipe(self) -> LaneConfig:
+    def config(self) -> LaneConfig:
         return LaneConfig("greedy", extras=[(self.policy, self.knobs)] if self.policy else [])
 
 

@@ -31,7 +31,7 @@ class PolicyLane:
 
     def __init__(self, point: Point, model: Model, prompt: list[int], most: int, recorder: type[Recorder] = Silent):
         """`most` is the maximum number of steps."""
-        assembly, limits = assemble(point.recipe), Limits(max_new_tokens=most + 2)
+        assembly, limits = assemble(point.config), Limits(max_new_tokens=most + 2)
         self.point, self.lane = point, Lane(prompt, {"target": model}, assembly, limits, recorder(model.tokens))
         self._runner = Runner(self.lane, assembly)
 

@@ -38,7 +38,7 @@ class BudgetedEntrant(Entrant):
     tokens: int
     length: Length
 
-    def recipe_for(self, question: Question) -> LaneConfig:
+    def config_for(self, question: Question) -> LaneConfig:
         return LaneConfig(
             "greedy", extras=[(self.policy, find(self.policy).knobs_for_budget(self.tokens, self.length(question)))]
         )
@@ -79,7 +79,7 @@ class RecallTrial:
     def _of(self, policy: str) -> list[Entrant]:
         cls = find(policy)
         if cls.knobs_for_budget(self.budgets[0], self.budgets[0]) is None:
-            return [Entrant(point.name, point.recipe) for point in default_points(cls)]
+            return [Entrant(point.name, point.config) for point in default_points(cls)]
         return [
             BudgetedEntrant(
                 f"{policy}, {tokens}", LaneConfig("greedy", extras=[(policy, {})]), policy, tokens, self._lengths
@@ -120,7 +120,7 @@ class RecallTrial:
         if isinstance(entrant, BudgetedEntrant):
             return min(1.0, entrant.tokens / length)
         from playground.decoding.fitted_weights import find_all  # late, since it imports torch
-        added, target = entrant.recipe.extras, self.models.target
+        added, target = entrant.config.extras, self.models.target
         if not added:
             return 1.0
         policy = make(added[0][0], **added[0][1])

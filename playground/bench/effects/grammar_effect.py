@@ -29,9 +29,9 @@ DRAWN, BOUND, BOUND_DRAWN = "temperature 1", "greedy, schema", "temperature 1, s
 class WithSchema(Entrant):
     """Writes each record constrained by the record's own JSON Schema."""
 
-    def recipe_for(self, question: Question) -> LaneConfig:
+    def config_for(self, question: Question) -> LaneConfig:
         schema = json.dumps(question.meta["schema"])
-        return replace(self.recipe, extras=[*self.recipe.extras, ("json_schema", {"source": schema})])
+        return replace(self.config, extras=[*self.config.extras, ("json_schema", {"source": schema})])
 
 
 def grammar(count: int = 120, seed: int = 1) -> Effect:

@@ -34,7 +34,7 @@ FAMILIES = {
     },
     "ead": {f"ead above {bits:g} bits": LaneConfig("ead", {"threshold": bits, "start": "small"}) for bits in BITS},
 }
-SWITCHES = {name: recipe for family in FAMILIES.values() for name, recipe in family.items()}
+SWITCHES = {name: config for family in FAMILIES.values() for name, config in family.items()}
 
 
 def switching(count: int = 30, seed: int = 1) -> Effect:
@@ -42,7 +42,7 @@ def switching(count: int = 30, seed: int = 1) -> Effect:
     entrants = [
         Entrant(PLAIN, LaneConfig("greedy")),
         Entrant(ALONE, LaneConfig("ead", {"threshold": 8.0, "start": "small"})),
-        *(Entrant(name, recipe) for name, recipe in SWITCHES.items()),
+        *(Entrant(name, config) for name, config in SWITCHES.items()),
     ]
     questions = [question for task in ("arithmetic", "records", "context_qa") for question in ask(task, count, seed)]
     return Effect(

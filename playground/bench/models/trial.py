@@ -71,9 +71,9 @@ def library_text(network: PreTrainedModel) -> list[int]:
     return network.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(PROMPT):].tolist()
 
 
-def written(recipe: LaneConfig, model: Model) -> list[int] | None:
+def written(config: LaneConfig, model: Model) -> list[int] | None:
     """The tokens a lane writes after PROMPT; None if the lane refuses the model. Raises RuntimeError if it fails."""
-    assembly, events = assemble(recipe), []
+    assembly, events = assemble(config), []
     try:
         lane = Lane(PROMPT, {"target": model}, assembly, Limits(0, LENGTH), Silent(model.tokens), {})
         runner = Runner(lane, assembly)

@@ -88,11 +88,11 @@ def _lossless(cls: type[Strategy]) -> bool:
 
 
 def _lanes(cls: type[Strategy]) -> list[tuple[str, LaneConfig]]:
-    """Name and recipe for each of its settings; the name is written as on the command line."""
-    return [(_spelled(cls.name, knobs), _recipe(cls, knobs)) for knobs in SETTINGS.get(cls.name, [{}])]
+    """Name and config for each of its settings; the name is written as on the command line."""
+    return [(_spelled(cls.name, knobs), _config(cls, knobs)) for knobs in SETTINGS.get(cls.name, [{}])]
 
 
-def _recipe(cls: type[Strategy], knobs: dict[str, Any]) -> LaneConfig:
+def _config(cls: type[Strategy], knobs: dict[str, Any]) -> LaneConfig:
     return (
         LaneConfig("speculative", extras=[(cls.name, knobs), VERIFIER])
         if cls.kind == "drafter"

@@ -110,15 +110,15 @@ def lanes(
     name: str,
     length: int,
     sessions: Sequence[int] = (1,),
-    recipe: LaneConfig = GREEDY,
+    config: LaneConfig = GREEDY,
     recorder: type[Recorder] = Recorder,
 ) -> Stages:
-    """Lanes of one recipe in sessions one after the other; `sessions` has the number of lanes of each. Encoding the
+    """Lanes of one config in sessions one after the other; `sessions` has the number of lanes of each. Encoding the
     prompt is part of the prefill.
     """
     def start(task: Task, count: int) -> Session:
         limits = Limits(max_new_tokens=length)
-        return prepare(models, [recipe] * count, prompt_of(task, models.target), limits, recorder)
+        return prepare(models, [config] * count, prompt_of(task, models.target), limits, recorder)
 
     def prefill(task: Task) -> list[Session]:
         started = [start(task, count) for count in sessions]

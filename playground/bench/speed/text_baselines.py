@@ -70,8 +70,8 @@ def _lanes(models: Models, length: int) -> list[Stages]:
         lanes(models, SILENT, length, recorder=Silent),
         lanes(models, TOGETHER, length, [4]),
         lanes(models, APART, length, [1] * 4),
-        *([lanes(models, DRAFT, length, recipe=drafted)] if models.draft else []),
-        lanes(models, LOOKUP, length, recipe=lookup),
+        *([lanes(models, DRAFT, length, config=drafted)] if models.draft else []),
+        lanes(models, LOOKUP, length, config=lookup),
     ]
 
 

@@ -36,15 +36,15 @@ class Entrant:
     """A strategy under the name it has in tables."""
 
     name: str
-    recipe: LaneConfig
+    config: LaneConfig
 
-    def recipe_for(self, question: Question) -> LaneConfig:
-        """The recipe for this question: knobs such as {labels} take its values. Raises Lacking if it has none."""
-        return filled(self.recipe, question)
+    def config_for(self, question: Question) -> LaneConfig:
+        """The config for this question: knobs such as {labels} take its values. Raises Lacking if it has none."""
+        return filled(self.config, question)
 
     def assembly(self) -> Assembly:
         """The entrant before any question is known; raises Refusal if it could never run."""
-        return assemble(bare(self.recipe))
+        return assemble(bare(self.config))
 
 
 class Asked(NamedTuple):
@@ -57,7 +57,7 @@ class Asked(NamedTuple):
 
     def seed(self, given: int) -> int:
         """Seed of the session: the same for all entrants, different for each question and round."""
-        own = self.entrant.recipe.seed
+        own = self.entrant.config.seed
         return (given if own is None else own) + self.number * ROUNDS + self.round
 
 
@@ -202,9 +202,9 @@ class Examiner:
             Stopwatch(),
         )
         try:
-            recipe = self._recipe(asked)
+            config = self._config(asked)
             with watch:
-                session = self._session(asked, recipe)
+                session = self._session(asked, config)
         except Lacking as lacking:
             yield replace(blank, lacking=str(lacking), reason="not asked")
             return
@@ -217,23 +217,23 @@ class Examiner:
     def problem(self, asked: Asked) -> str:
         """Why the models cannot run an entrant; empty if they can, or if only this question cannot be asked."""
         try:
-            session = self._session(asked, self._recipe(asked))
+            session = self._session(asked, self._config(asked))
         except Refusal:  # the question lacks an input or is too long
             return ""
         session.stop()
         return Result(session.trace).message
 
-    def _recipe(self, asked: Asked) -> LaneConfig:
-        """The recipe for this question; raises Lacking if the question does not have what the entrant needs."""
-        recipe = replace(asked.entrant.recipe_for(asked.question), seed=None)
-        if "context" in assemble(recipe).needs() and not asked.question.context.strip():
+    def _config(self, asked: Asked) -> LaneConfig:
+        """The config for this question; raises Lacking if the question does not have what the entrant needs."""
+        config = replace(asked.entrant.config_for(asked.question), seed=None)
+        if "context" in assemble(config).needs() and not asked.question.context.strip():
             raise Lacking("a passage", "context")
-        return recipe
+        return config
 
-    def _session(self, asked: Asked, recipe: LaneConfig) -> Session:
+    def _session(self, asked: Asked, config: LaneConfig) -> Session:
         from playground.decoding.session import prepare  # late, since it imports torch
         limits = replace(self.limits, seed=asked.seed(self.limits.seed))
-        return prepare(self.models, [recipe], prompt_of(asked.question, self.models), limits)
+        return prepare(self.models, [config], prompt_of(asked.question, self.models), limits)
 
     def _read(self, blank: Answer, result: Result) -> Answer:
         """The answer from the trace. A text cut short by a failure is not scored."""

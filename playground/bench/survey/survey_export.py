@@ -35,7 +35,7 @@ def document(
         "format": FORMAT,
         "version": VERSION,
         **facts,
-        "entrants": [{"name": entrant.name, **asdict(entrant.recipe)} for entrant in entrants],
+        "entrants": [{"name": entrant.name, **asdict(entrant.config)} for entrant in entrants],
         "questions": [_question_json(question) for question in questions],
         "table": [row.to_json() for row in table(answers)],
         "answers": [_answer_json(answer) for answer in answers],

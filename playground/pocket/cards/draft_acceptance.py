@@ -33,13 +33,13 @@ def lanes(models, prompts, room):
     forwards of the target without the prefill, both over all prompts; `same` is the share of texts equal to those of
     plain greedy decoding.
     """
-    recipes = [
+    configs = [
         LaneConfig("greedy"),
         *(LaneConfig("speculative", extras=[("draft_model", dict(depth=k))]) for k in GUESSES),
     ]
     found = defaultdict(list)
     for prompt in prompts:
-        plain, *guessed = playground.compare(recipes, prompt, models=models, max_new_tokens=room)
+        plain, *guessed = playground.compare(configs, prompt, models=models, max_new_tokens=room)
         for guesses, lane in zip(GUESSES, guessed):
             found[str(guesses)].append((lane, lane.token_ids == plain.token_ids))
     return {guesses: _pooled(results) for guesses, results in found.items()}

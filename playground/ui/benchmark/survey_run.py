@@ -99,11 +99,11 @@ class SurveySettings(Settings):
 
     def entrants(self) -> list[Entrant]:
         """The lanes, named in the syntax of the command line; duplicate names get a number."""
-        names = [written(recipe) for recipe in self.recipes()]
+        names = [written(config) for config in self.configs()]
         before = [names[:place].count(name) for place, name in enumerate(names)]
         return [
-            Entrant(f"{name} #{count + 1}" if count else name, recipe)
-            for name, count, recipe in zip(names, before, self.recipes())
+            Entrant(f"{name} #{count + 1}" if count else name, config)
+            for name, count, config in zip(names, before, self.configs())
         ]
 
     def check_fit(self, around: Surroundings) -> None:
@@ -116,9 +116,9 @@ class SurveySettings(Settings):
                 raise Refusal(f"Lane {number} cannot start. {refusal}", "lanes") from None
 
 
-def written(recipe: LaneConfig) -> str:
+def written(config: LaneConfig) -> str:
     """A lane in the syntax of `bench survey --with`: speculative:budget=4+prompt_lookup:depth=8."""
-    word = "+".join(_part(name, knobs) for name, knobs in [(recipe.strategy, recipe.knobs), *recipe.extras])
+    word = "+".join(_part(name, knobs) for name, knobs in [(config.strategy, config.knobs), *config.extras])
     return word if len(word) <= LONGEST_NAME else f"{word[:LONGEST_NAME - 1]}…"
 
 

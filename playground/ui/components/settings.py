@@ -152,12 +152,12 @@ class Settings:
         text = json.dumps(changed, separators=(",", ":"), ensure_ascii=False)
         return base64.urlsafe_b64encode(text.encode(errors="surrogatepass")).decode().rstrip("=")
 
-    def recipes(self) -> list[LaneConfig]:
+    def configs(self) -> list[LaneConfig]:
         return [_config(lane) for lane in map(_lane, self.lanes) if lane]
 
     def own_weights(self) -> list[str]:
         """Quantisations of the target that single lanes ask for."""
-        return list(dict.fromkeys(recipe.weights for recipe in self.recipes() if recipe.weights))
+        return list(dict.fromkeys(config.weights for config in self.configs() if config.weights))
 
     def forked(self, fork: Fork) -> Settings:
         """The same with the fork beside its parent, and without the lane that it replaces. Raises Refusal beyond LANES
@@ -213,7 +213,7 @@ class Settings:
         if not self.lanes:
             raise Refusal("There is no lane to run: add one.", "lanes")
         check_lanes(self.lanes, self.length, rules.limits)
-        if running := [name for recipe in self.recipes() for name in recipe.running()] if not rules.programs else []:
+        if running := [name for config in self.configs() for name in config.running()] if not rules.programs else []:
             raise Refusal(
                 f"{running[0]} runs programs written by a model, and this page does not: choose another strategy.",
                 "lanes",

@@ -435,7 +435,7 @@ class Handlers:
         """What the lanes need besides their own settings. Raises Refusal if no lane has what it needs."""
         around = self.site.surroundings(visit.settings)
         if not visit.reads:
-            check_some_ready(visit.settings.recipes(), around)
+            check_some_ready(visit.settings.configs(), around)
         return around
 
     def _queue(self, visit: Visit) -> Iterator[Changes]:

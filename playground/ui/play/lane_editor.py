@@ -110,7 +110,7 @@ def check(lanes: Any, around: Surroundings | None = None, editor: str = "") -> l
         check_lanes(given, MAX_INDEX, LOCAL)
     except Refusal as refusal:
         return [{"guarantee": [], "problem": str(refusal), "about": ""} for _ in given]
-    return judge(Settings(lanes=given).recipes(), around, editor)
+    return judge(Settings(lanes=given).configs(), around, editor)
 
 
 def catalogue_of(strategies: dict[str, type[Strategy]]) -> list[dict[str, Any]]:

@@ -38,7 +38,7 @@ from playground.ui.server.zero_gpu import Batch, RemoteRun, batches, load_on_hos
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
     from playground.decoding.session import prepare  # imports torch
-    return prepare(models, settings.recipes(), _prompt_of(settings), _limits_of(settings), memory=memory)
+    return prepare(models, settings.configs(), _prompt_of(settings), _limits_of(settings), memory=memory)
 
 
 def _prompt_of(settings: Settings) -> Any:

@@ -20,7 +20,7 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
 # --- refusals ---
 
 @pytest.mark.parametrize(
-    "recipe, sentence, about",
+    "config, sentence, about",
     [
         (("gredy",), "There is no strategy named 'gredy'. Did you mean greedy", "gredy"),
         (("zzzz",), "There is no strategy named 'zzzz'. `python -m playground list` shows them all.", "zzzz"),
@@ -77,8 +77,8 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
     ],
     ids=lambda value: str(value)[:60],
 )
-def test_invalid_recipes_are_refused_in_one_sentence(recipe, sentence, about):
-    strategy, *extras = recipe
+def test_invalid_configs_are_refused_in_one_sentence(config, sentence, about):
+    strategy, *extras = config
     refusal = refused(strategy, *extras)
     assert str(refusal).startswith(sentence) and refusal.about == about
     assert "\n" not in str(refusal)
@@ -129,9 +129,9 @@ def test_a_lane_needs_only_what_it_uses():
     assert assemble(LaneConfig("speculative", {}, [("prompt_lookup", {})])).needs() == set()
 
 
-def test_a_recipe_creates_new_strategies_each_time():
-    recipe = LaneConfig("speculative", {}, [("top_k", {})])
-    first, second = assemble(recipe), assemble(recipe)
+def test_a_config_creates_new_strategies_each_time():
+    config = LaneConfig("speculative", {}, [("top_k", {})])
+    first, second = assemble(config), assemble(config)
     assert first.samplers[0] is not second.samplers[0] and first.decoder.drafter is not second.decoder.drafter
 
 
@@ -147,7 +147,7 @@ T08 = ("temperature", {"t": 0.8})
 SPECULATIVE = [("draft_model", {}), ("rejection", {})]
 
 
-@pytest.mark.parametrize("recipe, claimed", [
+@pytest.mark.parametrize("config, claimed", [
     (LaneConfig("greedy"), ["greedy_identical"]),
     (LaneConfig("sample", {"temperature": 0.8, "top_p": 0.9}), []),
     (LaneConfig("greedy", {}, [T08]), []),
@@ -156,9 +156,9 @@ SPECULATIVE = [("draft_model", {}), ("rejection", {})]
     (LaneConfig("speculative", {}, [*SPECULATIVE, T08]), ["distribution_identical"]),
     (LaneConfig("beam_search"), []),
 ], ids=lambda value: "" if isinstance(value, list) else f"{value.strategy}{len(value.extras)}")
-def test_a_lane_is_greedy_identical_or_distribution_preserving_or_neither(recipe, claimed):
+def test_a_lane_is_greedy_identical_or_distribution_preserving_or_neither(config, claimed):
     same = ("greedy_identical", "distribution_identical")
-    assert [claim for claim in assemble(recipe).claims() if claim in same] == claimed
+    assert [claim for claim in assemble(config).claims() if claim in same] == claimed
 
 
 def test_under_a_policy_that_depends_on_the_path_nothing_is_lossless():
