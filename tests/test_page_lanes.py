@@ -133,7 +133,7 @@ def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
     assert {"Sampler", "Constraint", "KV cache"} <= set(page.locator(".editor .options .heading").all_text_contents())
     page.keyboard.type("sink")
     page.keyboard.press("Enter")
-    expect(page.locator(".lane-card[data-lane='0'] .config")).to_contain_text("sink_window")
+    expect(page.locator(".lane-card[data-lane='0'] .recipe")).to_contain_text("sink_window")
 
 
 def in_menu(page: Page, opener: str) -> dict[str, bool]:
