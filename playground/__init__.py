@@ -25,12 +25,12 @@ from playground.player.playable_result import PlayableResult as Result
 if TYPE_CHECKING:
     import torch
 
-    from playground.contract.lane_config import LaneConfig
     from playground.decoding.models import Models
     from playground.decoding.session import Session
     from playground.decoding.visitor_memory import Memory
     from playground.engine.loading.load import Loading, Shelf
     from playground.engine.model import Model
+    from playground.lane_fields import LaneConfig
     from playground.remote.remote_server import RemoteServer
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
@@ -68,9 +68,9 @@ def load(
     from playground.decoding import program_input as given
     from playground.decoding.models import Models
     from playground.engine.checkpoint import catalogue
-    from playground.engine.checkpoint.weight_changes import WeightChanges
     from playground.engine.loading.load import Loading
     from playground.training.public_heads import names_head
+    from playground.weight_changes import WeightChanges
     changes = WeightChanges.of_model(quantization)
     name, quantization = changes.named(given.read_name(model or catalogue.BUNDLED[0].name)), changes.quantization
     draft = given.read_name(draft, "draft") if draft else draft
@@ -179,7 +179,7 @@ def run(
     in. Raises Refusal if the run cannot start. A run that fails later returns with the reason "failed", a message and
     the text so far.
     """
-    from playground.contract.lane_config import LaneConfig
+    from playground.lane_fields import LaneConfig
     return compare(
         [LaneConfig(strategy, knobs, extras)],
         prompt,
@@ -229,19 +229,33 @@ def compare(
     """
     from playground.contract.lane_config import check_startable, share
     from playground.decoding import program_input as given
+    from playground.decoding.limits import Limits
+    from playground.decoding.prompt import Prompt
     from playground.decoding.session import Session, prepare
     configs = share(given.read_lanes(lanes), given.read_knobs(knobs), given.read_extras(extras))
-    asked = given.read_prompt(prompt, chat, system, context, before, form, tools)
-    limits = given.read_limits(seed, max_new_tokens, stop)
+    asked = given.read_request(
+        prompt,
+        configs,
+        chat=chat,
+        system=system,
+        context=context,
+        before=before,
+        form=form,
+        tools=tools,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop=stop,
+    )
     given.check_models(models)
+    text, limits = Prompt.of(asked), Limits.of(asked)
     if configs or remote is None:
         check_startable(configs, asked.context)
-        session = prepare(with_weights(models or load(), configs), configs, asked, limits, memory=memory)
+        session = prepare(with_weights(models or load(), configs), configs, text, limits, memory=memory)
     else:
         session = Session([], [])
     if remote is not None:
         from playground.remote.remote_lane import add_lane
-        add_lane(session, remote, asked, limits)
+        add_lane(session, remote, text, limits)
     results = _results(session)
     if not any(result.begun for result in results):
         raise Refusal(results[0].message, results[0].strategy)
@@ -263,10 +277,11 @@ def score(
     text of a single token.
     """
     from playground.decoding import program_input as given
+    from playground.decoding.prompt import Prompt
     from playground.decoding.scoring import score as read
-    asked = given.read_prompt(text, chat, system, context)
+    asked = given.read_request(text, chat=chat, system=system, context=context)
     given.check_models(models)
-    return _results(read(models or load(), asked))
+    return _results(read(models or load(), Prompt.of(asked)))
 
 
 def _results(session: Session) -> list[Result]:

@@ -65,6 +65,29 @@ PUBLIC = RequestLimits(
 )
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What this deployment allows. A public one opens no local paths, limits runs, and by default runs no programs
+    written by a model.
+    """
+
+    public: bool = False
+    characters: int = 100_000
+    tokens: int = 4096
+    repeats: int = 32  # runs of one lane
+    answers: int = 4000  # of one survey: strategies times questions times rounds
+    programs: bool = True  # whether programs written by a model may be run
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What one request may carry to this deployment."""
+        return PUBLIC if self.public else LOCAL
+
+    @classmethod
+    def for_visitors(cls, programs: bool = False) -> Rules:
+        return cls(public=True, characters=4000, tokens=256, repeats=8, answers=96, programs=programs)
+
+
 def is_public() -> bool:
     """Whether this deployment is open to others: with PLAYGROUND_PUBLIC=1, and on a Hugging Face Space."""
     return os.environ.get("PLAYGROUND_PUBLIC", "") not in ("", "0") or "SPACE_ID" in os.environ
@@ -95,10 +118,19 @@ def check_text(text: Any, name: str, most: int | None = None, about: str = "") -
         raise Refusal(f"The {name} contains NUL or half a character (a lone surrogate): remove it.", about)
 
 
-def check_stop_strings(stop: str, limits: RequestLimits) -> None:
-    """Raise Refusal for too many stop strings, one per line, or one that is too long."""
-    check_text(stop, "list of stop strings", limits.stop_strings * (limits.stop_characters + 1), "stop")
-    lines = [line for line in stop.splitlines() if line]
+def check_stops(stops: Iterable[Any]) -> None:
+    """Raise Refusal for a stop string that is no text, or empty."""
+    for stop in stops:
+        check_text(stop, "stop string", about="stop")
+        if not stop:
+            raise Refusal("A stop string is empty and would match immediately: remove it.", "stop")
+
+
+def check_stop_strings(stop: str | list[str], limits: RequestLimits) -> None:
+    """Raise Refusal for too many stop strings, one per line or in a list, or one that is too long."""
+    if isinstance(stop, str):
+        check_text(stop, "list of stop strings", limits.stop_strings * (limits.stop_characters + 1), "stop")
+    lines = [line for line in stop.splitlines() if line] if isinstance(stop, str) else stop
     if len(lines) > limits.stop_strings:
         raise Refusal(
             f"There are {len(lines)} stop strings; at most {limits.stop_strings} are allowed: remove some.", "stop"
@@ -179,6 +211,19 @@ def _check_knob(value: Any, name: str, limits: RequestLimits) -> None:
         isinstance(value, (int, float)) and not isinstance(value, bool) and not in_range(value, -MAX_NUMBER, MAX_NUMBER)
     ):
         raise Refusal(f"The {name} must be a number between -1e18 and 1e18.", "lanes")
+
+
+def check_whole(number: Any, name: str, about: str) -> None:
+    if type(number) is not int:
+        raise Refusal(f"The {name} must be a whole number, not {quoted(number)}.", about)
+
+
+def check_length(length: Any, most: int | None = None) -> None:
+    """Raise Refusal unless this is a number of tokens that a lane may generate, of at most `most` if given."""
+    check_whole(length, "number of tokens", "length")
+    if length < 1 or most is not None and length > most:
+        bounds = f"from 1 to {most}" if most is not None else "at least 1"
+        raise Refusal(f"The number of tokens must be {bounds}, not {quoted(length)}.", "length")
 
 
 def check_seed(seed: Any, name: str = "seed", about: str = "seed") -> None:

@@ -13,12 +13,13 @@ from toys import byte_tokenizer
 import playground
 from playground.contract.lane_config import LaneConfig
 from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
-from playground.engine.checkpoint.weight_changes import WeightChanges
 from playground.errors import Refusal
-from playground.ui.components.settings import Rules, Settings
+from playground.request_limits import Rules
+from playground.ui.components.settings import Settings
 from playground.ui.server.fits import needed_by
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.site import Site
+from playground.weight_changes import WeightChanges
 
 PROMPT = "Once upon a time"
 

@@ -9,7 +9,8 @@ from chromium import PATIENCE
 from counting import Counting, committed, counting_site
 
 from playground.errors import Refusal
-from playground.ui.components.settings import Rules, Settings
+from playground.request_limits import Rules
+from playground.ui.components.settings import Settings
 from playground.ui.guard.readers import FrameReader
 from playground.ui.play import handlers
 from playground.ui.play.handlers import Visit

@@ -19,13 +19,13 @@ from starlette.testclient import TestClient
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.request_limits import Rules
 from playground.trace import Trace
 from playground.ui import start
 from playground.ui.classroom import classroom as module
 from playground.ui.classroom.classroom import Classroom, Follower
 from playground.ui.classroom.classroom_routes import FOLLOWER, guard_of, routes_of
 from playground.ui.classroom.join_attempts import PERIOD, JoinAttempts, Pace
-from playground.ui.components.settings import Rules
 from playground.ui.play.lessons import lessons
 from playground.ui.server import frame_log
 from playground.ui.server.frame_log import FrameLog

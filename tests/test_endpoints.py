@@ -19,9 +19,10 @@ from playground.cli import main
 from playground.contract import discover, find
 from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
+from playground.request_limits import Rules
 from playground.trace.comparison import baseline_of, compared
 from playground.ui import start
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import examples
 from playground.ui.play.handlers import Handlers
 from playground.ui.play.playground_page import Page

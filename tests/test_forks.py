@@ -16,9 +16,10 @@ from playground.decoding.prompt import Prompt
 from playground.decoding.session import Session, prepare
 from playground.errors import Refusal
 from playground.events import Done, Forward
+from playground.request_limits import Rules
 from playground.trace import Trace, check
 from playground.trace.transcript import sequences
-from playground.ui.components.settings import Fork, Rules, Settings
+from playground.ui.components.settings import Fork, Settings
 from playground.ui.play.kept_runs import kept_run
 from playground.ui.server.worker import Worker
 from support.sessions import MODEL

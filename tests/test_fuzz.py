@@ -33,13 +33,14 @@ from playground.events import Candidate, Commit, Done, Header, Stamped, Step
 from playground.player.frames import recording, trace_of
 from playground.player.standalone import to_html
 from playground.questions.user_questions import questions_in, read_questions
+from playground.request_limits import Rules
 from playground.trace import Trace, check
 from playground.trace.csv_export import COLUMNS, FORMULA, NUMBER, to_csv
 from playground.trace.lane_metrics import metrics
 from playground.trace.transcript import sequences
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.play.lessons import read_lesson
-from playground.ui.server.api import _settings
+from playground.ui.server.api import settings_of
 from support.traces import everything
 
 ROOT = Path(__file__).parents[1]
@@ -349,7 +350,7 @@ def test_any_code_is_a_link_or_is_ignored(raw: bytes):
 def test_a_request_of_a_program_is_understood_or_refused(asked: Any):
     assume(isinstance(asked, dict) and "lanes" in asked)
     try:
-        found = _settings(asked)
+        found = settings_of(asked)
         found.check(Rules.for_visitors())
     except Refusal:
         return

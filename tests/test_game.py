@@ -12,9 +12,10 @@ import playground
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from playground.events import Candidate, Commit, Done, Header, Stamped, Step
+from playground.request_limits import Rules
 from playground.trace import Trace
 from playground.trace.transcript import sequences
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.game import game_page as game
 from playground.ui.server import site as site_module

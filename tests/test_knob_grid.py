@@ -13,8 +13,9 @@ from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
 from playground.errors import Refusal
+from playground.request_limits import Rules
 from playground.trace.knob_grid import cells, same_share
-from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.components.settings import MOST_WRITTEN, Settings
 from playground.ui.sweeps.knob_sweep import Axis, KnobSweep, axis, knobs_of, swept, values_of
 from playground.ui.sweeps.knob_sweep_panel import GridProgress
 

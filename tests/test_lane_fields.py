@@ -9,13 +9,14 @@ import pytest
 
 import playground
 from playground.cli.lane_options import lane_given, lanes_given
-from playground.contract.lane_config import WEIGHTS, LaneConfig
+from playground.contract.lane_config import LaneConfig
 from playground.decoding import program_input
 from playground.engine.loading.load import QUANTIZATIONS
 from playground.errors import Refusal
 from playground.ui.components.settings import Settings
 from playground.ui.play.lessons import read_lesson
-from playground.ui.server.api import _settings as of_the_api
+from playground.ui.server.api import settings_of as of_the_api
+from playground.weight_changes import QUANTIZED
 
 LANE = LaneConfig(
     strategy="speculative",
@@ -70,7 +71,7 @@ def test_every_field_of_a_lane_survives(surface, tmp_path):
 
 
 def test_the_weights_of_a_lane_are_what_a_model_can_be_quantised_to():
-    assert ("none", *WEIGHTS) == QUANTIZATIONS
+    assert ("none", *QUANTIZED) == QUANTIZATIONS
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,11 @@ from playground.errors import Refusal
 from playground.events import Done, Step
 from playground.player import live_view_assets as view
 from playground.player.frames import recording
+from playground.request_limits import Rules
+from playground.run_request import DEFAULT
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff, metrics
 from playground.trace.transcript import sequences
-from playground.ui.components.settings import DEFAULT, Rules
 from playground.ui.components.theme import theme_options
 from playground.ui.play.lane_editor import check
 from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of

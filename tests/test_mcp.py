@@ -7,8 +7,7 @@ import httpx
 import pytest
 import saved
 
-from playground.request_limits import PUBLIC
-from playground.ui.components.settings import Rules
+from playground.request_limits import PUBLIC, Rules
 from playground.ui.server import pages
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.serving import launch_options, protect

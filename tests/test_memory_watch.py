@@ -13,7 +13,7 @@ from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import Session, prepare
 from playground.engine.model import Model
-from playground.ui.components.settings import Rules
+from playground.request_limits import Rules
 from playground.ui.server.fits import DeviceMemory
 from playground.ui.server.memory_watch import MemoryWatch
 from playground.ui.server.site import Site

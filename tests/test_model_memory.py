@@ -10,7 +10,8 @@ import pytest
 from chromium import PATIENCE
 
 from playground.errors import Refusal
-from playground.ui.components.settings import Rules, Settings
+from playground.request_limits import Rules
+from playground.ui.components.settings import Settings
 from playground.ui.server.fits import DeviceMemory, MemoryGuard, Needed, needed_by
 from playground.ui.server.model_loader import PENDING, ModelLoader, ModelRequest
 from playground.ui.server.site import Site

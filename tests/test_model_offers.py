@@ -16,7 +16,7 @@ from playground.engine.loading import model_sizes as sizes
 from playground.engine.loading.load import HEADROOM, Loading
 from playground.engine.loading.model_sizes import HubModel, ModelSize, hub_model, local_size
 from playground.errors import Refusal
-from playground.ui.components.settings import Rules
+from playground.request_limits import Rules
 from playground.ui.models import model_offers
 from playground.ui.models.model_offers import ModelOffer, best
 from playground.ui.models.model_sheet import listing, proposal_button

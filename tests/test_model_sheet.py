@@ -12,7 +12,8 @@ from toys import save
 
 from playground.engine.checkpoint.catalogue import SUGGESTED
 from playground.errors import Refusal
-from playground.ui.components.settings import DEFAULT, Rules
+from playground.request_limits import Rules
+from playground.run_request import DEFAULT
 from playground.ui.components.theme import theme_options
 from playground.ui.models.model_sheet import CANCELLED, ModelChoices, counted
 from playground.ui.server.pages import build

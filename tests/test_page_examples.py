@@ -18,7 +18,8 @@ from app_page import (  # noqa: F401
 )
 
 from playground.questions.questions import gallery
-from playground.ui.components.settings import DEFAULT, Settings
+from playground.run_request import DEFAULT
+from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import examples
 from playground.ui.play.handlers import Handlers
 from playground.ui.server.site import Site

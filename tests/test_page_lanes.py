@@ -25,8 +25,9 @@ from playground.asset_files import ASSETS
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
+from playground.run_request import DEFAULT
 from playground.ui.components import model_menu as offers
-from playground.ui.components.settings import DEFAULT, Settings
+from playground.ui.components.settings import Settings
 
 
 @pytest.mark.journey

@@ -7,7 +7,9 @@ from tables import TableModel
 from playground.decoding.models import Models
 from playground.engine.loading.load import DTYPES, QUANTIZATIONS
 from playground.errors import Refusal
-from playground.ui.components.settings import CHOICES, Rules, Settings
+from playground.request_limits import Rules
+from playground.run_request import RunRequest, choices
+from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import TOPICS, examples
 from playground.ui.play.handlers import described
 from playground.ui.play.lane_editor import check
@@ -89,7 +91,7 @@ def test_the_line_of_the_models_says_where_a_draft_of_another_device_lies():
 
 
 def test_the_page_offers_only_what_the_engine_knows():
-    assert set(CHOICES["dtype"]) <= set(DTYPES) and CHOICES["quantization"] == QUANTIZATIONS
+    assert set(choices(RunRequest)["dtype"]) <= set(DTYPES) and choices(RunRequest)["quantization"] == QUANTIZATIONS
 
 
 def test_examples_hold_only_lanes_that_can_run():

@@ -8,11 +8,12 @@ from app_page import address, browser, expect, open_settings, page, running, sta
 from pairs import pair
 from toys import byte_tokenizer
 
+from playground.decoding.prompt import Prompt
 from playground.errors import Refusal
 from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelLoad, ModelRequest
 from playground.ui.server.pages import build
-from playground.ui.server.site import Site, _prompt_of
+from playground.ui.server.site import Site
 
 TOOLS = json.dumps([{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}])
 TEMPLATE = (
@@ -44,8 +45,8 @@ def copied_link(page) -> str:
 # --- without a browser ---
 
 def test_tools_are_part_of_the_prompt_of_a_run_and_blank_ones_are_none():
-    assert _prompt_of(chat(tools=f" {TOOLS}\n")).tools == TOOLS
-    assert _prompt_of(chat(tools=" \n")).tools == ""
+    assert Prompt.of(chat(tools=f" {TOOLS}\n")).tools == TOOLS
+    assert Prompt.of(chat(tools=" \n")).tools == ""
 
 
 def test_a_loaded_model_is_asked_whether_it_has_a_place_for_tools_and_none_is_loaded_for_that(monkeypatch):

@@ -21,9 +21,10 @@ from playground.events import Commit, Done, Judged
 from playground.questions import questions
 from playground.questions.questions import Question, ask, from_item, gallery, judge, judging, known, verdict
 from playground.questions.world import TASKS, arithmetic, context_qa, facts, programs
+from playground.request_limits import Rules
 from playground.trace import Trace, check
 from playground.trace.result import Result
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import TASKS as TITLES
 from playground.ui.play.gallery import picked, question_note
 from playground.ui.server.model_loader import ModelRequest
@@ -263,7 +264,7 @@ def test_earlier_turns_without_a_chat_are_refused():
     with pytest.raises(Refusal, match="turn chat on") as refused:
         Prompt("red fox", before=(("green", "bird"),)).encode(pair().target)
     assert refused.value.about == "before"
-    with pytest.raises(Refusal, match="choose Chat"):
+    with pytest.raises(Refusal, match="turn chat on"):
         Settings("red fox", "raw", before=[["green", "bird"]]).check(Rules())
 
 

@@ -16,10 +16,11 @@ from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Failed, Header, Stamped, Step
+from playground.request_limits import Rules
 from playground.trace import Trace
 from playground.trace.result import Result
 from playground.trace.seed_sweep import outcomes
-from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings
+from playground.ui.components.settings import MOST_WRITTEN, Settings
 from playground.ui.sweeps.seed_sweep_panel import SweepProgress, listing
 
 LANES = [{"strategy": "greedy"}, {"strategy": "sample", "knobs": {"top_k": 9}}]

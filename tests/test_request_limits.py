@@ -16,11 +16,11 @@ from playground.errors import Refusal
 from playground.events import Failed
 from playground.questions.questions import Question
 from playground.questions.user_questions import questions_in
-from playground.request_limits import MAX_SEED
+from playground.request_limits import MAX_SEED, Rules
 from playground.ui.benchmark.benchmark_page import SurveyHandlers
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components.event_fields import number, text, whole_number
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.game import game_page as game
 from playground.ui.play import lane_editor as editor
 from playground.ui.play import lessons

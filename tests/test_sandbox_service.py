@@ -24,9 +24,9 @@ from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Judged
 from playground.questions.questions import ask, gallery, judging, verdict
+from playground.request_limits import Rules
 from playground.trace.result import Result
 from playground.ui.benchmark.survey_run import judge_for
-from playground.ui.components.settings import Rules
 from support.sandboxes import CANARY, CLASS_PATTERN, bait, without  # noqa: F401
 
 

@@ -27,8 +27,8 @@ from counting import Counting, committed, counting_site
 from fastapi import HTTPException
 
 from playground.events import Commit
+from playground.request_limits import Rules
 from playground.trace import Trace
-from playground.ui.components.settings import Rules
 from playground.ui.guard.sessions import Events, Retention, Sweeper, _check
 from playground.ui.server import worker as worker_module
 from playground.ui.server.admission_queue import PAGE, STOPPING, Visitor

@@ -11,8 +11,9 @@ from packaging.requirements import Requirement
 from playground.cli import main
 from playground.cli.space.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
 from playground.errors import Refusal
+from playground.request_limits import Rules
 from playground.ui.components.run_controls import ModelDropdown
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site

@@ -24,9 +24,9 @@ from playground.decoding import fitted_weights
 from playground.engine.checkpoint import catalogue
 from playground.engine.loading.load import Loading, load
 from playground.errors import Refusal
-from playground.request_limits import LOCAL, PUBLIC, RequestLimits, quoted
+from playground.request_limits import LOCAL, PUBLIC, RequestLimits, Rules, quoted
 from playground.ui import start
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.play import gallery, lessons
 from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
 

@@ -18,7 +18,8 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
 from playground.events import Figure, Forward
-from playground.ui.components.settings import Rules, Settings
+from playground.request_limits import Rules
+from playground.ui.components.settings import Settings
 from strategies.search.pg_td import SearchState
 from support.search_runs import of, run
 from support.speculation import GREEDY

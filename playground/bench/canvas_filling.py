@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 import playground
 from playground.bench.report_text import Rows, facts_table, markdown_page, section
 from playground.contract import find
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.models import Models
+from playground.lane_fields import LaneConfig
 from playground.pocket.cards.canvas_scores import ROWS, exam
 from playground.questions.world import Item, score
 

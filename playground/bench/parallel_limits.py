@@ -22,11 +22,11 @@ from playground.algorithms.diffusion.parallel_lists import (
     total_correlation,
 )
 from playground.bench.report_text import Rows, facts_table, markdown_page, number, section
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.models import Models
 from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.text.tokens import Tokens
 from playground.events import Forward
+from playground.lane_fields import LaneConfig
 
 LENGTH, SQUARE = 4, 3  # words of a list, and of a row of a square
 TOGETHER = (1, 2, 4)  # words per forward of the fixed schedules

@@ -8,8 +8,9 @@ from typing import Any
 
 from playground.cli.input_files import read_text
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import LaneConfig, share
+from playground.contract.lane_config import share
 from playground.errors import Refusal
+from playground.lane_fields import LaneConfig
 from playground.request_limits import quoted
 
 FILE = "file"  # alias of the knob that takes a file's text

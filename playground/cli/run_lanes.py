@@ -12,10 +12,12 @@ from playground.cli.lane_options import lane_given, lanes_given
 from playground.cli.load_models import load, show_progress
 from playground.cli.shared_options import CommandParser, add_count, add_models, add_settings, not_negative
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
-from playground.contract.lane_config import LaneConfig, check_startable
+from playground.contract.lane_config import check_startable
 from playground.errors import Refusal
-from playground.questions.questions import judging, known, turns
+from playground.lane_fields import LaneConfig
+from playground.questions.questions import judging, known
 from playground.remote.remote_server import RemoteServer
+from playground.run_request import DEFAULT, RunRequest
 from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result
 
@@ -117,18 +119,17 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, prompt = check_startable(configs, options.context) if configs else set(), _prompt(options)
-    server, tools = _server(options), read_text(options.tools) if options.tools else ""
+    needs, request = check_startable(configs, options.context) if configs else set(), request_of(options, configs)
+    request.check_system()
+    request.check()
+    server = _server(options)
     check_place(options.trace)
     from playground.decoding.lane_checks import remarks
     from playground.decoding.limits import Limits  # late, since it imports torch
     from playground.decoding.prompt import Prompt
     from playground.decoding.session import Session, prepare
-    limits = Limits(options.seed, options.max_new_tokens, tuple(options.stop))
-    asked = Prompt(prompt, options.chat, options.system, options.context, turns(options.before), options.form, tools)
-    limits.check()
-    asked.check()
-    judge = judging(known(prompt, asked.before, options.context) if options.chat else None)
+    asked, limits = Prompt.of(request), Limits.of(request)
+    judge = judging(known(asked.text, asked.before, asked.context) if asked.chat else None)
     if configs:
         models = with_weights(load(options, draft="draft" in needs), configs, show_progress)
         session = prepare(models, configs, asked, limits, judge=judge)
@@ -142,6 +143,27 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
         from playground.remote.remote_lane import add_lane
         add_lane(session, server, asked, limits)
     return session, _drive(session, shown=not options.json)
+
+
+def request_of(options: Namespace, configs: list[LaneConfig]) -> RunRequest:
+    """What the options of `run` and `compare` ask for, unchecked."""
+    return RunRequest(
+        prompt=read_text(options.prompt_file) if options.prompt_file is not None else options.prompt,
+        mode="chat" if options.chat else "raw",
+        system=options.system,
+        context=options.context,
+        seed=options.seed,
+        length=options.max_new_tokens,
+        stop=options.stop,
+        model=options.model or DEFAULT,
+        draft=options.draft or DEFAULT,
+        dtype=options.dtype,
+        quantization=options.quantization,
+        lanes=[vars(config) for config in configs],
+        before=options.before,
+        form=options.form,
+        tools=read_text(options.tools) if options.tools else "",
+    )
 
 
 def _server(options: Namespace) -> RemoteServer | None:
@@ -163,17 +185,6 @@ def _drive(session: Session, shown: bool) -> bool:
             watch(stamped)
         return True
     return False
-
-
-def _prompt(options: Namespace) -> str:
-    text = read_text(options.prompt_file) if options.prompt_file is not None else options.prompt
-    if not text.strip():
-        raise Refusal("The prompt is empty: write a few words for the model to continue.", "prompt")
-    if options.system and not options.chat:
-        raise Refusal("A system message needs a chat: add --chat, or omit --system.", "system")
-    if options.before and not options.chat:
-        raise Refusal("Earlier turns need a chat: add --chat, or omit --before.", "before")
-    return text
 
 
 def _save(session: Session, path: str | None) -> None:

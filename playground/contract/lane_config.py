@@ -6,8 +6,7 @@ A LaneConfig names one decoder and what is added to it: strategies for its slots
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from playground.contract import (
@@ -24,10 +23,10 @@ from playground.contract import (
     find,
     make,
 )
-from playground.engine.checkpoint.weight_changes import QUANTIZED
 from playground.errors import Refusal
 from playground.events import Part
-from playground.request_limits import QUOTED, quoted
+from playground.lane_fields import LaneConfig, check_some_lane
+from playground.request_limits import quoted
 
 MAIN_KINDS = ("decoder", "canvas_decoder", "preset")
 DRAWN = {
@@ -51,44 +50,16 @@ FITTING = {
 SINGLE_KINDS = ("constraint", "cache_policy", "compute_policy")  # at most one of each in a lane
 
 
-WEIGHTS = QUANTIZED  # quantisations of the target that one lane may have beside others
-
-
-@dataclass
-class LaneConfig:
-    """The configuration of one lane. It is plain data, so that a page, a shell command or a link can carry it."""
-
-    strategy: str = "greedy"
-    knobs: dict[str, Any] = field(default_factory=dict)
-    # slots and toggles, [("top_p", {"p": 0.9}), ("prompt_lookup", {})]
-    extras: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    forced: list[int] = field(default_factory=list)  # tokens the generated text begins with, as in a fork of a run
-    seed: int | None = None  # None: the seed of the run, so that lanes share their uniform numbers
-    forked_at: int = -1  # index in `forced` of the first token that a fork changed; -1 for none, or unknown
-    # of the target in this lane alone, such as "int8" or "adapter:FOLDER", as in `WeightChanges`; empty: as in the run
-    weights: str = ""
-
-    @classmethod
-    def check_fields(cls, given: Iterable[Any]) -> None:
-        """Raise Refusal, with the nearest field, for a name that is no field of a lane, and without a strategy."""
-        known, given = [each.name for each in fields(cls)], list(given)
-        for name in (name for name in given if name not in known):
-            near = get_close_matches(str(name)[:QUOTED], known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"its fields are {', '.join(known)}."
-            raise Refusal(f"A lane has no field {quoted(name)}; {hint}", "lanes")
-        if "strategy" not in given:
-            raise Refusal(f"A lane given as a dict names its strategy; its fields are {', '.join(known)}.", "lanes")
-
-    def running(self) -> list[str]:
-        """Titles of its strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects
-        them.
-        """
-        known = discover()
-        return [
-            known[name].title
-            for name in (self.strategy, *(name for name, _ in self.extras))
-            if name in known and known[name].runs_programs
-        ]
+def program_runners(lane: LaneConfig) -> list[str]:
+    """Titles of a lane's strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects
+    them.
+    """
+    known = discover()
+    return [
+        known[name].title
+        for name in (lane.strategy, *(name for name, _ in lane.extras))
+        if name in known and known[name].runs_programs
+    ]
 
 
 @dataclass
@@ -226,8 +197,7 @@ def check_startable(lanes: list[LaneConfig], context: str = "") -> set[str]:
     """What the lanes need besides the target. Raises Refusal if there are none, or if not one of them can be assembled
     and has the context it needs.
     """
-    if not lanes:
-        raise Refusal("There is no lane to run: add one.", "lanes")
+    check_some_lane(lanes)
     needs, refusals = set(), []
     for lane in lanes:
         try:

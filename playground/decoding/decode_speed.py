@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
@@ -16,6 +15,7 @@ from playground.engine.checkpoint.catalogue import made_models
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit
+from playground.lane_fields import LaneConfig
 
 PROMPT = Prompt("Once upon a time there was a small house by the sea, and in it lived")
 TOKENS = 12

@@ -1,8 +1,10 @@
 """The limits of a run."""
+from __future__ import annotations
+
 from dataclasses import dataclass
 
-from playground.errors import Refusal
-from playground.request_limits import check_text, quoted
+from playground.request_limits import check_length, check_stops, check_whole
+from playground.run_request import RunRequest
 
 
 @dataclass
@@ -14,15 +16,14 @@ class Limits:
     stop: tuple[str, ...] = ()
     forced: tuple[int, ...] = ()  # tokens that the generated text begins with
 
+    @classmethod
+    def of(cls, request: RunRequest) -> Limits:
+        """The limits that a checked request asks for."""
+        return cls(request.seed, request.length, request.stops())
+
     def check(self) -> None:
         """Raise Refusal for a seed or a length that is no whole number, a length below 1, and an unusable stop string.
         """
-        for name, number in (("seed", self.seed), ("max_new_tokens", self.max_new_tokens)):
-            if type(number) is not int:
-                raise Refusal(f"{name} must be a whole number, not {quoted(number)}.", name)
-        if self.max_new_tokens < 1:
-            raise Refusal("The length must be at least 1 token.", "max_new_tokens")
-        for stop in self.stop:
-            check_text(stop, "stop string", about="stop")
-            if not stop:
-                raise Refusal("A stop string is empty and would match immediately: remove it.", "stop")
+        check_whole(self.seed, "seed", "seed")
+        check_length(self.max_new_tokens)
+        check_stops(self.stop)

@@ -8,11 +8,11 @@ from functools import cached_property
 from torch import Tensor
 
 from playground.contract.lane_config import Assembly, translating
-from playground.engine.checkpoint.weight_changes import adds_adapter
 from playground.engine.loading.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.request_limits import quoted
+from playground.weight_changes import adds_adapter
 
 
 @dataclass(frozen=True)

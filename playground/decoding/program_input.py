@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 
-from playground.contract.lane_config import LaneConfig
-from playground.decoding.limits import Limits
 from playground.decoding.models import Models
-from playground.decoding.prompt import Prompt
-from playground.engine.checkpoint.weight_changes import check_weights
 from playground.errors import Refusal
-from playground.request_limits import check_text, quoted
+from playground.lane_fields import LaneConfig
+from playground.request_limits import check_text, check_whole, quoted
+from playground.run_request import RunRequest
+from playground.weight_changes import check_weights
 
 Extra = str | tuple[str, Mapping[str, Any]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
@@ -65,33 +64,50 @@ def check_models(models: Any) -> None:
         raise Refusal(f"models must be what playground.load returns, not {quoted(models)}.", "models")
 
 
-# --- prompts ---
+# --- requests ---
 
-def read_prompt(
+def read_request(
     prompt: str | Iterable[Message],
+    lanes: Iterable[LaneConfig] = (),
+    *,
     chat: bool = False,
     system: str = "",
     context: str = "",
     before: Any = (),
     form: str = "",
     tools: Any = "",
-) -> Prompt:
-    """The prompt, checked. A list of messages is a chat that ends with a message of the user; tools are a list of dicts
-    or JSON.
+    seed: int = 0,
+    max_new_tokens: int = 64,
+    stop: str | Iterable[str] | None = None,
+) -> RunRequest:
+    """The request, checked. A list of messages is a chat that ends with a message of the user; tools are a list of
+    dicts or JSON; integers of numpy and torch are accepted.
     """
-    if isinstance(prompt, (list, tuple)):
-        if system or before:
-            raise Refusal(
-                "The prompt is a list of messages: put the system message and the earlier turns into it.", "prompt"
-            )
-        asked = _chat(list(prompt), context)
-    elif system and not chat:
-        raise Refusal("A system message needs a chat: pass chat=True, or leave it out.", "system")
-    else:
-        asked = Prompt(prompt, chat, system, context, _turns(before))
-    asked = replace(asked, form=form, tools=tools if isinstance(tools, str) else _as_json(tools))
+    asked = RunRequest(
+        context=context,
+        form=form,
+        lanes=[vars(lane) for lane in lanes],
+        length=_whole(max_new_tokens),
+        seed=_whole(seed),
+        stop=[stop] if isinstance(stop, str) else _listed(stop, "stop", "a text or a list of texts"),
+        tools=tools if isinstance(tools, str) else _as_json(tools),
+        **_asked(prompt, chat, system, before),
+    )
+    asked.check_system()
     asked.check()
     return asked
+
+
+def _asked(prompt: str | Iterable[Message], chat: bool, system: str, before: Any) -> dict[str, Any]:
+    """What is asked, as fields of a request."""
+    if not isinstance(prompt, (list, tuple)):
+        mode = "chat" if chat else "raw"
+        return {"prompt": prompt, "mode": mode, "system": system, "before": [[*turn] for turn in _turns(before)]}
+    if system or before:
+        raise Refusal(
+            "The prompt is a list of messages: put the system message and the earlier turns into it.", "prompt"
+        )
+    return _conversation(list(prompt))
 
 
 def _as_json(tools: Any) -> str:
@@ -101,12 +117,13 @@ def _as_json(tools: Any) -> str:
         raise Refusal("Tools must be a list of JSON objects: change them.", "tools") from None
 
 
-def _chat(messages: list[Message], context: str) -> Prompt:
+def _conversation(messages: list[Message]) -> dict[str, Any]:
     said = [_message(message) for message in messages]
     system = said.pop(0)[1] if said and said[0][0] == "system" else ""
     if not said or said[-1][0] != "user":
         raise Refusal("The messages must end with one of the user: add it.", "prompt")
-    return Prompt(said[-1][1], True, system, context, _pairs(said[:-1]))
+    turns = [[*turn] for turn in _pairs(said[:-1])]
+    return {"prompt": said[-1][1], "mode": "chat", "system": system, "before": turns}
 
 
 def _turns(before: Any) -> tuple[Turn, ...]:
@@ -139,18 +156,8 @@ def _pairs(messages: list[tuple[str, Any]]) -> tuple[Turn, ...]:
     return tuple((user, assistant) for (_, user), (_, assistant) in zip(users, assistants))
 
 
-# --- limits ---
-
-def read_limits(seed: int, max_new_tokens: int, stop: str | Iterable[str] | None) -> Limits:
-    """The limits, checked. Integers of numpy and torch are accepted."""
-    stops = [stop] if isinstance(stop, str) else _listed(stop, "stop", "a text or a list of texts")
-    limits = Limits(_whole(seed), _whole(max_new_tokens), tuple(stops))
-    limits.check()
-    return limits
-
-
 def _whole(number: Any) -> Any:
-    """An integer of any kind as int; anything else is left to `Limits.check`."""
+    """An integer of any kind as int; anything else is left to the check of the request."""
     try:
         return number if isinstance(number, bool) else index(number)
     except TypeError:
@@ -173,19 +180,12 @@ def _lane(lane: Any) -> LaneConfig:
         raise Refusal("forced must be a list of token ids, which are whole numbers.", "forced")
     seed = _whole(lane.seed)
     if seed is not None:
-        Limits(seed).check()
-    _check_fork(lane.forked_at, forced)
+        check_whole(seed, "seed", "seed")
     check_weights(lane.weights)
     # whatever else a lane has stays as it is
-    return replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)
-
-
-def _check_fork(forked_at: Any, forced: list[int]) -> None:
-    if type(forked_at) is not int or not -1 <= forked_at < max(1, len(forced)):
-        raise Refusal(
-            f"forked_at is the index in `forced` of the first token that was changed, or -1, not {quoted(forked_at)}.",
-            "forked_at",
-        )
+    read = replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)
+    read.check_fork()
+    return read
 
 
 def _config(lane: Any) -> LaneConfig:

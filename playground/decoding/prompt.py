@@ -4,11 +4,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from playground.decoding.prompt_form import CHAT_FORM, TEXT_FORM, check_form, check_tools, filled
 from playground.decoding.prompt_remarks import remarks_on
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.request_limits import check_text, without_mark
+from playground.prompt_form import CHAT_FORM, TEXT_FORM, filled
+from playground.request_limits import without_mark
+from playground.run_request import RunRequest
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,14 @@ class Prompt:
         turns = tuple(tuple(map(without_mark, turn)) for turn in self.before)
         object.__setattr__(self, "before", turns)
 
+    @classmethod
+    def of(cls, request: RunRequest) -> Prompt:
+        """The prompt of a checked request. A context of spaces is none, so that no lane reads it."""
+        context = request.context if request.context.strip() else ""
+        return cls(
+            request.prompt, request.chat, request.system, context, request.turns(), request.form, request.tools.strip()
+        )
+
     def instructed(self, instruction: str) -> Prompt:
         """The prompt with an instruction before the text, since not every chat template supports a system message."""
         divider = " " if self.chat else "\n"
@@ -47,18 +56,10 @@ class Prompt:
 
     def check(self) -> None:
         """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and what requires a chat."""
-        texts = {"prompt": self.text, "system message": self.system, "context": self.context, "form": self.form}
-        for name, text in texts.items():
-            check_text(text, name, about=name.split()[0])
-        for turn in self.before:
-            for text in turn:
-                check_text(text, "text of an earlier turn", about="before")
-        if not self.text.strip():
-            raise Refusal("The prompt is empty: write something for the models to continue.", "prompt")
-        if self.before and not self.chat:
-            raise Refusal("Earlier turns require a chat: turn chat on, or remove the turns.", "before")
-        check_form(self.form)
-        check_tools(self.tools, self.chat)
+        mode, before = "chat" if self.chat else "raw", [[*turn] for turn in self.before]
+        RunRequest(
+            self.text, mode, self.system, self.context, before=before, form=self.form, tools=self.tools
+        ).check_prompt()
 
     def encode(self, model: Model) -> list[int]:
         """Token ids as of `tokens`. Raises Refusal for what it refuses, and for a prompt that is too long."""

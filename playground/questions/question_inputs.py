@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from playground.algorithms.programs.sandbox import call
-from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import PROGRAMS, Question
 from playground.questions.user_questions import is_own
 from playground.questions.world import arithmetic, facts, programs

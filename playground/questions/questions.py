@@ -45,6 +45,12 @@ class Question:
     look: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def request(self) -> dict[str, Any]:
+        """The fields of a RunRequest that ask it."""
+        turns = [[*turn] for turn in self.before]
+        mode = "chat" if self.chat else "raw"
+        return {"prompt": self.prompt, "mode": mode, "context": self.context, "before": turns, **self.settings}
+
     @property
     def expected(self) -> str:
         """The right answer for a reader: the answer itself, or a description if many texts are right."""

@@ -12,13 +12,13 @@ from playground.algorithms.fairy_tales import tales
 from playground.bench.bookkeeping.bookkeeping_defaults import BYTES, MILLISECONDS, Sizes
 from playground.bench.bookkeeping.generated_model import generated_pair
 from playground.bench.bookkeeping.strategy_lanes import lane_of
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import Session, prepare
 from playground.errors import Refusal
 from playground.events import Commit, Failed, Forward, Stamped
+from playground.lane_fields import LaneConfig
 
 QUESTION = "What came of it in the end"
 SHORTEST = 512  # tokens of the prompt, for strategies with a limit of their own

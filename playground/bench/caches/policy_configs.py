@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from playground.bench.speed.bandwidth_limit import kv_heads
 from playground.contract import CachePolicy, Full, discover
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 
 if TYPE_CHECKING:
     from playground.engine.model import Model

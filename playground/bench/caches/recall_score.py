@@ -20,7 +20,7 @@ from playground.bench.report_text import Rows
 from playground.bench.survey.results import Score, score_text
 from playground.bench.survey.survey import Answer, Entrant, prompt_of, survey
 from playground.contract import find, make
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question, ask
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Any
 
 from playground.bench.survey.survey import Entrant
 from playground.contract import discover, find
-from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
+from playground.lane_fields import LaneConfig
 
 PLAIN = "greedy"
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # from the least that is left out to the most

@@ -18,7 +18,7 @@ from playground.bench.effects.answer_comparison import (
 from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.survey.survey import Answer, Entrant
 from playground.contract import find
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question, ask
 
 # budgets in tokens of the prompt

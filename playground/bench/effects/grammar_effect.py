@@ -19,7 +19,7 @@ from playground.bench.effects.answer_comparison import (
 )
 from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.survey.survey import Answer, Entrant
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question, ask
 
 DRAWN, BOUND, BOUND_DRAWN = "temperature 1", "greedy, schema", "temperature 1, schema"

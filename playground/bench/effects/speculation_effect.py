@@ -7,7 +7,7 @@ from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.spread import Spread
 from playground.bench.survey.results import table, time_ratio
 from playground.bench.survey.survey import Answer, Entrant
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import ask
 
 DRAFTED, LOOKED_UP = "draft model", "prompt lookup"

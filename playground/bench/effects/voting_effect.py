@@ -7,7 +7,7 @@ from playground.bench.charts import Chart
 from playground.bench.effects.answer_comparison import PLAIN, SURE, against, levels, score, value
 from playground.bench.effects.effect import Effect, EffectVerdict
 from playground.bench.survey.survey import Answer, Entrant
-from playground.contract.lane_config import LaneConfig
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import from_item
 
 POLLS, HEATS, MIDDLE = (8, 16), (0.5, 0.7, 0.9), 3  # texts that vote, temperatures, grade of the problems

@@ -13,10 +13,10 @@ from playground.bench.schemas.cases import Case
 from playground.bench.schemas.independent_validator import Judge, Validity
 from playground.bench.schemas.random_writer import RandomWriter
 from playground.contract import make
-from playground.contract.lane_config import LaneConfig
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
 from playground.grammar.schema.source import understood
+from playground.lane_fields import LaneConfig
 from playground.trace.result import Result
 
 if TYPE_CHECKING:

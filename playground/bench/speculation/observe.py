@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from playground.bench.speculation.library_baselines import Library
 from playground.bench.survey.survey import Answer, Asked, Entrant, Examiner, Stopwatch, prompt_of, rounds
-from playground.contract.lane_config import LaneConfig
 from playground.events import Draft, Forward, Stamped
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question
 from playground.trace.result import Result
 

@@ -10,8 +10,8 @@ from playground.bench.effects.speculation_effect import AIMS as SHOWN
 from playground.bench.speed.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH, MAX_NGRAM
 from playground.bench.survey.survey import Entrant
 from playground.contract import Strategy, discover
-from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
+from playground.lane_fields import LaneConfig
 
 PLAIN = "greedy"
 AIMS = {task: aim for task, (_, aim) in SHOWN.items()}  # required speed-up over the plain lane, by task

@@ -13,7 +13,6 @@ from transformers import Cache, CompileConfig, PreTrainedModel
 from playground.bench.speed.minimal_loop import Loop, has_loop
 from playground.bench.speed.speed_defaults import LOOP
 from playground.bench.speed.speed_prompts import Task
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
@@ -21,6 +20,7 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.session import Session, prepare
 from playground.engine.loading.load import Loading, load
 from playground.engine.model import Model
+from playground.lane_fields import LaneConfig
 from playground.trace.result import Result
 
 GREEDY = LaneConfig("greedy")

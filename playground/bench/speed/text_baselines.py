@@ -18,10 +18,10 @@ from playground.bench.speed.baselines import (
 )
 from playground.bench.speed.speed_defaults import COMPILED, LIBRARY, LOOP, STATIC
 from playground.bench.speed.speed_prompts import Task
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.models import Models
 from playground.decoding.recorder import Silent
 from playground.engine.loading.load import check_draft
+from playground.lane_fields import LaneConfig
 
 DRAFT_DEPTH = 5  # tokens a draft model proposes per round, ours and the library's
 LOOKUP_DEPTH = 10  # tokens that prompt lookup proposes per round

@@ -11,8 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from playground.asset_files import ASSETS
-from playground.engine.checkpoint.weight_changes import JOINT
 from playground.errors import Refusal
+from playground.weight_changes import JOINT
 
 BUNDLED_MODELS = ASSETS / "models"
 ORACLE, LISTS = "oracle", "oracle-lists"  # exact tables instead of networks: files next to the model folders

@@ -50,11 +50,11 @@ from playground.engine.checkpoint.model_files import (
     variant_parts,
 )
 from playground.engine.checkpoint.stored_forms import model_place
-from playground.engine.checkpoint.weight_changes import JOINT
 from playground.engine.device_memory import size_text
 from playground.engine.loading.text_parts import sees_more, text_part
 from playground.errors import Refusal
 from playground.network_errors import connection_error
+from playground.weight_changes import JOINT
 
 Progress = Callable[[float, str], None]
 """Called with the share that is done, 0 to 1, and a few words on what is happening."""

@@ -19,8 +19,8 @@ from playground.engine.checkpoint.catalogue import BUNDLED, TEXT_MODEL
 from playground.engine.checkpoint.config_limits import MAX_SHARDS, check_file_sizes
 from playground.engine.checkpoint.gguf_files import check_gguf
 from playground.engine.checkpoint.stored_forms import check_pointers, no_config, no_weights, variant_of
-from playground.engine.checkpoint.weight_changes import JOINT
 from playground.errors import Refusal
+from playground.weight_changes import JOINT
 
 WEIGHTS = "model*.safetensors"
 SINGLE = "model.safetensors"

@@ -9,9 +9,9 @@ from collections import defaultdict
 from copy import deepcopy
 
 import playground
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.models import Models
 from playground.engine.model import Model
+from playground.lane_fields import LaneConfig
 from playground.pocket.generation import continuations
 from playground.trace.lane_metrics import LaneRecord
 

@@ -22,13 +22,13 @@ from playground.bench.survey.survey_figures import COSTS, acceptance, quality
 from playground.errors import Refusal
 from playground.questions.questions import Question
 from playground.questions.user_questions import FORM, read_questions
+from playground.run_request import DEFAULT
 from playground.ui.benchmark.results_table import ResultsTable, answers_to, file_name, table_value, task_name
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components import model_menu
 from playground.ui.components.event_fields import whole_number
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import ModelDropdown, status_line
-from playground.ui.components.settings import DEFAULT
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.readers import ends_unread
 from playground.ui.guard.uploads import delete

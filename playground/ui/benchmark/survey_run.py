@@ -11,14 +11,14 @@ from itertools import zip_longest
 from typing import Any, ClassVar, NamedTuple
 
 from playground.bench.survey.survey import Answer, Entrant, Examiner, check_entrants, rounds, score
-from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane_checks import Surroundings, check_models
 from playground.errors import Refusal
+from playground.lane_fields import LaneConfig
 from playground.questions.questions import PROGRAMS, Question, ask
 from playground.questions.user_questions import questions_in
 from playground.questions.world import TASKS
-from playground.request_limits import check_text, quoted
-from playground.ui.components.settings import WIDEST, Rules, Settings
+from playground.request_limits import Rules, check_text, quoted
+from playground.ui.components.settings import WIDEST, Settings
 
 MOST_EACH = 10_000  # questions of a task, and rounds; the number of answers is limited by Rules
 MOST_LETTERS = 4000  # characters of a visitor's own questions that are included in a link

@@ -14,7 +14,7 @@ from playground.engine.checkpoint.catalogue import (
     entries,
     listed_attention,
 )
-from playground.ui.components.settings import DEFAULT
+from playground.run_request import DEFAULT
 
 Choices = list[tuple[str, str]]  # (label, value)
 

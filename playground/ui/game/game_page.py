@@ -25,11 +25,12 @@ from playground.errors import Refusal
 from playground.events import Failed, Step
 from playground.player.frames import Facts, to_json, trace_of
 from playground.request_limits import MAX_TOKEN_ID, check_text
+from playground.run_request import DEFAULT
 from playground.trace import Trace
 from playground.trace.transcript import Token, sequences
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import length_and_seed, mode_switch, status_line
-from playground.ui.components.settings import DEFAULT, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, notice, read
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status

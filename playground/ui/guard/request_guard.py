@@ -23,8 +23,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from playground.request_limits import RequestLimits
-from playground.ui.components.settings import Rules
+from playground.request_limits import RequestLimits, Rules
 from playground.ui.guard.request_shares import CLIENT, Denied, HeldBody, RequestShares
 from playground.ui.server.admission_queue import address_of
 

@@ -206,7 +206,7 @@ def _together(own: ModelSize, draft: ModelSize) -> ModelSize:
 
 def _loading(request: ModelRequest) -> Loading:
     """How models are loaded on this machine; raises Refusal for a device that is not there."""
-    from playground.engine.checkpoint.weight_changes import WeightChanges
     from playground.engine.loading.load import Loading  # imports torch
+    from playground.weight_changes import WeightChanges
     quantization = WeightChanges.of_model(request.quantization).quantization
     return Loading(request.device, request.dtype, quantization).resolve()

@@ -16,10 +16,11 @@ import gradio as gr
 from playground.engine.checkpoint.catalogue import BUNDLED, SUGGESTED
 from playground.errors import Refusal
 from playground.player.frames import to_json
+from playground.run_request import DEFAULT
 from playground.ui.components.event_fields import text
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.scripted_component import Scripted
-from playground.ui.components.settings import DEFAULT, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, read
 from playground.ui.guard.readers import ends_unread
 from playground.ui.models.model_offers import ModelOffer, Room

@@ -73,20 +73,10 @@ def picked(part: str, index: int) -> dict[str, Any]:
     listed = questions.gallery() if part == "questions" else examples()
     if not 0 <= index < len(listed):
         raise Refusal("There is no such entry in the gallery: choose one from its lists.", "prompt")
-    cleared = {"context": "", "before": []}
-    return {**cleared, **(_question_settings(listed[index]) if part == "questions" else listed[index])}
-
-
-def _question_settings(question: Question) -> dict[str, Any]:
-    turns = [[*turn] for turn in question.before]
-    return {
-        "prompt": question.prompt,
-        "mode": "chat",
-        "context": question.context,
-        "before": turns,
-        "stop": "",
-        **question.settings,
-    }
+    entry = listed[index]
+    if isinstance(entry, Question):
+        return {"stop": "", **entry.request()}
+    return {"context": "", "before": [], **entry}
 
 
 def question_note(settings: Settings) -> str:

@@ -18,17 +18,18 @@ import gradio as gr
 
 from playground.decoding.forked_session import Siblings
 from playground.decoding.lane_checks import Surroundings, check_some_ready
-from playground.decoding.prompt_form import check_form
 from playground.decoding.visitor_memory import Memory
 from playground.engine.checkpoint.catalogue import DENOISER, TEXT_MODEL
 from playground.errors import Refusal
 from playground.player.frames import frame, recording
+from playground.prompt_form import check_form
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import MAX_TOKEN_ID
+from playground.run_request import DEFAULT
 from playground.trace.transcript import Written, sequences
 from playground.ui.components.event_fields import has, number, text, whole_number
 from playground.ui.components.internal_errors import as_refusals
-from playground.ui.components.settings import DEFAULT, Fork, Settings
+from playground.ui.components.settings import Fork, Settings
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play import run_figures
 from playground.ui.play.gallery import example_passage, models_from_examples, picked
@@ -331,9 +332,8 @@ class Handlers:
             settings = settings_of(text(event, "lesson", LONGEST_WORDS), whole_number(event, "step"))
         except Refusal as refusal:
             raise gr.Error(str(refusal), print_exception=False) from None  # an error prevents the run after this event
-        changed = models_from_examples(model=model, draft=draft)
-        if settings.model != DEFAULT:
-            changed.add("model")
+        changed, blank = models_from_examples(model=model, draft=draft), Settings()
+        changed |= {name for name in Settings.names() if getattr(settings, name) != getattr(blank, name)}
         names = [name for name in Settings.names() if name not in MODEL_CONTROLS or name in changed]
         return {**self.page.show(settings, names), **self._clear_notices()}
 

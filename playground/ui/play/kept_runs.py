@@ -14,9 +14,10 @@ from typing import Any
 from playground.errors import Refusal
 from playground.events import VERSION
 from playground.player.frames import Facts
+from playground.request_limits import Rules
 from playground.trace import FORMAT, Trace
 from playground.ui.components.event_fields import text
-from playground.ui.components.settings import Rules, Settings
+from playground.ui.components.settings import Settings
 
 GZIP = 31  # the window bits that make zlib read gzip
 LONGEST_NAME = 40  # characters of the name of a run

@@ -19,9 +19,10 @@ from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
 from playground.player.guarantee_labels import PROMISES
 from playground.request_limits import LOCAL, check_lanes
+from playground.run_request import LANES
 from playground.ui.components.event_fields import MAX_INDEX
 from playground.ui.components.scripted_component import Fetched
-from playground.ui.components.settings import LANES, WIDEST, Settings
+from playground.ui.components.settings import WIDEST, Settings
 
 SOURCES = ASSETS / "editor"
 SCRIPTS = ("sweep", "advice", "editor")  # in this order: they share one scope

@@ -1,7 +1,7 @@
 """Guided lessons, read from assets/lessons/*.md and shown in a panel next to the part of the page they explain.
 
 A file begins with `key: value` lines: title, minutes, about, remember (shown at the end), and settings of the page
-(prompt, mode, context, length, seed, model, lanes; as JSON unless plain text). Each step is a heading `## ...`, with
+(the fields of a RunRequest; as JSON unless plain text). Each step is a heading `## ...`, with
 `show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place
 of the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
 come paragraphs, and at most one question:
@@ -36,8 +36,9 @@ from playground.asset_files import ASSETS
 from playground.errors import Refusal
 from playground.player.frames import to_json
 from playground.request_limits import quoted
+from playground.run_request import RunRequest, choices, kinds
 from playground.ui.components.scripted_component import Scripted
-from playground.ui.components.settings import CHOICES, Settings
+from playground.ui.components.settings import Settings
 
 SHOWN = {
     "prompt": "#prompt",
@@ -66,10 +67,10 @@ SHOWN = {
 PLACES = ("side_branch",)
 """Places of a run that a step may begin at; assets/live/readings.js finds them."""
 ABOUT = {"title": str, "minutes": int, "about": str, "remember": str}
-SET = {"prompt": str, "mode": str, "context": str, "length": int, "seed": int, "model": str, "lanes": list}
+SET = kinds(RunRequest)
 STEP = {"show": str, "lane": int, "at": str, **SET}
 ASKED = {"question": str, "exercise": str, "answer": str, "guess": str, "shows": int, "because": str}
-OFFERED = {"show": SHOWN, "at": PLACES, **CHOICES}
+OFFERED = {"show": SHOWN, "at": PLACES, **choices(RunRequest)}
 CHOICE = ("- ", "+ ")
 FIELD = re.compile(r"([a-z_]+): ?(.*)")
 READING = re.compile(r"([a-z_]+)\((\d+(?:, *\d+)*)\)")

@@ -9,12 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from playground.decoding.prompt_form import TOOL
 from playground.decoding.visitor_memory import Memory
+from playground.prompt_form import TOOL
+from playground.run_request import DEFAULT, RunRequest, choices
 from playground.ui.classroom.classroom_panel import ClassroomPanel
 from playground.ui.components import model_menu
 from playground.ui.components.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
-from playground.ui.components.settings import CHOICES, DEFAULT, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.framing import embedders
 from playground.ui.models.model_sheet import ModelChoices, ModelSheet, proposal_button
@@ -373,10 +374,10 @@ class Page:
             )
             with gr.Row(elem_classes="pair"):
                 self.dtype = gr.Dropdown(
-                    CHOICES["dtype"], value=start.dtype, label="Data type", min_width=90, elem_id="dtype"
+                    choices(RunRequest)["dtype"], value=start.dtype, label="Data type", min_width=90, elem_id="dtype"
                 )
                 self.quantization = gr.Dropdown(
-                    CHOICES["quantization"],
+                    choices(RunRequest)["quantization"],
                     value=start.quantization,
                     label="Quantisation",
                     min_width=90,

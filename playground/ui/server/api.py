@@ -3,17 +3,18 @@
 A frame of `run` is sent as JSON text. Gradio sends the difference between one answer and the next, and in 6.31 its
 clients fail on a list that gets shorter by two or more; a text is replaced as a whole.
 
-Types and docstrings become the description of the endpoints, so annotations stay objects here.
+The arguments of `run` and `compare` are the fields of a RunRequest: its types and descriptions are those of the
+endpoints. Annotations and docstrings of the others describe them likewise, so annotations stay objects here.
 """
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from inspect import Parameter, Signature
+from typing import Any, get_type_hints
 
 import gradio as gr
 
 from playground.contract import discover, find
-from playground.contract.lane_config import LaneConfig
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
@@ -22,11 +23,12 @@ from playground.questions.questions import Question
 from playground.questions.questions import gallery as answerable
 from playground.remote.remote_server import RemoteServer
 from playground.request_limits import quoted
+from playground.run_request import RunRequest, choices, descriptions
 from playground.trace import Trace
 from playground.trace.comparison import compared
 from playground.trace.result import Result
 from playground.ui.components.internal_errors import as_refusals
-from playground.ui.components.settings import CHOICES, DEFAULT, LANES, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.guard.readers import ends_unread
 from playground.ui.play.gallery import examples as gallery
 from playground.ui.server.admission_queue import API
@@ -34,32 +36,21 @@ from playground.ui.server.site import Site
 from playground.ui.server.worker import Run
 from playground.ui.server.zero_gpu import RemoteRun
 
-Lane = dict[str, Any]
 Endpoint = Callable[..., Iterator[Any]]
-Turns = list[list[str]] | None
-BLANK = {"knobs": {}, "extras": [], "forced": []}  # defaults of a lane
-EXAMPLE = '{"strategy": "greedy", "knobs": {}, "extras": [["top_p", {"p": 0.9}]], "seed": 3}'
-SHAPE = f"write it as {EXAMPLE}; only the strategy is required"
-ARGUMENTS = f"""
-        Args:
-            prompt: text to continue
-            lanes: one to {LANES} lanes, such as {EXAMPLE}
-            seed: of the lanes without a seed of their own; lanes with the same seed share their random draws
-            length: maximum number of tokens a lane generates
-            mode: "raw", or "chat" for the model's chat template
-            system: system message of a chat
-            stop: strings that end a text, one per line
-            context: a passage that every lane reads before the prompt
-            model: target model, from the page's list; "default" is the one the page was started with
-            draft: draft model; "default" is the target's own, "none" is none
-            before: earlier turns of a chat, [[user, assistant], ...]
-            remote: address of a server with the OpenAI completions interface, which generates one more lane; not on a
-                public page
-            remote_model: the server's name of the model
-            remote_key: the server's key, if it needs one
-            form: how context and prompt become one text, such as "{{context}} Question: {{prompt}}"
-            tools: tools of a chat as for a chat API, a list or its JSON, which the model's chat template describes
-"""
+REMOTE = {
+    "remote": "address of a server with the OpenAI completions interface, which generates one more lane; not on a "
+              "public page",
+    "remote_model": "the server's name of the model",
+    "remote_key": "the server's key, if it needs one",
+}
+# Clients may give arguments by position: these keep theirs, and those that follow come after them.
+POSITIONS = (
+    "prompt", "lanes", "seed", "length", "mode", "system", "stop", "context", "model", "draft", "before", *REMOTE,
+    "form", "tools",
+)
+REQUIRED = ("prompt", "lanes")
+DEFAULTS = {"length": 64, "before": None}  # where they are not those of the page
+TYPES = {"lanes": list[dict[str, Any]], "before": list[list[str]] | None, "tools": str | list[dict[str, Any]]}
 
 
 def publish(site: Site) -> None:
@@ -132,15 +123,7 @@ def questions(task: str = "") -> list[dict[str, Any]]:
 # --- implementation ---
 
 def _question(question: Question) -> dict[str, Any]:
-    turns = [[*turn] for turn in question.before]
-    arguments = {
-        "prompt": question.prompt,
-        "mode": "chat" if question.chat else "raw",
-        "context": question.context,
-        "before": turns,
-        **question.settings,
-    }
-    return {"task": question.task, **arguments, "expected": question.expected, "look": question.look}
+    return {"task": question.task, **question.request(), "expected": question.expected, "look": question.look}
 
 
 @contextmanager
@@ -177,48 +160,52 @@ class ApiRequest:
             self.run.stop()
 
 
+def signature() -> Signature:
+    """The arguments of a run: the fields of a request, and the server of one more lane."""
+    kinds, blank = get_type_hints(RunRequest), vars(RunRequest())
+    defaults = {name: Parameter.empty if name in REQUIRED else blank[name] for name in RunRequest.names()} | DEFAULTS
+    defaults |= dict.fromkeys(REMOTE, "")
+    offered = choices(RunRequest)
+    return Signature(
+        Parameter(
+            name,
+            Parameter.POSITIONAL_OR_KEYWORD,
+            default=defaults[name],
+            annotation=TYPES.get(name, str if name in offered else kinds.get(name, str)),
+        )
+        for name in dict.fromkeys((*POSITIONS, *RunRequest.names()))
+    )
+
+
+def _described() -> str:
+    """The arguments, for the docstring of an endpoint."""
+    said = descriptions(RunRequest) | REMOTE
+    return "".join(f"            {name}: {said[name]}\n" for name in signature().parameters)
+
+
 def _endpoint(name: str, site: Site, answers: Callable[[ApiRequest], Iterator[Any]], summary: str) -> Endpoint:
     """An endpoint with the arguments of a run. Its return type is that of `answers`."""
+    own = signature()
 
-    def endpoint(
-        prompt: str,
-        lanes: list[Lane],
-        seed: int = 0,
-        length: int = 64,
-        mode: str = "raw",
-        system: str = "",
-        stop: str = "",
-        context: str = "",
-        model: str = DEFAULT,
-        draft: str = DEFAULT,
-        before: Turns = None,
-        remote: str = "",
-        remote_model: str = "",
-        remote_key: str = "",
-        form: str = "",
-        tools: str | list[dict[str, Any]] = "",
-    ):
-        arguments = {
-            "prompt": prompt,
-            "lanes": lanes,
-            "seed": seed,
-            "length": length,
-            "mode": mode,
-            "system": system,
-            "stop": stop,
-            "context": context,
-            "model": model,
-            "draft": draft,
-            "before": before or [],
-            "form": form,
-            "tools": json.dumps(tools) if isinstance(tools, list) else tools,
-        }
-        with _refusals_as_errors(), _queued(site, arguments, (remote, remote_model, remote_key)) as request:
+    def endpoint(*given: Any, **named: Any):
+        with _refusals_as_errors(), _queued(site, _arguments(own, given, named)) as request:
             yield from answers(request)
 
-    endpoint.__name__, endpoint.__doc__ = name, f"{summary}\n{ARGUMENTS}"
+    endpoint.__name__, endpoint.__doc__ = name, f"{summary}\n\n        Args:\n{_described()}"
+    endpoint.__signature__ = own.replace(return_annotation=answers.__annotations__["return"])
+    endpoint.__annotations__ = {each.name: each.annotation for each in own.parameters.values()}
     endpoint.__annotations__["return"] = answers.__annotations__["return"]
     return ends_unread(endpoint)
+
+
+def _arguments(own: Signature, given: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by name, those that are left out with their defaults. Raises Refusal."""
+    try:
+        bound = own.bind(*given, **named)
+    except TypeError as error:
+        raise Refusal(f"The arguments are not those of a run: {error}.") from None
+    bound.apply_defaults()
+    return bound.arguments
 
 
 def _frames(request: ApiRequest) -> Iterator[str]:
@@ -242,9 +229,10 @@ def _check_completed(running: Run | RemoteRun) -> None:
 
 
 @contextmanager
-def _queued(site: Site, arguments: dict[str, Any], remote: tuple[str, str, str]) -> Iterator[ApiRequest]:
+def _queued(site: Site, arguments: dict[str, Any]) -> Iterator[ApiRequest]:
     """A client's request in the queue; its run ends when the client leaves. Raises Refusal."""
-    settings = _settings(arguments)
+    remote = [arguments.pop(name) for name in REMOTE]
+    settings = settings_of(arguments)
     settings.check(site.rules)
     request = ApiRequest(site, settings, _server(site, *remote))
     try:
@@ -264,16 +252,15 @@ def _server(site: Site, address: str, model: str, key: str) -> RemoteServer | No
     return server
 
 
-def _settings(arguments: dict[str, Any]) -> Settings:
-    """The settings of a request; raises Refusal for values that the page would replace by their defaults."""
-    lanes = arguments["lanes"]
-    arguments = {**arguments, "lanes": [*map(_with_texts, lanes)] if isinstance(lanes, list) else lanes}
-    settings = Settings.read(arguments)
-    for name, value in arguments.items():
-        if name != "lanes" and getattr(settings, name) != value:
-            raise Refusal(f"{name} must be {_allowed(name)}, not {quoted(value)}.", name)
-    _check_lanes(arguments["lanes"])
-    return settings
+def settings_of(arguments: dict[str, Any]) -> Settings:
+    """The settings that the fields of a request ask for; raises Refusal for values that the page would leave out."""
+    lanes, tools = arguments["lanes"], arguments.get("tools", "")
+    return Settings.given({
+        **arguments,
+        "lanes": [*map(_with_texts, lanes)] if isinstance(lanes, list) else lanes,
+        "before": arguments.get("before") or [],
+        "tools": json.dumps(tools) if isinstance(tools, list) else tools,
+    })
 
 
 def _with_texts(lane: Any) -> Any:
@@ -298,28 +285,6 @@ def _knobs_with_texts(name: Any, knobs: Any) -> Any:
         knob: json.dumps(value) if knob in taking and isinstance(value, dict) else value
         for knob, value in knobs.items()
     }
-
-
-def _allowed(name: str) -> str:
-    kinds = {int: "a whole number", str: "text", list: "a list of [user, assistant] pairs"}
-    return f"one of {', '.join(CHOICES[name])}" if name in CHOICES else kinds[type(getattr(Settings(), name))]
-
-
-def _check_lanes(lanes: Any) -> None:
-    if not isinstance(lanes, list) or len(lanes) > LANES:
-        raise Refusal(f"The lanes must be a list of one to {LANES}.", "lanes")
-    for number, lane in enumerate(lanes, 1):
-        try:
-            LaneConfig.check_fields(lane if isinstance(lane, dict) else ())
-        except Refusal as refusal:
-            raise Refusal(f"Lane {number} is malformed. {refusal}", "lanes") from None
-        if not _is_well_formed(lane):
-            raise Refusal(f"Lane {number} is malformed: {SHAPE}.", "lanes")
-
-
-def _is_well_formed(lane: Any) -> bool:
-    """Whether reading a lane drops nothing of it."""
-    return isinstance(lane, dict) and Settings.read({"lanes": [lane]}).lanes == [BLANK | lane]
 
 
 def _comparison(trace: Trace) -> list[dict[str, Any]]:

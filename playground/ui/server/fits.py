@@ -29,9 +29,9 @@ class Needed:
 def needed_by(request) -> Needed:
     """Bytes of the requested weights, including headroom; raises Refusal if the models cannot be found."""
     from playground.engine.checkpoint import catalogue
-    from playground.engine.checkpoint.weight_changes import WeightChanges
     from playground.engine.loading.load import HEADROOM, Loading, estimate  # imports torch
     from playground.training.public_heads import names_head
+    from playground.weight_changes import WeightChanges
     changes = WeightChanges.of_model(request.quantization)
     how = Loading(request.device, request.dtype, changes.quantization).resolve()
     name = changes.named(request.model or catalogue.BUNDLED[0].name)

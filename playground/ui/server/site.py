@@ -15,16 +15,16 @@ from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.lane_checks import Surroundings
 from playground.decoding.visitor_memory import Memory
 from playground.engine.checkpoint.catalogue import BUNDLED, PACKED, entries, listed_attention, partner
-from playground.engine.checkpoint.weight_changes import adds_adapter
 from playground.errors import Refusal
 from playground.player.frames import recording
 from playground.questions.questions import judging
 from playground.remote.remote_server import RemoteServer
-from playground.request_limits import is_public, quoted
+from playground.request_limits import Rules, is_public, quoted
+from playground.run_request import DEFAULT, LANES, NO_DRAFT
 from playground.trace import Trace
 from playground.ui.benchmark.survey_run import SurveySettings, survey_session
 from playground.ui.classroom.classroom import Classroom
-from playground.ui.components.settings import DEFAULT, LANES, NO_DRAFT, Rules, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.guard.readers import current_request
 from playground.ui.models.model_offers import ModelOffers
 from playground.ui.server.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
@@ -34,28 +34,20 @@ from playground.ui.server.model_loader import ModelLoad, ModelLoader, ModelReque
 from playground.ui.server.run_streams import RunStreams
 from playground.ui.server.worker import Health, Run, Worker
 from playground.ui.server.zero_gpu import Batch, RemoteRun, batches, load_on_host, on_gpu, on_zero
+from playground.weight_changes import adds_adapter
 
 
 def _prepare(models: Any, settings: Settings, memory: Memory):
-    from playground.decoding.session import prepare  # imports torch
-    return prepare(models, settings.configs(), _prompt_of(settings), _limits_of(settings), memory=memory)
-
-
-def _prompt_of(settings: Settings) -> Any:
-    from playground.decoding.prompt import Prompt
-    context = settings.context if settings.context.strip() else ""
-    chat, tools = settings.mode == "chat", settings.tools.strip()
-    return Prompt(settings.prompt, chat, settings.system, context, settings.turns(), settings.form, tools)
-
-
-def _limits_of(settings: Settings) -> Any:
     from playground.decoding.limits import Limits
-    return Limits(settings.seed, settings.length, settings.stops())
+    from playground.decoding.prompt import Prompt
+    from playground.decoding.session import prepare  # imports torch
+    return prepare(models, settings.configs(), Prompt.of(settings), Limits.of(settings), memory=memory)
 
 
 def _score(models: Any, settings: Settings):
+    from playground.decoding.prompt import Prompt
     from playground.decoding.scoring import score
-    return score(models, _prompt_of(settings))
+    return score(models, Prompt.of(settings))
 
 
 def _load(*names: Any, **how: Any) -> Any:
@@ -107,8 +99,8 @@ class Site:
         if self.model_request == ModelRequest():
             return
         from playground.engine.checkpoint.hub_files import find_source, is_folder
-        from playground.engine.checkpoint.weight_changes import WeightChanges
         from playground.engine.loading.load import Loading  # imports torch, which takes seconds
+        from playground.weight_changes import WeightChanges
         for device in (self.model_request.device, self.model_request.draft_device or self.model_request.device):
             changes = WeightChanges.of_model(self.model_request.quantization)
             Loading(device, self.model_request.dtype, changes.quantization).resolve()
@@ -237,12 +229,14 @@ class Site:
         return run
 
     def _add_remote(self, session: Any, server: RemoteServer, settings: Settings) -> None:
+        from playground.decoding.limits import Limits
+        from playground.decoding.prompt import Prompt
         from playground.remote.remote_lane import add_lane  # imports torch
         if self.rules.public:
             raise Refusal("This public page does not connect to other servers: run the playground yourself.", "remote")
         if len(settings.lanes) >= LANES:
             raise Refusal(f"With the remote lane there are more than {LANES} lanes: remove one of the others.", "lanes")
-        add_lane(session, server, _prompt_of(settings), _limits_of(settings))
+        add_lane(session, server, Prompt.of(settings), Limits.of(settings))
 
     def _with_weights(self, models: Any, settings: Settings) -> Any:
         """Models that include those of lanes with weights of their own; raises Refusal if these cannot be loaded."""

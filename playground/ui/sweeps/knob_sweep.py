@@ -10,8 +10,8 @@ from typing import Any
 from playground.contract import find
 from playground.contract.knobs import Knob
 from playground.errors import Refusal
-from playground.request_limits import check_text, quoted
-from playground.ui.components.settings import MOST_WRITTEN, Rules, Settings
+from playground.request_limits import Rules, check_text, quoted
+from playground.ui.components.settings import MOST_WRITTEN, Settings
 
 MOST_VALUES = 5  # of one knob
 LONGEST = 200  # characters of the values as typed

@@ -11,10 +11,11 @@ import gradio as gr
 from playground.decoding.lane_checks import check_ready
 from playground.errors import Refusal
 from playground.player.frames import Facts, trace_of
+from playground.run_request import LANES
 from playground.trace.knob_grid import Cell, cells
 from playground.ui.components.event_fields import whole_number
 from playground.ui.components.scripted_component import Scripted
-from playground.ui.components.settings import LANES, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE
 from playground.ui.play.handlers import Visit
 from playground.ui.server.site import Site

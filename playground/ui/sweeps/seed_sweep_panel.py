@@ -8,8 +8,9 @@ from typing import Any
 import gradio as gr
 
 from playground.player.frames import Facts, trace_of
+from playground.run_request import LANES
 from playground.trace.seed_sweep import Outcome, outcomes
-from playground.ui.components.settings import LANES, Settings
+from playground.ui.components.settings import Settings
 from playground.ui.server.site import Site
 from playground.ui.sweeps.sweep_panel import SweepPanel
 
