@@ -75,13 +75,24 @@ def test_a_card_shows_sources_tokens_and_limits():
         assert all(word in card for word in ("sha256", "tokens", "loss", "imit"))
 
 
-def test_the_bundled_denoiser_fills_masks_and_says_what_it_reached():
+def test_the_bundled_denoiser_sorts_two_numbers_in_few_forwards():
     models = playground.load("pocket-diffusion")
     assert models.target.fills and models.target.shifted and models.draft is None
     result = playground.run("fast_dllm", "Sort these: 7, 3", models=models, chat=True, max_new_tokens=16)
-    assert result.reason == "end" and result.metrics["target_forwards"] <= 16
-    card = (BUNDLED_MODELS / "pocket-diffusion" / "README.md").read_text(encoding="utf-8")
-    assert all(word in card for word in ("held-out items per row", "far from converged", "Limits"))
+    assert result.text == " 3, 7" and result.reason == "end" and result.metrics["target_forwards"] <= 4
+
+
+@pytest.mark.parametrize("name", ["pocket-diffusion", "pocket-block-diffusion"])
+def test_the_card_of_a_denoiser_says_how_it_was_trained_and_what_it_reached(name):
+    card = (BUNDLED_MODELS / name / "README.md").read_text(encoding="utf-8")
+    stored = json.loads((BUNDLED_MODELS / name / "evaluation.json").read_text(encoding="utf-8"))
+    trained = (
+        "NVIDIA H100", f"{60 * stored['minutes']:.0f} seconds", f"{stored['tokens_seen'] / 1e6:.2f} million tokens",
+        f"steps of {stored['plan']['tokens']} tokens",
+    )
+    reached = [f"| {row} | {found['score']:.2f} | {found['right']:.0%} |" for row, found in stored["rows"].items()]
+    assert all(words in card for words in (*trained, *reached, "held-out items per row", "Limits"))
+    assert all(found["items"] >= 24 for found in stored["rows"].values())
 
 
 def test_the_bundled_block_denoiser_keeps_the_states_of_finished_blocks():

@@ -109,9 +109,9 @@ of the task's metric. *Right*: questions with full score. *Tokens per forward*: 
 divided by all forwards; the trials of Explore-Then-Exploit are forwards. *Computed*: positions that pass through the
 network per token. *Times faster*: seconds of one position per forward divided by the decoder's own, of all questions
 together. The autoregressive lane is the bundled `pocket`, of the same size, from whose weights both denoisers were
-trained for a short time: it is a lane to compare costs with, not a fair rival. `pocket-diffusion` is a weak model,
-`pocket-block-diffusion` a better one; a few questions per task cannot tell decoders apart by score, and differences of
-one or two questions are chance."""
+trained for minutes on a GPU: it is a lane to compare costs with, not a fair rival. `pocket-block-diffusion` answers
+most questions, `pocket-diffusion` hardly any sum ([why](pocket-training.md#denoisers)). A few questions per task cannot
+tell decoders apart by score, and differences of one or two questions are chance."""
 
 
 def _rows(found: list[Filled]) -> Rows:

@@ -27,9 +27,9 @@ python -m playground run masked_diffusion --model {published} --chat --prompt "S
 ```
 
 ## Training
-`python -m playground.pocket train --role {name} --begin FOLDER` on {place}, which other work shared: {minutes:.0f}
-minutes, {step} steps of {batch} tokens, {seen:.2f} million tokens in total. It started from published weights that had
-seen {earlier:.1f} million tokens, those of `pocket` among them. {loss_text}
+`python -m playground.pocket train --role {name} --begin FOLDER` on {place}: {time}, {step} steps of {batch} tokens,
+{seen:.2f} million tokens in total. It started from published weights that had seen {earlier:.1f} million tokens, those
+of `pocket` among them. {loss_text}
 Answers are followed by end tokens up to a multiple of {canvas} positions, which count too. Muon on the matrices
 (learning rate {matrix_lr}), AdamW on the embeddings and norms (learning rate {other_lr}); warm-up over {warm_up} steps,
 constant, decay over the last {decay:.0%}; {precision}; seed {seed}. Last training loss (mean over
@@ -47,10 +47,9 @@ those of the text, up to its end token.
 {table}
 
 ## Limits
-The training was stopped after the time above on a shared core; it is far from converged, and the table is to be read as
-it is. It was trained neither on stories nor on natural text nor on conversations, and fills a canvas with nonsense for
-them. Canvases beyond {longest} positions did not occur, except where an answer is longer. All numbers are from one
-seed.
+The training ended after the time above while its loss was still falling, and the table is to be read as it is. It was
+trained neither on stories nor on natural text nor on conversations, and fills a canvas with nonsense for them. Canvases
+beyond {longest} positions did not occur, except where an answer is longer. All numbers are from one seed.
 """
 
 FULL_ATTENTION = "Every position sees every other one."
@@ -81,7 +80,7 @@ def card(role, model, training, result):
         published=role.published, title=role.title, name=role.name, layers=config.num_hidden_layers,
         millions=sum(p.numel() for p in model.parameters()) / 1e6, width=config.hidden_size,
         vocabulary=config.vocab_size, context=config.max_position_embeddings, place=state.place,
-        precision=in_words(state.place), minutes=state.seconds / 60, step=state.step, batch=plan.tokens,
+        precision=in_words(state.place), time=_duration(state.seconds), step=state.step, batch=plan.tokens,
         seen=state.tokens / 1e6,
         earlier=state.earlier.get("tokens", 0) / 1e6, **_kind(role), canvas=canvas_windows.CANVAS,
         matrix_lr=plan.matrix_lr, other_lr=plan.other_lr, warm_up=plan.warm_up, decay=plan.decay, seed=plan.seed,
@@ -98,6 +97,11 @@ def _kind(role):
     lengths = ", ".join(map(str, sorted(set(block_loss.BLOCKS))))
     attention = BLOCK_ATTENTION.format(lengths=lengths, length=role.block_length)
     return dict(attention=attention, loss_text=BLOCK_LOSS, unless=", which they are with blocks of one position")
+
+
+def _duration(seconds):
+    """Seconds of a training in words; short ones in seconds, as on a GPU."""
+    return f"{seconds:.0f} seconds" if seconds < 600 else f"{seconds / 60:.0f} minutes"
 
 
 def _words(knobs):
