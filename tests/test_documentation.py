@@ -119,7 +119,7 @@ def test_the_index_lists_every_page():
 def test_the_recorded_demo_is_small_and_self_contained_and_plays_the_bundled_trace():
     """`python -m playground replay assets/traces/first_view.jsonl --html docs/demo.html` writes it again."""
     demo = (ROOT / "docs/demo.html").read_text(encoding="utf-8")
-    assert len(demo.encode()) < 1_000_000 and not re.search(r"(src|href)=[\"']?(https?:)?//", demo)
+    assert len(demo.encode()) < 600_000 and not re.search(r"(src|href)=[\"']?(https?:)?//", demo)
     embedded = Trace.from_json(json.loads(re.search(r'<script[^>]*id="trace"[^>]*>(.*?)</script>', demo, re.DOTALL)[1]))
     assert embedded.to_json() == Trace.load(ROOT / "assets/traces/first_view.jsonl").to_json()
 
