@@ -12,8 +12,8 @@ from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.components.settings import Settings
 from playground.ui.guard.readers import FrameReader
-from playground.ui.play import handlers
-from playground.ui.play.handlers import Visit
+from playground.ui.play import run_handlers
+from playground.ui.play.visit import Visit
 from playground.ui.server import admission_queue
 from playground.ui.server.admission_queue import (
     API,
@@ -209,7 +209,7 @@ def test_a_run_on_a_busy_page_is_refused_with_a_sentence_and_leaves_no_ticket():
 
 
 def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monkeypatch):
-    monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
+    monkeypatch.setattr(run_handlers, "HELD_LIMIT", 0.0)
     site = counting_site(lambda models, settings, memory: Counting([]))
     site.rules = Rules.for_visitors()
     page, changes = stream(site)
@@ -222,7 +222,7 @@ def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monke
 
 @pytest.mark.slow
 def test_a_local_run_can_be_held_indefinitely(monkeypatch):
-    monkeypatch.setattr(handlers, "HELD_LIMIT", 0.0)
+    monkeypatch.setattr(run_handlers, "HELD_LIMIT", 0.0)
     monkeypatch.setattr("playground.ui.server.worker.HELD_PATIENCE", 0.1)
     site = counting_site(lambda models, settings, memory: Counting([]))
     page, changes = stream(site)

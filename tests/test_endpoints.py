@@ -24,8 +24,8 @@ from playground.trace.comparison import baseline_of, compared
 from playground.ui import start
 from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import examples
-from playground.ui.play.handlers import Handlers
 from playground.ui.play.playground_page import Page
+from playground.ui.play.run_handlers import RunHandlers
 from playground.ui.server.api import compare_endpoint, run_endpoint
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
@@ -88,7 +88,7 @@ def test_what_is_opened_after_a_run_stays_open(pair):
     with gr.Blocks():
         page = Page(site, gr.Row())
     settings = Settings(prompt="The red fox", length=4, lanes=[GREEDY])
-    *_, before, last = Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
+    *_, before, last = RunHandlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
     assert before[page.examined]["open"] is False and "open" not in last[page.examined]
 
 

@@ -22,7 +22,7 @@ from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Note
 from playground.trace.result import Result
-from playground.ui.play.handlers import status
+from playground.ui.models.status_line import status
 from playground.ui.server.model_loader import ModelLoad
 from support.scripted_models import scripted_network, writes
 

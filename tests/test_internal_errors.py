@@ -14,7 +14,7 @@ from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components import internal_errors
 from playground.ui.components.settings import Settings
 from playground.ui.game.game_page import Game
-from playground.ui.play.handlers import Handlers
+from playground.ui.play.run_handlers import RunHandlers
 from playground.ui.sweeps.seed_sweep_panel import Repeats
 
 ERRORS = (TypeError("unsupported operand"), ZeroDivisionError("division by zero"), RecursionError(), MemoryError())
@@ -46,7 +46,7 @@ def values(settings) -> list:
 def test_the_page_is_free_after_an_error_and_the_next_run_works(error, monkeypatch):
     monkeypatch.setattr(internal_errors, "log", MagicMock())
     page = page_with("idle", "busy", "stoppable", "show_memory", "figures_of", "close_figures")
-    handlers = Handlers(counting_site(Falters(error)), page)
+    handlers = RunHandlers(counting_site(Falters(error)), page)
     *_, last = handlers.run(None, *values(Settings(prompt="one")))
     assert "idle" in last and FAILED in last[page.prompt_notice] and type(error).__name__ in last[page.prompt_notice]
     internal_errors.log.exception.assert_called_once()

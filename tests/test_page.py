@@ -27,7 +27,7 @@ from playground.trace import Trace
 from playground.ui.components.settings import Settings
 from playground.ui.play import lane_editor as editor
 from playground.ui.play.live_view import Lanes
-from playground.ui.play.run_figures import draw
+from playground.ui.studies.run_figures import draw
 
 
 @pytest.mark.journey

@@ -21,7 +21,7 @@ from playground.questions.questions import gallery
 from playground.run_request import DEFAULT
 from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import examples
-from playground.ui.play.handlers import Handlers
+from playground.ui.play.settings_handlers import SettingsHandlers
 from playground.ui.server.site import Site
 
 
@@ -115,8 +115,8 @@ def test_the_answer_to_a_question_is_hidden_once_its_turns_or_words_change(page,
 
 @pytest.mark.parametrize("control", ["model", "draft"])
 def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(control):
-    acts, shown = Handlers(Site(), None), {}
-    acts.page = SimpleNamespace(
+    shown = {}
+    page = SimpleNamespace(
         show=lambda settings, names: shown.update({name: getattr(settings, name) for name in names}) or {},
         prompt_notice="p",
         tools_notice="t",
@@ -125,6 +125,7 @@ def test_an_example_takes_its_context_and_its_model_or_draft_away_with_it(contro
         form_notice="f",
         show_remarks=lambda *_: {},
     )
+    acts = SettingsHandlers(Site(), page)
     plain = next(i for i, example in enumerate(examples()) if not {"model", "draft"} & {*example})
     own = {"model": "my/own", "draft": "my/other"}
     acts.pick(*own.values(), SimpleNamespace(part="examples", index=plain))

@@ -10,8 +10,8 @@ from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.run_request import RunRequest, choices
 from playground.ui.components.settings import Settings
+from playground.ui.models.status_line import described
 from playground.ui.play.gallery import TOPICS, examples
-from playground.ui.play.handlers import described
 from playground.ui.play.lane_editor import check
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.site import Site

@@ -24,7 +24,7 @@ from playwright.sync_api import Page, expect
 
 from playground.player.frames import CLOCK, SLOWEST
 from playground.ui.components.settings import Settings
-from playground.ui.play.handlers import Handlers
+from playground.ui.play.run_handlers import RunHandlers
 from playground.ui.server.worker import Run, Worker
 from playground.ui.server.zero_gpu import RemoteRun, batches
 
@@ -138,7 +138,7 @@ def offers_of_stop() -> list[bool]:
     page = MagicMock(**{f"{name}.return_value": {} for name in ("idle", "show_memory", "figures_of")})
     page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
     acts, wanted = (
-        Handlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),
+        RunHandlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),
         Settings(prompt="one"),
     )
     before, *changes = acts.run(None, *(getattr(wanted, name) for name in Settings.names()))
@@ -151,7 +151,7 @@ def test_stop_is_offered_before_the_first_frame_and_once_again_with_it():
 
 
 def test_stop_is_offered_again_while_the_run_goes_on(monkeypatch):
-    monkeypatch.setattr("playground.ui.play.handlers.STOP_SHOWN_AGAIN", 0.0)
+    monkeypatch.setattr("playground.ui.play.run_handlers.STOP_SHOWN_AGAIN", 0.0)
     assert len(offers := offers_of_stop()) > 2 and all(offers)
 
 

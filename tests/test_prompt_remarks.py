@@ -15,7 +15,7 @@ from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.engine.model import Model
 from playground.ui.components.settings import Settings
-from playground.ui.play.handlers import Handlers
+from playground.ui.play.run_handlers import RunHandlers
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}"
@@ -118,7 +118,7 @@ def test_the_page_shows_them_while_the_run_goes_on_and_clears_them_with_the_next
 
     page = MagicMock(**{f"{name}.return_value": {} for name in QUIET})
     page.show_remarks.side_effect = lambda remarks: {"remarks": list(remarks)}
-    handlers = Handlers(counting_site(prepare), page)
+    handlers = RunHandlers(counting_site(prepare), page)
     shown = {prompt: [change["remarks"] for change in handlers.run(None, *values(prompt)) if "remarks" in change]
              for prompt in ("one", "two")}
     assert shown["one"][0] == [] and shown["one"][1] == shown["one"][-1] == ["Mind this."]

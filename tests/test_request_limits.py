@@ -25,8 +25,12 @@ from playground.ui.game import game_page as game
 from playground.ui.play import lane_editor as editor
 from playground.ui.play import lessons
 from playground.ui.play.gallery import picked
-from playground.ui.play.handlers import Handlers, Visit
+from playground.ui.play.live_handlers import LiveHandlers
+from playground.ui.play.page_events import Acts
 from playground.ui.play.playground_page import Page
+from playground.ui.play.run_handlers import RunHandlers
+from playground.ui.play.settings_handlers import SettingsHandlers
+from playground.ui.play.visit import Visit
 from playground.ui.server.site import Site
 from support.limited_pages import MODELS, ROOT, STRANGERS, public  # noqa: F401
 
@@ -162,7 +166,8 @@ def acts():
         stop=lambda lane=None: None,
         trace=SimpleNamespace(lane=lambda lane: SimpleNamespace(events=[])),
     )
-    return Handlers(site, page), Visit(Settings("Hello"), run=run)
+    handlers = Acts(RunHandlers(site, page), LiveHandlers(site, page), SettingsHandlers(site, page))
+    return handlers, Visit(Settings("Hello"), run=run)
 
 
 HOSTILE = [
@@ -193,12 +198,12 @@ HOSTILE = [
 def test_a_malformed_event_is_answered_or_dropped(acts, data):
     act, visit = acts
     event = gr.EventData(None, data)
-    for handler in (act.look, act.stop_lane, act.pace, act.missed):
+    for handler in (act.live.look, act.live.stop_lane, act.live.pace, act.live.missed):
         handler(visit, event)
-    act.heard(event)
+    act.live.heard(event)
     said = [
         value
-        for change in act.fork(visit, event)
+        for change in act.runs.fork(visit, event)
         if isinstance(change, dict)
         for value in change.values()
         if isinstance(value, str)
@@ -218,7 +223,7 @@ def test_a_malformed_event_is_answered_or_dropped(acts, data):
     ],
 )
 def test_an_entry_that_the_gallery_does_not_have_is_a_sentence(acts, data):
-    changes = acts[0].pick("default", "default", gr.EventData(None, data))
+    changes = acts[0].settings.pick("default", "default", gr.EventData(None, data))
     assert any(value.endswith(".</span>") for value in changes.values() if isinstance(value, str))
 
 
@@ -235,7 +240,7 @@ def test_an_entry_that_the_gallery_does_not_have_is_a_sentence(acts, data):
 )
 def test_a_lesson_that_does_not_exist_is_a_sentence(acts, data):
     with pytest.raises(gr.Error) as refused:
-        acts[0].set_up("default", "default", gr.EventData(None, data))
+        acts[0].settings.set_up("default", "default", gr.EventData(None, data))
     assert len(str(refused.value)) < 400
     with pytest.raises(Refusal):
         lessons.settings_of("x" * 10**6, 0)

@@ -30,9 +30,10 @@ from playground.trace import Trace
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components.settings import Fork, Settings
 from playground.ui.play import gallery, lessons
-from playground.ui.play.handlers import Handlers
 from playground.ui.play.kept_runs import kept_run
 from playground.ui.play.playground_page import Page
+from playground.ui.play.run_handlers import RunHandlers
+from playground.ui.play.settings_handlers import SettingsHandlers
 from playground.ui.server.api import REMOTE, compare_endpoint, run_endpoint
 from playground.ui.server.site import Site
 
@@ -119,7 +120,7 @@ def by_http(endpoint: Callable[[Site], Any]) -> Callable[[], None]:
 
 def by_page() -> None:
     page = opened_page()
-    [*Handlers(page.site, page).run(None, *(getattr(WHOLE, name) for name in RunRequest.names()))]
+    [*RunHandlers(page.site, page).run(None, *(getattr(WHOLE, name) for name in RunRequest.names()))]
 
 
 def opened_page() -> Page:
@@ -194,15 +195,15 @@ def by_undo(tmp_path, monkeypatch) -> RunRequest:
 
 def by_link(tmp_path, monkeypatch) -> RunRequest:
     page = opened_page()
-    _, copied = Handlers(page.site, page).share(*(getattr(WHOLE, name) for name in RunRequest.names()))
+    _, copied = SettingsHandlers(page.site, page).share(*(getattr(WHOLE, name) for name in RunRequest.names()))
     opened = SimpleNamespace(query_params={"s": copied[page.link]})
     return shown(lambda handlers, event: handlers.open(None, opened))
 
 
-def shown(act: Callable[[Handlers, Any], dict], **event: Any) -> RunRequest:
+def shown(act: Callable[[SettingsHandlers, Any], dict], **event: Any) -> RunRequest:
     """What the controls of a page show after an event."""
     page = opened_page()
-    changes = act(Handlers(page.site, page), SimpleNamespace(**event))
+    changes = act(SettingsHandlers(page.site, page), SimpleNamespace(**event))
     values = {name: changes.get(control) for name, control in zip(RunRequest.names(), page.controls())}
     return RunRequest(**{
         name: value["value"] if isinstance(value, dict) else value for name, value in values.items()

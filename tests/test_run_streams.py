@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from playground.player.frames import frame, new_name
 from playground.ui.classroom.classroom import Classroom
 from playground.ui.classroom.classroom_routes import guard_of, routes_of
-from playground.ui.play.handlers import Handlers
 from playground.ui.play.kept_runs import LONGEST_NAME
+from playground.ui.play.live_handlers import LiveHandlers
 from playground.ui.server import frame_log, run_streams
 from playground.ui.server.frame_log import EventStream
 from playground.ui.server.run_streams import RunStream, RunStreams, stream_route
@@ -203,7 +203,8 @@ def test_without_a_reader_the_event_of_a_run_brings_every_frame(site, monkeypatc
 def test_a_page_that_has_lost_the_stream_gets_the_run_so_far_and_the_frames_after_it():
     site = counting_site(counting)
     page, changes = visit_stream(site)
-    acts, states = Handlers(site, page), (change for change in changes if page.visit in change or page.live in change)
+    acts = LiveHandlers(site, page)
+    states = (change for change in changes if page.visit in change or page.live in change)
     visit = next(states)[page.visit]
     first = next(states)[page.live]
     acts.heard(gr.EventData(None, {"run": first["run"]}))

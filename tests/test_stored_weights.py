@@ -193,7 +193,7 @@ def test_a_zero_gpu_page_refuses_weights_that_a_gpu_must_read(folders):
 
 def test_the_status_line_and_the_name_of_a_draft_say_how_weights_are_stored(folders):
     from playground.decoding.models import Models
-    from playground.ui.play.handlers import described
+    from playground.ui.models.status_line import described
 
     target = loaded(folders("fp8 (stored)")).target
     assert "fp8 (stored) · float32 · cpu" in described(Models(target))

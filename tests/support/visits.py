@@ -5,14 +5,14 @@ from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 from playground.ui.components.settings import Settings
-from playground.ui.play.handlers import Handlers
+from playground.ui.play.run_handlers import RunHandlers
 
 
 def stream(site, prompt: str = "one"):
     methods = ("idle", "show_memory", "figures_of", "busy", "stoppable", "close_figures")
     page = MagicMock(**{f"{name}.return_value": {} for name in methods})
     settings = Settings(prompt=prompt)
-    return page, Handlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
+    return page, RunHandlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
 
 
 def request(forwarded: str, peer: str = "10.1.1.1"):

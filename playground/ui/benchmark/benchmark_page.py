@@ -32,15 +32,16 @@ from playground.ui.components.run_controls import ModelDropdown, status_line
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.guard.readers import ends_unread
 from playground.ui.guard.uploads import delete
+from playground.ui.models.status_line import status
 from playground.ui.play.gallery import TASKS
-from playground.ui.play.handlers import Changes, status
 from playground.ui.play.lane_editor import LaneEditor
-from playground.ui.play.run_figures import for_page
+from playground.ui.play.visit import Changes
 from playground.ui.server.admission_queue import SURVEY, Ticket
 from playground.ui.server.model_loader import ModelLoad
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Run
 from playground.ui.server.zero_gpu import RemoteRun
+from playground.ui.studies.run_figures import for_page
 
 CONTROLS = ("tasks", "count", "repeats", "own", "length", "seed", "model", "draft", "lanes")
 # `Refusal.about` -> the notice it is shown in

@@ -33,7 +33,9 @@ from playground.ui.components.run_controls import length_and_seed, mode_switch, 
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, notice, read
 from playground.ui.guard.readers import ends_unread
-from playground.ui.play.handlers import MODEL_CONTROLS, Changes, Visit, queue_status, status
+from playground.ui.models.status_line import queue_status, status
+from playground.ui.play.notices import MODEL_CONTROLS
+from playground.ui.play.visit import Changes, Visit
 from playground.ui.server.admission_queue import GAME
 from playground.ui.server.site import Site
 

@@ -24,7 +24,7 @@ from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, read
 from playground.ui.guard.readers import ends_unread
 from playground.ui.models.model_offers import ModelOffer, Room
-from playground.ui.play.handlers import status
+from playground.ui.models.status_line import status
 from playground.ui.server.model_loader import ModelLoad, ModelRequest
 
 Changes = dict[Any, Any]

@@ -1,11 +1,9 @@
-"""The playground page: its layout, and which handler is bound to which event. The handlers are in handlers.py."""
+"""The playground page: its components and their layout. `page_events` binds them to the handlers."""
 from __future__ import annotations
 
-import json
 from collections.abc import Container, Iterable
 from dataclasses import replace
 from html import escape
-from typing import Any
 
 import gradio as gr
 
@@ -16,32 +14,24 @@ from playground.ui.classroom.classroom_panel import ClassroomPanel
 from playground.ui.components import model_menu
 from playground.ui.components.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
 from playground.ui.components.settings import Settings
-from playground.ui.components.theme import PRIVATE, notice
+from playground.ui.components.theme import notice
 from playground.ui.guard.framing import embedders
-from playground.ui.models.model_sheet import ModelChoices, ModelSheet, proposal_button
+from playground.ui.models.model_sheet import ModelSheet, proposal_button
 from playground.ui.play.chat_history import EarlierTurns
 from playground.ui.play.gallery import Gallery, free_prompt_note, question_note
-from playground.ui.play.handlers import Changes, Handlers, Visit
 from playground.ui.play.lane_editor import LaneEditor
 from playground.ui.play.lessons import Lessons
 from playground.ui.play.live_view import Lanes
 from playground.ui.play.remote_panel import RemotePanel
-from playground.ui.play.settings_button import SettingsButton, announce
+from playground.ui.play.settings_button import SettingsButton
+from playground.ui.play.visit import Changes
 from playground.ui.server.site import FIRST_SETTINGS, Site, first_view
 from playground.ui.studies import studies_page, study_figures
 from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
 from playground.ui.sweeps.seed_sweep_panel import Repeats
 
-NOW = "() => String(performance.now())"
-SHOW_IN_CHAT = "(mode) => ({ __type__: 'update', visible: mode === 'chat' })"
 HERO = "<h2>A language model writes one word at a time. Watch it choose.</h2>"
 MEMORY = {"storage_key": "decoding-playground", "secret": "not a secret"}  # browser storage for the settings
-
-
-def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
-    """Lay out the playground below the page's header."""
-    page = Page(site, head)
-    page.bind(Handlers(site, page), blocks)
 
 
 class Page:
@@ -142,114 +132,7 @@ class Page:
     def _note(self, model: str) -> str | None:
         return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
 
-    def bind(self, handlers: Handlers, blocks: gr.Blocks) -> None:
-        """Connect each event to its handler."""
-        controls = self.controls()
-        streaming = {
-            "outputs": [
-                self.visit,
-                self.live,
-                self.lanes,
-                *self._notices(),
-                self.examined,
-                self.studied,
-                self.go,
-                self.halt,
-                *self._memory(),
-            ],
-            "concurrency_limit": None,
-            **PRIVATE,
-        }
-        chosen = "(stored) => window.settingsToOpen(stored)"
-        opened = blocks.load(handlers.open, self.stored, [*controls, self.known], js=chosen, **PRIVATE)
-        self.lanes.mend(handlers.mend, None, [self.context, self.draft, self.model], queue=False, **PRIVATE)
-        loads = {"outputs": self._notices(), "concurrency_limit": None, **PRIVATE}
-        ready = blocks.load(handlers.ready, None, **loads)
-        ModelChoices(self.site, self).bind(ready)
-        loaded = self.fetch.click(handlers.load, controls, **loads)
-        self.go.click(handlers.run, [self.visit, *controls], **streaming)
-        self.read.click(handlers.score, [self.visit, *controls], **streaming)
-        self.live.fork(handlers.fork, self.visit, trigger_mode="multiple", **streaming)
-        self._bind_run(handlers)
-        self._bind_figures(handlers)
-        if not self.site.rules.public:
-            self.remote.bind(handlers.connect, self.visit)
-        self.repeats.bind(controls)
-        self._bind_knobs(controls, handlers, streaming)
-        self.forget.click(handlers.forget, self.visit, self._memory(), queue=False, **PRIVATE)
-        asked = [*controls, self.known, *self._notices()]
-        picked = self.gallery.pick(handlers.pick, [self.model, self.draft], asked, queue=False, **PRIVATE)
-        opened_step = {"queue": False, "trigger_mode": "multiple", **PRIVATE}  # steps may be skimmed: none is dropped
-        prepared = self.lessons.prepare(handlers.set_up, [self.model, self.draft], asked, **opened_step)
-        self.lessons.set_up(handlers.set_up, [self.model, self.draft], asked, queue=False, **PRIVATE).success(
-            handlers.run, [self.visit, *controls], **streaming
-        )
-        latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
-        restored = self.summary.restore(handlers.restore, None, [*controls, self.known], **latest)
-        self._bind_fitting(handlers, (opened, ready, loaded, picked, prepared, restored))
-        self.share.click(handlers.share, controls, self.link, **PRIVATE)
-        self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
-        self.embed.click(handlers.embed, controls, self.frame, **PRIVATE)
-        self.frame.change(None, self.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
-        opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
-        self.mode.change(None, self.mode, self.system, js=SHOW_IN_CHAT, **PRIVATE)
-        self.tools.change(handlers.check_tools, controls, self.tools_notice, **latest)
-        self.form.change(handlers.check_form, self.form, self.form_notice, **latest)
-        self._remember(controls)
-
-    def _bind_fitting(self, handlers: Handlers, renewing: Iterable[gr.events.Dependency]) -> None:
-        """Fit to the settings what is offered and shown. Each handler is bound once to all of its triggers: Gradio then
-        sends the newest settings only after the answer to older ones, which so cannot come last.
-        """
-        for event in renewing:
-            event.then(None, None, self.renewed, js=NOW, **PRIVATE)
-        controls, models, latest = self.controls(), [self.model, self.draft], {"trigger_mode": "always_last", **PRIVATE}
-        chosen = [self.model.change, self.draft.change, self.renewed.change]
-        gr.on(chosen, handlers.offer, models, models, queue=False, **latest)
-        fitted = [*chosen, self.mode.change, self.tools.blur]
-        gr.on(fitted, handlers.fit, controls, [self.lanes, self.tools, self.tools_notice], queue=False, **latest)
-        noted = [*chosen, self.prompt.blur, self.context.blur, self.mode.change, self.before.change]
-        gr.on(noted, handlers.update_question_note, controls, self.known, queue=False, **latest)
-
-    def _bind_knobs(self, controls: list, handlers: Handlers, streaming: dict[str, Any]) -> None:
-        """Bind the grid of knobs; a chosen cell becomes a lane, and all lanes are run."""
-        self.knobs.bind(controls)
-        self.knobs.bind_menus(self.lanes)
-
-        def open_cell(visit: Visit | None, lanes: list, event: gr.EventData) -> Changes:
-            return self.show(self.knobs.open_cell(visit, lanes, event), Settings.names())
-
-        asked = [*controls, self.known]
-        opened = self.knobs.output.open_cell(open_cell, [self.knobs.visit, self.lanes], asked, queue=False, **PRIVATE)
-        opened.success(handlers.run, [self.visit, *controls], **streaming)
-
-    def _bind_run(self, handlers: Handlers) -> None:
-        """Bind the controls of an active run; they bypass Gradio's queue."""
-        now = {"queue": False, **PRIVATE}
-        for name in ("hold", "resume", "step", "stop_lane"):
-            getattr(self.live, name)(getattr(handlers, name), self.visit, None, **now)
-        self.live.pace(handlers.pace, self.visit, None, trigger_mode="always_last", **now)
-        self.live.heard(handlers.heard, None, None, **now)
-        self.live.missed(handlers.missed, self.visit, self.live, **now)
-        for name in ("look", "attribute"):
-            getattr(self.live, name)(
-                getattr(handlers, name), self.visit, self.live, concurrency_id="look", concurrency_limit=1, **PRIVATE
-            )
-        self.halt.click(handlers.stop, self.visit, [self.go, self.halt], **now)
-        self.again.click(handlers.again, self.visit, [self.live, *self._notices()], **now)
-
-    def _bind_figures(self, handlers: Handlers) -> None:
-        """Draw figures only when they are opened: each takes the browser about a second."""
-        with self.examined:
-            gr.render(self.visit, triggers=[self.examined.expand], show_progress="hidden")(handlers.examine)
-
-    def _remember(self, controls: list[gr.components.Component]) -> None:
-        """Save every change to the browser's storage and announce it, without a request to the server."""
-        names = json.dumps(Settings.names())
-        js = f"(...values) => {announce(f'Object.fromEntries({names}.map((name, i) => [name, values[i]]))')}"
-        gr.on([control.change for control in controls], None, controls, self.stored, js=js, **PRIVATE)
-
-    def _notices(self) -> list[gr.components.Component]:
+    def notices(self) -> list[gr.components.Component]:
         return [
             self.status,
             self.prompt_notice,
@@ -260,7 +143,7 @@ class Page:
             self.lanes_notice,
         ]
 
-    def _memory(self) -> list[gr.components.Component]:
+    def memory(self) -> list[gr.components.Component]:
         return [self.remembered, self.forget]
 
     def _bar(self) -> None:

@@ -12,7 +12,7 @@ from playground.ui.components.theme import read
 from playground.ui.game import game_page as game
 from playground.ui.guard.sessions import Events, guard_queue
 from playground.ui.library import library_page as library
-from playground.ui.play import playground_page as page
+from playground.ui.play import page_events as page
 from playground.ui.server.api import publish
 from playground.ui.server.site import Site
 from playground.ui.studies import studies_page as studies

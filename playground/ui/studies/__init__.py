@@ -1,1 +1,1 @@
-"""The page of the studies of a run."""
+"""Figures of a run, and the page of its studies."""

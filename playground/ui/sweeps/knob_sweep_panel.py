@@ -17,7 +17,7 @@ from playground.ui.components.event_fields import whole_number
 from playground.ui.components.scripted_component import Scripted
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE
-from playground.ui.play.handlers import Visit
+from playground.ui.play.visit import Visit
 from playground.ui.server.site import Site
 from playground.ui.sweeps.knob_sweep import MOST_VALUES, KnobSweep, axis, knobs_of, swept
 from playground.ui.sweeps.sweep_panel import SweepPanel

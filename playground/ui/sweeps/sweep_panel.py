@@ -17,7 +17,8 @@ from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE
 from playground.ui.guard.readers import ends_unread
-from playground.ui.play.handlers import Changes, Visit, queue_status, status
+from playground.ui.models.status_line import queue_status, status
+from playground.ui.play.visit import Changes, Visit
 from playground.ui.server.admission_queue import REPEATS
 from playground.ui.server.site import Site
 
