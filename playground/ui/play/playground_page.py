@@ -67,16 +67,12 @@ class Page:
         settings = replace(settings, model=self.site.menu_choice(settings.model))
         shown = {getattr(self, name): getattr(settings, name) for name in names}
         return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
-                self.tools: gr.update(value=settings.tools, visible=self._has_tools(settings)),
+                self.tools: gr.update(value=settings.tools, visible=_has_tools(self.site, settings)),
                 **self.show_question_note(settings)}
 
     def fit_tools(self, settings: Settings) -> Changes:
         """Show the tools only where they can be used."""
-        return {self.tools: gr.update(visible=self._has_tools(settings))}
-
-    def _has_tools(self, settings: Settings) -> bool:
-        """Tools are shown in a chat with a model that has a place for them, and where there are some to remove."""
-        return settings.mode == "chat" and self.site.takes_tools(settings) or bool(settings.tools.strip())
+        return {self.tools: gr.update(visible=_has_tools(self.site, settings))}
 
     def show_question_note(self, settings: Settings) -> Changes:
         """Show what to look at if the prompt is a question with a known answer, and what to expect of any other from a
@@ -122,15 +118,12 @@ class Page:
     def offer(self, chosen: Settings) -> Changes:
         """Update the model menus, and the note on the chosen model."""
         model = self.site.named(chosen.model)
-        return {self.model: gr.update(choices=model_menu.targets(self.site.named(DEFAULT)), info=self._note(model)),
+        return {self.model: gr.update(choices=model_menu.targets(self.site.named(DEFAULT)), info=_note(self.site, model)),
                 self.draft: gr.update(choices=model_menu.drafts())}
 
     def fit_lanes(self, chosen: Settings) -> Changes:
         """Update which lanes the chosen models can run."""
         return {self.lanes: gr.update(attention=self.site.attention(chosen), drafted=self.site.has_draft(chosen))}
-
-    def _note(self, model: str) -> str | None:
-        return model_menu.note(model) or (None if self.site.rules.public else "from the list, a hub id or a folder")
 
     def notices(self) -> list[gr.components.Component]:
         return [
@@ -225,7 +218,7 @@ class Page:
             lines=3,
             max_lines=10,
             placeholder=f"[{TOOL}]",
-            visible=self._has_tools(start),
+            visible=_has_tools(self.site, start),
             elem_id="tools",
             info="A list in JSON, as for a chat API. The model's chat template describes the tools in the prompt.",
         )
@@ -246,7 +239,7 @@ class Page:
             )
 
     def _models(self, start: Settings) -> None:
-        targets, hint = model_menu.targets(self.site.named(DEFAULT)), self._note(self.site.named(start.model))
+        targets, hint = model_menu.targets(self.site.named(DEFAULT)), _note(self.site, self.site.named(start.model))
         typed = {"allow_custom_value": not self.site.rules.public}
         with gr.Column(scale=2, min_width=240, elem_classes="models"):
             self.model = ModelDropdown(
@@ -304,3 +297,11 @@ class Page:
         self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
         self.studied = gr.HTML("", visible=False, elem_classes="studied", elem_id="studied", apply_default_css=False)
 
+
+def _note(site: Site, model: str) -> str | None:
+    return model_menu.note(model) or (None if site.rules.public else "from the list, a hub id or a folder")
+
+
+def _has_tools(site: Site, settings: Settings) -> bool:
+    """Tools are shown in a chat with a model that has a place for them, and where there are some to remove."""
+    return settings.chat and site.takes_tools(settings) or bool(settings.tools.strip())
