@@ -64,7 +64,8 @@ def test_an_answer_about_older_settings_cannot_come_last():
     """One event of Gradio sends the newest settings after the answer to older ones; two would overtake each other."""
     events = [(getattr(event.fn, "__qualname__", ""), event) for event in build(Site(load=None)).fns.values()]
     for handler in ("offer", "fit", "update_question_note"):
-        assert [event.trigger_mode for name, event in events if name == f"Handlers.{handler}"] == ["always_last"]
+        modes = [event.trigger_mode for name, event in events if name == f"SettingsHandlers.{handler}"]
+        assert modes == ["always_last"]
 
 
 # --- on the page ---

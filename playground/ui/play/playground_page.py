@@ -117,9 +117,8 @@ class Page:
 
     def offer(self, chosen: Settings) -> Changes:
         """Update the model menus, and the note on the chosen model."""
-        model = self.site.named(chosen.model)
-        return {self.model: gr.update(choices=model_menu.targets(self.site.named(DEFAULT)), info=_note(self.site, model)),
-                self.draft: gr.update(choices=model_menu.drafts())}
+        targets, note = model_menu.targets(self.site.named(DEFAULT)), _note(self.site, self.site.named(chosen.model))
+        return {self.model: gr.update(choices=targets, info=note), self.draft: gr.update(choices=model_menu.drafts())}
 
     def fit_lanes(self, chosen: Settings) -> Changes:
         """Update which lanes the chosen models can run."""
