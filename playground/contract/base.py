@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
 
@@ -37,6 +37,9 @@ REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are
 class Strategy:
     """Base of every kind. A subclass with a `name` is registered and becomes a dataclass over its knobs."""
 
+    if TYPE_CHECKING:
+        __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # every subclass is a dataclass
+
     kind: ClassVar[str] = ""
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
@@ -68,12 +71,12 @@ class Strategy:
     @classmethod
     def knobs(cls) -> list[Knob]:
         """The knobs, in the order of declaration."""
-        return list(_knobs(cls))
+        return list(_knobs(cls))  # type: ignore[arg-type]  # a class is hashable; mypy looks at its objects
 
     @classmethod
     def slots(cls) -> dict[str, str]:
         """Kind of strategy that fills each slot, by field name, for example {"drafter": "drafter"}."""
-        types = _types(cls)
+        types = _types(cls)  # type: ignore[arg-type]
         return {f.name: types[f.name].kind for f in fields(cls) if f.metadata.get("slot")}
 
     @classmethod

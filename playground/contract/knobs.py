@@ -37,12 +37,15 @@ def slot(default: str) -> Any:
     return field(default=default, metadata={"slot": True})
 
 
+AnyType = type[Any]
+
+
 @dataclass(frozen=True)
 class Knob:
     """A knob as the command line, the page and the API see it."""
 
     name: str
-    type: type
+    type: AnyType
     default: Any
     min: float | None
     max: float | None
@@ -54,7 +57,7 @@ class Knob:
     json_text: bool = False
 
     @classmethod
-    def of(cls, declared: Field, type: type) -> Knob:
+    def of(cls, declared: Field, type: AnyType) -> Knob:
         """The knob that a dataclass field declares."""
         keys = ("low", "high", "step", "help", "choices", "multiline", "file", "json_text")
         return cls(declared.name, type, declared.default, *(declared.metadata[key] for key in keys))

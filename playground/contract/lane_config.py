@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 from playground.contract import (
     STAGES,
     CachePolicy,
+    CanvasDecoder,
     ComputePolicy,
     Constraint,
     CutsPrompt,
@@ -230,20 +231,20 @@ def check_model(decoder: Decoder, model: str, attention: str) -> None:
     """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa, or if it cannot
     run with the model's attention, which is one of SEES; empty if it continues text.
     """
-    fills = decoder.kind == "canvas_decoder"
+    fills = isinstance(decoder, CanvasDecoder)
     if attention and not fills:
         raise Refusal(
             f"{model} fills masked positions and does not continue text: choose {FITTING[attention]} or another "
             "model.",
             "model",
         )
-    if fills and not attention:
+    if isinstance(decoder, CanvasDecoder) and not attention:
         raise Refusal(
             f"{model} continues text and cannot fill masked positions: choose {DENOISERS[decoder.attention[0]]} as the "
             "model.",
             "model",
         )
-    if fills and attention not in decoder.attention:
+    if isinstance(decoder, CanvasDecoder) and attention not in decoder.attention:
         wanted = " or ".join(SEES[one] for one in decoder.attention)
         raise Refusal(
             f"{model} {SEES[attention]}, and {decoder.title} needs a model that {wanted}: choose "
@@ -273,7 +274,7 @@ def assemble(config: LaneConfig) -> Assembly:
     extras = [(find(name), knobs) for name, knobs in config.extras]
     slots = {kind: name for name, kind in main.slots().items()}
     filled = _fill_slots(config, [(cls, knobs) for cls, knobs in extras if cls.kind in slots], slots)
-    decoder = make(config.strategy, **{**config.knobs, **filled})
+    decoder = cast(Decoder, make(config.strategy, **{**config.knobs, **filled}))
     assembly = Assembly(decoder)
     added = [make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots]
     _check_refuses(decoder, added)
@@ -314,20 +315,20 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
 
 def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
-    if toggle.kind == "cache_policy" and decoder.several and not (toggle.row_wise or toggle.prompt_only):
+    if isinstance(toggle, CachePolicy) and decoder.several and not (toggle.row_wise or toggle.prompt_only):
         raise Refusal(
             f"{toggle.title} depends on the path of one text, and {decoder.title} grows several: remove "
             f"{toggle.title}.",
             toggle.name,
         )
-    if toggle.kind == "constraint" and decoder.kind == "canvas_decoder" and not decoder.left_to_right:
+    if toggle.kind == "constraint" and isinstance(decoder, CanvasDecoder) and not decoder.left_to_right:
         raise Refusal(
             f"{toggle.title} judges a text from its beginning, and {decoder.title} fills positions while others to "
             "their left are masked: use Masked diffusion with order left_to_right, rule steps and steps 0, or blocks "
             "of one position.",
             toggle.name,
         )
-    if toggle.kind == "sampler":
+    if isinstance(toggle, Sampler):
         if any(sampler.name == toggle.name for sampler in assembly.samplers):
             raise Refusal(
                 f"{toggle.title} is in this lane already, added or included by {decoder.title}: remove one.",

@@ -72,6 +72,6 @@ def _knob(knob: Knob) -> dict[str, Any]:
 
 def _slots(cls: type[Strategy]) -> list[dict[str, str]]:
     return [
-        {"field": field, "kind": kind, "default": cls.__dataclass_fields__[field].default}
+        {"field": field, "kind": kind, "default": str(cls.__dataclass_fields__[field].default)}
         for field, kind in cls.slots().items()
     ]

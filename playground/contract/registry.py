@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from dataclasses import fields
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -72,4 +71,4 @@ def _fill(slot_name: str, kind: str, filling: Any) -> Strategy:
 
 
 def _default(cls: type[Strategy], field_name: str) -> str:
-    return next(f.default for f in fields(cls) if f.name == field_name)
+    return str(cls.__dataclass_fields__[field_name].default)

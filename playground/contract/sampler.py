@@ -42,12 +42,13 @@ class Sampler(Strategy):
     draws: ClassVar[bool] = True  # False if it only reshapes scores and leaves the choice to argmax
     row_wise: ClassVar[bool] = True  # False if scores depend on how earlier tokens were chosen
     streams: ClassVar[tuple[str, ...]] = ()  # others it reads: "without_context", of `instructions` or `unprompted`
-    start: ClassVar[int] = 0  # length of the prompt in tokens, once the lane has begun
-    piece: ClassVar[Callable[[int], str]] = str  # the text of a token
-    end_ids: ClassVar[frozenset[int]] = frozenset()  # tokens that end the text
-    chance: ClassVar[Callable[[float, Sequence[int], str], bool]] = staticmethod(
-        no_chance
-    )  # set by the lane, or a test
+    if TYPE_CHECKING:  # set by the lane, or a test; without annotations at run time, which would make them knobs
+        start: int  # length of the prompt in tokens, once the lane has begun
+        piece: Callable[[int], str]  # the text of a token
+        end_ids: frozenset[int]  # tokens that end the text
+        chance: Callable[[float, Sequence[int], str], bool]
+    else:
+        start, piece, end_ids, chance = 0, str, frozenset(), staticmethod(no_chance)
 
     def begin(self, start: int, piece: Callable[[int], str], end_ids: frozenset[int] = frozenset()) -> None:
         """Receive, before the first row, the prompt length in tokens, a function from token id to text, and the tokens

@@ -6,7 +6,7 @@ A chain is a tree in which node i has parent i - 1. Nodes are only appended, so 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from playground.events import Draft, Drawn
 
@@ -43,7 +43,11 @@ class TokenTree:
         return len(self.tokens)
 
     def add(
-        self, token: int, parent: int = ROOT, q: torch.Tensor | None = None, confidence: float | None = None
+        self,
+        token: int,
+        parent: int = ROOT,
+        q: torch.Tensor | None = None,
+        confidence: float | torch.Tensor | None = None,
     ) -> int:
         """Append a node and return its index. Children of one parent are verified in the order they were added."""
         node = len(self.tokens)
@@ -61,10 +65,10 @@ class TokenTree:
     @property
     def confidence(self) -> list[float]:
         """The drafter's probability of every token. Those still on a device are read in one transfer."""
-        waiting = [node for node, value in enumerate(self.confidences) if not isinstance(value, float | int)]
-        for node, value in zip(waiting, _numbers([self.confidences[node] for node in waiting])):
-            self.confidences[node] = value
-        return self.confidences
+        waiting = {node: value for node, value in enumerate(self.confidences) if not isinstance(value, float | int)}
+        for node, number in zip(waiting, _numbers([*waiting.values()])):
+            self.confidences[node] = number
+        return cast("list[float]", self.confidences)
 
     def again(self, node: int) -> int:
         """Record that the same child was drawn once more."""
@@ -157,7 +161,8 @@ def chain(tokens: list[int], source: str) -> TokenTree:
 
 def merged(texts: list[list[int]], source: str) -> tuple[TokenTree, list[list[int]]]:
     """Texts as one tree that stores shared prefixes once, and the nodes of each text, the root first."""
-    tree, paths, known = TokenTree(source), [], {}
+    tree, paths = TokenTree(source), []
+    known: dict[tuple[int, int], int] = {}  # nodes by parent and token
     for text in texts:
         paths.append([ROOT])
         for token in text:
