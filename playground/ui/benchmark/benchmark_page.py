@@ -114,10 +114,10 @@ class Benchmark:
             **({self.own_section: gr.update(open=True)} if near is self.own_notice else {}),
         }
 
-    def plotted(self, answers: list[Answer], cost: str) -> Changes:
+    def plotted(self, answers: list[Answer], cost: str | None) -> Changes:
         """Show the figures that have data; hide the section if none has."""
         rows = [replace(row, task=task_name(row.task)) for row in table(answers)]  # as the table names them
-        drawn = dict(zip(self.plots, map(for_page, (quality(rows, cost), acceptance(rows)))))
+        drawn = dict(zip(self.plots, map(for_page, (quality(rows, cost or next(iter(COSTS))), acceptance(rows)))))
         shown = {plot: gr.update(value=figure, visible=figure is not None) for plot, figure in drawn.items()}
         return {
             **shown,
@@ -312,8 +312,10 @@ class SurveyHandlers:
     def offer(self, model: str) -> Changes:
         return {self.page.lanes: gr.update(attention=self.site.attention(SurveySettings(model=model)))}
 
-    def bring(self, path: str) -> Changes:
+    def bring(self, path: str | None) -> Changes:
         """Take the text of an uploaded file if every line is a question; the file is deleted."""
+        if path is None:  # a request without a file
+            return gr.skip()
         file = Path(path)
         try:
             with as_refusals("Reading the file"):

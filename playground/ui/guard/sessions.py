@@ -20,7 +20,7 @@ from playground.ui.server.admission_queue import Visitor, address_of
 
 PERIOD = 10.0  # seconds between two sweeps
 UNREAD = 60.0  # seconds that messages of a finished stream wait to be fetched
-ANALYTICS = 50  # finished events in Gradio's statistics, which it tabulates again after each event
+ANALYTICS = 50  # events in Gradio's statistics
 log = logging.getLogger(__name__)
 
 
@@ -139,6 +139,7 @@ def guard_queue(queue, limits: Events, proxies: int) -> None:
     """Make Gradio's queue refuse events beyond the share of an address or a session."""
     push = queue.push
     queue.ANALYTICS_MAX_EVENTS = ANALYTICS
+    queue.ANAYLTICS_CACHE_FREQUENCY = inf  # Gradio's spelling: no table of the statistics after each event, with pandas
 
     async def guarded(body, request, username):
         visitor = Visitor(body.session_hash or "", address_of(request, proxies))

@@ -114,9 +114,9 @@ def questions(task: str = "") -> list[dict[str, Any]]:
         task: one task, such as "arithmetic"; all if empty
     """
     with _refusals_as_errors():
-        known = {question.task for question in answerable()}
+        known = sorted({question.task for question in answerable()})
         if task and task not in known:
-            raise Refusal(f"There is no task {quoted(task)}: choose one of {', '.join(sorted(known))}.", "task")
+            raise Refusal(f"There is no task {quoted(task)}: choose one of {', '.join(known)}.", "task")
         return [_question(question) for question in answerable() if task in ("", question.task)]
 
 

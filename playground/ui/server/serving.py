@@ -20,6 +20,7 @@ from starlette.routing import Route
 from playground.ui.classroom.classroom_routes import guard_of, routes_of
 from playground.ui.components.script_files import script_route
 from playground.ui.components.scripted_component import Fetched
+from playground.ui.guard.block_configs import BlockConfigs
 from playground.ui.guard.component_guard import ComponentGuard, served_components
 from playground.ui.guard.connections import Connections
 from playground.ui.guard.framing import Framing, embedders
@@ -87,6 +88,7 @@ def protect(page, site: Site) -> None:
     """Bound the connections and sessions of a launched page, and delete the sessions of visitors who have left."""
     near = frozenset(address.strip() for address in str(page.server.config.forwarded_allow_ips).split(","))
     Connections(trusted=None if site.proxies or "*" in near else near).serve(page.server)
+    page.default_config = BlockConfigs.of_page(page)
     kept = retention(site)
     sweeper = Sweeper(page.app, kept, Path(page.app.uploaded_file_dir))
     page.app.state_holder = VisitorSessions(site.admission, kept.address, sweeper.drop, sweeper.streaming)
