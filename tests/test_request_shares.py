@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from math import inf
 
 import pytest
@@ -127,3 +128,49 @@ def test_a_share_that_is_full_is_refused_with_a_sentence():
     share.take("b", 1)
     with pytest.raises(Denied, match="^The page has too many open requests: try again in a moment.$"):
         share.take("c", 1)
+
+
+# --- how many are begun at a time ---
+
+class Begun:
+    """An app whose answers begin when `answer` is set and never end; how many requests of each address were begun."""
+
+    def __init__(self):
+        self.answer, self.count = asyncio.Event(), Counter()
+
+    async def __call__(self, scope, receive, send):
+        self.count[scope["client"][0]] += 1
+        await self.answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+
+async def begun(app: Begun, seconds: float) -> dict[str, int]:
+    """Requests that were begun within `seconds`, where one address sends many and then another sends one."""
+    shares = RequestShares(RequestShareLimits(requests=Most(inf, inf), begun=3, begun_seconds=0.2))
+    guarded = RequestGuard(app, PUBLIC, Hosts(None), 0, shares)
+    clients = [Client("6.6.6.6", "GET") for _ in range(20)] + [Client("1.1.1.1", "GET")]
+    tasks = [asyncio.create_task(client.ask(guarded)) for client in clients]
+    await asyncio.sleep(seconds)
+    counted = dict(app.count)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return counted
+
+
+def test_one_address_begins_a_few_requests_at_a_time_and_others_do_not_wait():
+    assert asyncio.run(begun(Begun(), 0.1)) == {"6.6.6.6": 3, "1.1.1.1": 1}
+
+
+def test_streams_that_have_begun_hold_nobody_up():
+    async def open_streams() -> dict[str, int]:
+        app = Begun()
+        app.answer.set()
+        return await begun(app, 0.1)
+
+    assert asyncio.run(open_streams()) == {"6.6.6.6": 20, "1.1.1.1": 1}
+
+
+def test_a_request_that_takes_long_to_answer_does_not_keep_the_others_of_its_address():
+    assert asyncio.run(begun(Begun(), 0.3))["6.6.6.6"] == 6

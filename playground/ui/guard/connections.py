@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from socket import SO_SNDBUF, SOL_SOCKET
 from time import monotonic
 from typing import Any
 
@@ -44,6 +45,7 @@ class ConnectionLimits:
     whole: int = field(default_factory=most_connections)
     head_seconds: float = 10.0  # until the head of a request has arrived, from the connection or the last answer on
     unread_seconds: float = 30.0  # in which a client takes nothing of its answer
+    unread_bytes: int = 1 << 17  # of an answer that the system keeps for it; Linux allows 4 MB, and doubles this
     chunks: int = 128  # parts of a body, however small
     chunk_bytes: int = 256  # of the parts beyond, on average
     malformed: int = 20  # requests of one address, after which its new connections are closed unread
@@ -80,7 +82,7 @@ class Connections:
             return False
         if address and self.open.count(address) >= most.address and not self._end(self.waiting.first(address)):
             return False
-        if self.open.count() >= most.whole and not self._end(self._longest_waiting() or self._of_greediest(address)):
+        if self.open.count() >= most.whole and not self._end(self._which_makes_room(address)):
             return False
         self.open.add(address, connection)
         self.wait(connection)
@@ -118,14 +120,16 @@ class Connections:
         """The address that a connection counts towards; empty for those of proxies."""
         return "" if self.trusted is None or connection.address in self.trusted else connection.address
 
-    def _longest_waiting(self) -> BoundedProtocol | None:
-        """Of the connections that wait for a head, the first of the address with the most of them."""
-        return self.waiting.first(self.waiting.greediest()) or self.waiting.first()
-
-    def _of_greediest(self, address: str) -> BoundedProtocol | None:
-        """The last connection of the address with the most, if a new one of `address` leaves that one more."""
-        greediest = self.open.greediest()
-        return self.open.last(greediest) if self.open.count(greediest) > self.open.count(address) + 1 else None
+    def _which_makes_room(self, address: str) -> BoundedProtocol | None:
+        """The connection that ends for a new one of `address` where all are taken. Of the address with the most, if it
+        then still has more than `address`: the one that has waited longest for a head, otherwise its last. Where none
+        has, one that waits of `address` itself, or of another that has as many as `address` would have.
+        """
+        greediest, mine = self.open.greediest(), self.open.count(address)
+        if self.open.count(greediest) > mine + 1:
+            return self.waiting.first(greediest) or self.open.last(greediest)
+        as_many = (one for one in self.waiting if self.open.count(self._address(one)) > mine)
+        return self.waiting.first(address) or next(as_many, None)
 
     def _end(self, connection: BoundedProtocol | None) -> bool:
         if connection is None:
@@ -203,6 +207,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
+        transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, self.all.limits.unread_bytes)
         if not self.all.admit(self):
             transport.abort()
 

@@ -166,11 +166,12 @@ class RequestGuard:
         last message says so; what is left is to end the answer. On a call that names an unknown function or argument it
         fails before it answers, and before any of the page's own code runs.
         """
-        begun = False
+        begun, turn = False, await self.shares.turns.take(CLIENT.get())
 
         async def noted(message: Message) -> None:
             nonlocal begun
             begun = True
+            turn.end()
             await send(message)
 
         try:
@@ -182,6 +183,8 @@ class RequestGuard:
                 raise Denied(404, f"There is no such endpoint, or it takes other arguments: {DESCRIBED}.") from reason
             else:
                 raise
+        finally:
+            turn.end()
 
     async def _checked(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
         """The body of a request that may be passed on, None for a method without one; raises Denied."""

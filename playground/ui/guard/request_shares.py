@@ -1,12 +1,16 @@
-"""What the open requests of an address, and of all, may hold: their number, unfinished bodies, and bytes of bodies."""
+"""What the open requests of an address, and of all, may hold: their number, unfinished bodies, and bytes of bodies; and
+how many of an address are begun at a time.
+"""
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from math import inf
+from weakref import WeakValueDictionary
 
 from playground.ui.guard.connections import ConnectionLimits
 
@@ -39,6 +43,8 @@ class RequestShareLimits:
     requests: Most = field(default_factory=lambda: Most(ConnectionLimits().address, inf))  # of all: its connections
     bodies: Most = Most(64, 192, 4)  # that have not arrived completely
     body_bytes: Most = Most(32_000_000, 128_000_000, 100_000)  # until the request is answered
+    begun: int = 8  # requests of one address, until their answers begin; the next ones of the address wait
+    begun_seconds: float = 1.0  # after which a request whose answer takes longer does not count any more
 
 
 class SharedAmount:
@@ -79,6 +85,39 @@ class RequestShares:
         self.requests = SharedAmount(limits.requests, "open requests")
         self.bodies = SharedAmount(limits.bodies, "unfinished requests")
         self.body_bytes = SharedAmount(limits.body_bytes, "bytes in open requests")
+        self.turns = Turns(limits)
+
+
+class Turns:
+    """Requests of an address are begun a few at a time. The event loop serves all that are ready in turn: among
+    hundreds that one address begins at once, a token of another visitor would wait for a step of each, and often.
+    """
+
+    def __init__(self, limits: RequestShareLimits):
+        self.limits = limits
+        self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # kept by those who wait or go on
+
+    async def take(self, address: str) -> Turn:
+        """Wait for a turn, in order of arrival."""
+        if (places := self._of.get(address)) is None:
+            places = self._of[address] = asyncio.Semaphore(self.limits.begun)
+        await places.acquire()
+        return Turn(places, self.limits.begun_seconds)
+
+
+class Turn:
+    """The turn of one request, which ends when its answer begins, or after some seconds."""
+
+    def __init__(self, places: asyncio.Semaphore, seconds: float):
+        self._places: asyncio.Semaphore | None = places
+        self._late = asyncio.get_running_loop().call_later(seconds, self.end)
+
+    def end(self) -> None:
+        """End the turn; calling it again does nothing."""
+        if self._places is not None:
+            self._places.release()
+            self._places = None
+            self._late.cancel()
 
 
 class HeldBody:
