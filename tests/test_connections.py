@@ -10,18 +10,29 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 import uvicorn
 
 from playground.ui.guard import connections as connections_module
-from playground.ui.guard.connections import AcceptErrors, BoundedProtocol, ConnectionLimits, Connections, OnceAMinute
+from playground.ui.guard.connections import (
+    FEW,
+    AcceptErrors,
+    BoundedProtocol,
+    ConnectionLimits,
+    Connections,
+    Endings,
+    OnceAMinute,
+)
 
 ROOT = Path(__file__).parents[1]
 SLOW_ANSWER = 300_000_000
+RUNNING = Counter()  # streams of the app below
 
 
 async def app(scope, receive, send):
@@ -40,8 +51,10 @@ async def app(scope, receive, send):
             await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": True})
     if scope["path"] == "/stream":
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        RUNNING["streams"] += 1
         while (await receive())["type"] != "http.disconnect":
             pass
+        RUNNING["streams"] -= 1
         return
     await send({"type": "http.response.body", "body": str(size).encode()})
 
@@ -161,6 +174,34 @@ def test_a_stream_of_many_minutes_is_not_a_head_that_is_late(monkeypatch):
         with connect(port, text=b"GET /stream HTTP/1.1\r\nHost: a\r\n\r\n") as line:
             time.sleep(0.6)
             assert line.recv(1000).startswith(b"HTTP/1.1 200") and is_open(line)
+
+
+def test_hundreds_of_streams_that_end_at_once_do_so_a_few_in_each_turn_of_the_event_loop():
+    """All of them in one turn let a token of another visitor wait for a second."""
+    ended: list[int] = []
+
+    async def turns() -> list[int]:
+        endings, loop, after = Endings(), asyncio.get_running_loop(), []
+        for number in range(100):
+            endings.add(loop, partial(ended.append, number))
+        while len(ended) < 100:
+            await asyncio.sleep(0)
+            after.append(len(ended))
+        return after
+
+    after = asyncio.run(turns())
+    assert ended == list(range(100)) and after[0] <= FEW and len(after) >= 100 / FEW
+
+
+def test_the_streams_of_a_client_that_leaves_all_end(monkeypatch):
+    with served(monkeypatch) as (port, known):
+        before, lines = RUNNING["streams"], [stream(port, "127.0.0.66") for _ in range(40)]
+        assert all(line.recv(100) for line in lines) and known.open.count() == 40
+        for line in lines:
+            line.close()
+        assert ask(port, source="127.0.0.2") == b"0"
+        time.sleep(0.2)
+        assert (known.open.count(), RUNNING["streams"]) == (0, before)
 
 
 # --- small chunks ---

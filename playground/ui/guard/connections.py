@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +26,7 @@ QUIET = 60.0  # seconds in which the same warning is logged once
 DESCRIPTORS = 96  # of the process that connections leave to files, pipes and children
 WHOLE = 800  # connections, where the process may have that many descriptors
 FEWEST = 16
+FEW = 4  # lost connections whose requests end in one turn of the event loop
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class Connections:
     def __init__(self, limits: ConnectionLimits | None = None, trusted: frozenset[str] | None = frozenset()):
         self.limits, self.trusted = limits or ConnectionLimits(), trusted
         # in the order in which they came, and those that wait for a head in the order in which they began to
-        self.open, self.waiting = ByAddress(), ByAddress()
+        self.open, self.waiting, self.endings = ByAddress(), ByAddress(), Endings()
         self._malformed: dict[str, tuple[int, float]] = {}  # how many requests of an address, and since when
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -192,6 +194,27 @@ class ByAddress:
         return max((address for address in self._of if address), key=self.count, default="")
 
 
+class Endings:
+    """What ends requests whose connections are lost, a few in each turn of the event loop: a client that closes
+    hundreds of streams at once would let everybody wait until all of them have ended.
+    """
+
+    def __init__(self):
+        self._left: deque[Callable[[], None]] = deque()
+
+    def add(self, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
+        self._left.append(end)
+        if len(self._left) == 1:
+            loop.call_soon(self._end_few, loop)
+
+    def _end_few(self, loop: asyncio.AbstractEventLoop) -> None:
+        few = [self._left.popleft() for _ in range(min(FEW, len(self._left)))]
+        if self._left:
+            loop.call_soon(self._end_few, loop)
+        for end in few:
+            end()
+
+
 class BoundedProtocol(H11Protocol):
     """uvicorn's protocol on h11. What comes in is seen as h11 reads it: heads, parts and ends of bodies."""
 
@@ -213,7 +236,9 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.all.release(self)
-        super().connection_lost(exc)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # at once, so that nothing more is written
+        self.all.endings.add(self.loop, partial(super().connection_lost, exc))
 
     def on_response_complete(self) -> None:
         self.all.wait(self)  # before the rest, which may read the next head
