@@ -54,6 +54,8 @@ ARGUMENTS = {
     "remote_key": "",
     "form": "",
     "tools": "",
+    "dtype": "auto",
+    "quantization": "none",
 }
 
 
