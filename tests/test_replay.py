@@ -15,27 +15,26 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 
-import playground.engine.graphs.cuda_graphs as engine
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
 from playground.engine.attention.attention_mask import Window
+from playground.engine.attention.recorded_attention import RecordedAttention
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
-from playground.engine.graphs.cuda_graphs import (
+from playground.engine.graphs.graph_inputs import GraphInputs, TextRows
+from playground.engine.graphs.graph_recorders import CudaGraphRecorder, run_eagerly
+from playground.engine.graphs.graph_replay import GraphReplay, build_graph_replay
+from playground.engine.graphs.graph_sizes import (
     BLOCK_SIZES,
     MIN_CAPACITY,
+    PLACES,
     Bucket,
-    CudaGraphRecorder,
-    GraphInputs,
-    GraphReplay,
     bucket,
     buckets,
-    build_graph_replay,
     capacities,
-    run_eagerly,
 )
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
@@ -71,11 +70,12 @@ def test_a_block_too_long_for_any_bucket_has_none():
 def test_padding_attends_to_the_spare_slot_only_and_no_text_row_attends_to_it(rows):
     store, size = KVCache(depth=1), bucket(rows, rows)
     buffers = GraphInputs(size, torch.device("cpu"))
-    buffers.fill([3] * rows, store.extend(chain(rows)))
+    buffers.fill({0: TextRows([3] * rows, store.extend(chain(rows)))})
     spare = size.slots - 1
-    assert torch.equal(buffers.seen[:rows, :rows], torch.ones(rows, rows, dtype=torch.bool).tril())
-    assert buffers.seen[:rows].sum() == rows * (rows + 1) // 2
-    assert buffers.seen[rows:].nonzero()[:, 1].tolist() == buffers.slots[rows:].tolist() == [spare] * (size.rows - rows)
+    assert torch.equal(buffers.seen[0, :rows, :rows], torch.ones(rows, rows, dtype=torch.bool).tril())
+    assert buffers.seen[0, :rows].sum() == rows * (rows + 1) // 2
+    padding = [spare] * (size.rows - rows)
+    assert buffers.seen[0, rows:].nonzero()[:, 1].tolist() == buffers.slots[rows:].tolist() == padding
 
 
 # --- a recorder that drops the Python code, as a CUDA graph does ---
@@ -133,17 +133,14 @@ def refuse(run):
 
 LEFT_ALONE = {
     "an early exit": lambda model, store: model.forward([ForwardInput(store, [3], [-1])], LayerPlan(stop=1)),
-    "hidden states are wanted": lambda model, store: model.forward(
-        [ForwardInput(store, [3], [-1])], LayerPlan(capture=frozenset([1]))
-    ),
     "attention is wanted": lambda model, store: model.forward(
         [ForwardInput(store, [3], [-1], watch=lambda position: True)]
     ),
     "a blend of tokens": lambda model, store: model.forward(
         [ForwardInput(store, [3], [-1], blends={0: ([3, 4], [0.5, 0.5])})]
     ),
-    "two stores": lambda model, store: model.forward(
-        [ForwardInput(store, [3], [-1]), ForwardInput(model.new_store(), [3], [-1])]
+    "more caches than places": lambda model, store: model.forward(
+        [ForwardInput(each, [3], [-1]) for each in (store, *(model.new_store() for _ in range(PLACES[-1])))]
     ),
 }
 
@@ -326,11 +323,11 @@ def padding_writes_to_the_first_slot(buffers: GraphInputs, rows: int) -> None:
 
 
 def padding_is_seen(buffers: GraphInputs, rows: int) -> None:
-    buffers.seen[:rows, -1] = True
+    buffers.seen[0, :rows, -1] = True
 
 
 def all_of_the_scratch_is_seen(buffers: GraphInputs, rows: int) -> None:
-    buffers.seen[:rows] |= buffers.seen[:rows].any(0)
+    buffers.seen[0, :rows] |= buffers.seen[0, :rows].any(0)
 
 
 def positions_follow_the_slots(buffers: GraphInputs, rows: int) -> None:
@@ -351,9 +348,10 @@ def found_out(pair: tuple[Model, Model]) -> float:
 def test_wrong_buffers_are_detected(pair, small_rooms, monkeypatch, spoil):
     right = GraphInputs.fill
 
-    def wrong(buffers, tokens, segment):
-        right(buffers, tokens, segment)
-        spoil(buffers, segment.rows)
+    def wrong(buffers, texts):
+        right(buffers, texts)
+        for text in texts.values():
+            spoil(buffers, text.segment.rows)
     monkeypatch.setattr(GraphInputs, "fill", wrong)
     assert found_out(pair) > 1e-6
 
@@ -362,9 +360,9 @@ def test_wrong_buffers_are_detected(pair, small_rooms, monkeypatch, spoil):
 def test_a_stale_input_buffer_is_detected(pair, small_rooms, monkeypatch, stale):
     right = GraphInputs.fill
 
-    def wrong(buffers, tokens, segment):
+    def wrong(buffers, texts):
         last = getattr(buffers, stale).clone()
-        right(buffers, tokens, segment)
+        right(buffers, texts)
         if last.any():
             getattr(buffers, stale).copy_(last)
     monkeypatch.setattr(GraphInputs, "fill", wrong)
@@ -372,19 +370,19 @@ def test_a_stale_input_buffer_is_detected(pair, small_rooms, monkeypatch, stale)
 
 
 def test_host_reads_while_recording_are_detected(pair, small_rooms, monkeypatch):
-    right, known = GraphInputs.fill, {}
+    right, attend, known = GraphInputs.fill, RecordedAttention.__call__, {}
 
-    def fill(buffers, tokens, segment):
-        known["slots"] = segment.store.slots_of(0).count + segment.end
-        right(buffers, tokens, segment)
+    def fill(buffers, texts):
+        known["slots"] = max((t.segment.store.slots_of(0).count + t.segment.end for t in texts.values()), default=1)
+        right(buffers, texts)
 
-    def bias(seat, layer, sliding_window, groups, dtype):
-        seen = seat._inputs.seen.clone()
-        seen[:, known["slots"]:-1] = False
-        seen[:, known["slots"] - 1] |= True
-        return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf")).repeat(groups, 1)
+    def wrong(attention, *states):
+        seen = attention._seen.clone()
+        seen[..., known["slots"]:-1] = False
+        seen[..., known["slots"] - 1] = True
+        return attend(RecordedAttention(seen), *states)
     monkeypatch.setattr(GraphInputs, "fill", fill)
-    monkeypatch.setattr(engine.GraphSegment, "bias", bias)
+    monkeypatch.setattr(RecordedAttention, "__call__", wrong)
     assert found_out(pair) > 1e-6
 
 

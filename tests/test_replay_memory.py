@@ -7,10 +7,11 @@ from architectures import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import byte_tokenizer
 
-import playground.engine.graphs.cuda_graphs as engine
+import playground.engine.graphs.graph_replay as engine
 from playground.engine.cache.kv_buffer import KVBuffer
 from playground.engine.forward_input import ForwardInput
-from playground.engine.graphs.cuda_graphs import GraphBuffers, run_eagerly
+from playground.engine.graphs.graph_memory import GraphBuffers
+from playground.engine.graphs.graph_recorders import run_eagerly
 from playground.engine.model import Model
 from support.recorded_forwards import recorded, tensors
 from support.replayed_forwards import EXACT, Both, pair, small_rooms, wander  # noqa: F401
@@ -23,7 +24,7 @@ def test_after_the_first_forward_of_a_size_only_returned_rows_allocate_memory():
     store = model.new_store()
     for _ in range(6):
         with torch.inference_mode(), watch:
-            model.replay([3, 4, 5], store.extend([-1, 0, 0]))
+            model.replay([work := ForwardInput(store, [3, 4, 5], [-1, 0, 0])], [work.segment()])
         store.crop_scratch()
         taken.append(watch.taken())
     assert taken[0] > 1 and taken[1:] == [1] * 5
@@ -107,7 +108,7 @@ def no_memory(*_):
 
 
 def test_a_text_whose_recording_finds_no_memory_goes_on_eagerly(small_rooms, caplog):
-    caplog.set_level("WARNING", logger="playground.engine.graphs.cuda_graphs")
+    caplog.set_level("WARNING", logger="playground.engine.graphs.graph_replay")
     tries, pair = [], (recorded("llama", lambda run: no_memory(tries.append(run))), plain_llama())
     both = wander(Both(pair), seed=0)
     assert both.worst < EXACT and len(tries) == 1, "one attempt for each text"

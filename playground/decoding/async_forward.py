@@ -25,7 +25,7 @@ class AsyncForward:
         with self._model.lock:
             timer = ForwardTimer(self._model.device)
             outputs = self._model.forward([feed.work], feed.plan)
-            timer.stop()
+            timer.stop(self._model.launched_ahead)
         timer.wait()
         self._seconds = timer.host
         return outputs

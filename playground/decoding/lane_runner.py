@@ -239,7 +239,7 @@ def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], 
     with model.lock:
         timer = ForwardTimer(model.device)
         outputs = model.forward([feed.work for feed in feeds], _plan_of(feeds))
-        timer.stop()
+        timer.stop(model.launched_ahead)
     return *outputs, timer
 
 

@@ -277,6 +277,10 @@ class Rows:
             for (entropy,), (best,), ids, p, logp in rows
         ]
 
+    def went_on_with_best(self, token: int) -> bool:
+        """Whether the host has chosen this token because it has the largest logit of the last row."""
+        return "readings" in self.__dict__ and self.readings[-1].best == token
+
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))

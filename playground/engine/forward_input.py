@@ -26,6 +26,7 @@ class ForwardInput:
     blends: dict[int, Blend] = field(default_factory=dict)  # by row
     embeds: dict[int, Tensor] = field(default_factory=dict)  # by row: an input [hidden_size] in place of the token's
     watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
+    likely: bool = False  # one row, after which its most probable token is expected to be the next input
 
     def __post_init__(self) -> None:
         scratch = len(self.store.parents) - (len(self.tokens) if self.again else 0)

@@ -22,9 +22,12 @@ class ForwardTimer:
         self._start = perf_counter()
         self._mark(0)
 
-    def stop(self) -> None:
-        """The forward has been launched."""
-        self._mark(1)
+    def stop(self, marks: tuple[torch.cuda.Event, torch.cuda.Event] | None = None) -> None:
+        """The forward has been launched; `marks` are its begin and end if that was earlier, in another stream."""
+        if marks:
+            self._events = list(marks)
+        else:
+            self._mark(1)
         if self.device.type == "mps":
             torch.mps.synchronize()
         self.host = perf_counter() - self._start

@@ -21,8 +21,8 @@ from playground.engine.cache.kv_cache import KVCache
 from playground.engine.expert_routing import expert_weights, install_routing
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
-from playground.engine.graphs.cuda_graphs import GraphReplay, build_graph_replay
 from playground.engine.graphs.fused_llama import FusedLlama, build_fused_llama
+from playground.engine.graphs.graph_replay import GraphReplay, build_graph_replay
 from playground.engine.hooks import (
     Call,
     LayerPlan,
@@ -158,6 +158,11 @@ class Model:
         return MtpLayers.of(self.network, self.name)
 
     @property
+    def launched_ahead(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
+        """Begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)."""
+        return self.replay.marks if self.replay else None
+
+    @property
     def attends(self) -> bool:
         """Whether attention runs in the playground's own function, which cache policies need."""
         return self.library is None
@@ -214,9 +219,9 @@ class Model:
     def _forward(
         self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan
     ) -> tuple[list[Tensor], dict[int, Tensor]]:
-        logits = self._replayed(works, segments, plan)
-        if logits is not None:
-            return [logits[-1:] if works[0].last_only else logits], {}
+        if found := self._replayed(works, segments, plan):
+            logits, captured = found
+            return [own[-1:] if work.last_only else own for work, own in zip(works, logits)], captured
         call = Call(segments, plan, reaches=self.reaches, recurrence=self.recurrence)
         true_positions = [position for segment in segments for position in segment.positions]
         if plan.compute:
@@ -230,10 +235,16 @@ class Model:
         exact = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return list(exact.split(counts)), call.captured
 
-    def _replayed(self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan) -> Tensor | None:
-        """Logits [rows, V] of a recorded forward; None if this one has to run eagerly."""
-        fits = self.replay and self.replay.fits(works, segments, plan)
-        return self.replay(works[0].tokens, segments[0]) if fits else None
+    def _replayed(
+        self, works: list[ForwardInput], segments: list[Segment], plan: LayerPlan
+    ) -> tuple[list[Tensor], dict[int, Tensor]] | None:
+        """Logits [rows, V] of a recorded forward and captured states; None if this one has to run eagerly."""
+        if self.replay is None:
+            return None
+        if self.replay.fits(works, segments, plan):
+            return self.replay(works, segments, plan.capture)
+        self.replay.join()
+        return None
 
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toys import byte_tokenizer
 
-from playground.engine.graphs.cuda_graphs import GraphReplay
+from playground.engine.graphs.graph_replay import GraphReplay
 from playground.engine.model import Model
 
 ENOUGH = 1 << 30  # bytes of unused rooms

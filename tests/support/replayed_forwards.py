@@ -8,7 +8,7 @@ import torch
 from architectures import tiny
 from toys import byte_tokenizer
 
-import playground.engine.graphs.cuda_graphs as engine
+import playground.engine.graphs.graph_sizes as sizes
 from playground.engine.forward_input import ForwardInput
 from playground.engine.model import Model
 from support.kv_caches import chain, words
@@ -27,7 +27,7 @@ def pair(request) -> tuple[Model, Model]:
 @pytest.fixture
 def small_rooms(monkeypatch):
     """Buffers so small that a short text outgrows several."""
-    monkeypatch.setattr(engine, "MIN_CAPACITY", 16)
+    monkeypatch.setattr(sizes, "MIN_CAPACITY", 16)
 
 
 class Both:
@@ -69,7 +69,8 @@ def wander(both: Both, seed: int, acts: int = 40, longest: int = 60) -> Both:
             count, leaf = chance.randrange(1, 9), chance.randrange(-1, held)
             parents = {"chain": [leaf, *range(held, held + count - 1)], "fork": [leaf] * count,
                        "tree": [leaf, *(chance.randrange(held, held + i) for i in range(1, count))]}[act]
-            both.feed(words(chance.random(), count), parents, last_only=chance.random() < 0.3)
+            both.feed(words(chance.random(), count), parents, last_only=chance.random() < 0.3,
+                      likely=chance.random() < 0.5)
         elif act == "commit" and held:
             both.each("commit", chance.randrange(held))
         elif act == "prune" and held:

@@ -93,6 +93,7 @@ class StreamForwards:
         self._tree = TokenTree()  # the tree whose first nodes are in the scratch
         self._left_early = EarlyRows()
         self._probed: Tensor | None = None  # logits [n, V] of the probes of the last forward
+        self.seen: Rows | None = None  # the rows returned last
 
     # --- what it has read ---
 
@@ -125,7 +126,10 @@ class StreamForwards:
         tokens, parents = input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
         probes = tree.probes if self.name == "target" else {}
-        work = ForwardInput(self.store, tokens, parents, last_only=not nodes and not probes, blends=blends)
+        likely = len(tokens) == 1 and self.seen is not None and self.seen.went_on_with_best(tokens[0])
+        work = ForwardInput(
+            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, likely=likely
+        )
         _add_probes(work, probes, count)
         answer = yield from self._feed(work, count)
         if not count:

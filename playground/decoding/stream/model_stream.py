@@ -46,7 +46,6 @@ class Stream(PromptReading):
         self.companions = list(companions)  # streams whose rows samplers read in addition
         # rows of `seen`, [n, V + captured], and the node of the first
         self._answer: tuple[Tensor, int] | None = None
-        self.seen: Rows | None = None  # the rows returned last
 
     # --- requests ---
 

@@ -111,6 +111,11 @@ class Segment:
         buffers = (*store.keys, *store.values)
         return uniform and not self.watched and not any(buffer.quantised_rows for buffer in buffers)
 
+    def attend(self, layer: int, new: QKV, scaling: float, sliding_window: Reach = None,
+               scoring: Scoring | None = None) -> Tensor:
+        """Attention of the new rows of a layer over their KV cache, [heads, rows, d]."""
+        return _attend_alone(layer, self, new, scaling, sliding_window, scoring)
+
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows' key and value states [kv_heads, rows, head_dim]; returns those of all slots up to them."""
         buffers = self.store.keys[layer], self.store.values[layer]
@@ -274,7 +279,7 @@ class Segment:
     def _build_mask(self, slots: Slots, sliding_window: Reach) -> Tensor | str | None:
         if self._is_restricted(sliding_window) or not slots.dense:
             return self._explicit_mask(slots, sliding_window)
-        if not self._is_chain():
+        if not self.is_chain:
             seen = torch.ones(self.rows, slots.count, dtype=torch.bool, device=self.store.device)
             return torch.cat([seen, self._scratch_mask], 1)
         if self.rows == 1:
@@ -289,7 +294,9 @@ class Segment:
         limit = sliding_window.size if isinstance(sliding_window, Chunks) else sliding_window
         return self.store.window is not None or bool(limit and self.store.length + self.end > limit)
 
-    def _is_chain(self) -> bool:
+    @property
+    def is_chain(self) -> bool:
+        """Whether each scratch node up to these rows continues the one before it."""
         return self.store.parents[:self.end] == list(range(-1, self.end - 1))
 
     def _explicit_mask(self, slots: Slots, sliding_window: Reach) -> Tensor:
@@ -381,7 +388,7 @@ def attend_all(layer: int, new: QKV, call: RunningRows, scaling: float, sliding_
         output = _attend_shared(layer, segments, joined, scaling, sliding_window)
         outputs |= zip(group, output.split([segment.rows for segment in segments], 1))
     each = [
-        outputs[index] if index in outputs else _attend_alone(layer, segment, part, scaling, sliding_window, scoring)
+        outputs[index] if index in outputs else segment.attend(layer, part, scaling, sliding_window, scoring)
         for index, (segment, part) in enumerate(zip(call.segments, parts))
     ]
     return each[0] if len(each) == 1 else torch.cat(each, 1)

@@ -73,6 +73,7 @@ class CanvasNetwork:
     """A network that fills a canvas, in place of a Model for canvas decoders: what all of them have in common."""
 
     fills = True  # fills a canvas, does not continue text
+    launched_ahead = None  # no forward begins before it is asked for
     shifted = False  # the logits of a position predict its own token
 
     def __init__(

@@ -35,6 +35,7 @@ class OracleDenoiser:
     """
 
     fills = True  # fills masked positions, does not continue text
+    launched_ahead = None  # no forward begins before it is asked for
     quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
 
     def __init__(
