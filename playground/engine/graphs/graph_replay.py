@@ -16,8 +16,10 @@ memory. Without a GPU the same code runs, but nothing is recorded.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -99,12 +101,10 @@ class Ahead:
     rows: dict[int, tuple[int, int]]  # by place, the slot of the row and its position in the text
 
     @classmethod
-    def after(cls, memory: GraphBuffers, segments: list[Segment]) -> Ahead | None:
-        """The forward after that of these segments; None if they have other rows, or the memory no more slots."""
-        rows = {
-            memory.place_of(segment.store): (_used(segment), segment.positions[-1] + 1) for segment in segments
-        }
-        alone = all(segment.rows == 1 and segment.is_chain for segment in segments)
+    def after(cls, memory: GraphBuffers, segments: dict[int, Segment]) -> Ahead | None:
+        """The forward after that of segments by place; None if they have other rows, or the memory no more slots."""
+        rows = {place: (_used(segment), segment.positions[-1] + 1) for place, segment in segments.items()}
+        alone = all(segment.rows == 1 and segment.is_chain for segment in segments.values())
         fits = max(slot for slot, _ in rows.values()) + 1 < memory.slots
         return cls(memory, rows) if alone and fits else None
 
@@ -188,14 +188,13 @@ class GraphReplay:
             memory, rows = self._buffers_for(segments), block_size(max(segment.rows for segment in segments))
             self._run(memory, rows, {memory.place_of(s.store): TextRows(w.tokens, s) for w, s in zip(works, segments)},
                       capture)
-        starts = [memory.place_of(segment.store) * rows for segment in segments]
-        outputs = self._outputs[memory.places * rows]
-        found = _rows_of(outputs.logits, starts, segments), {
-            layer: torch.cat(_rows_of(outputs.captured[layer], starts, segments)) for layer in capture
-        }
+        places, outputs = [memory.place_of(segment.store) for segment in segments], self._outputs[memory.places * rows]
+        starts = [place * rows for place in places]
+        captured = {layer: torch.cat(_rows_of(outputs.captured[layer], starts, segments)) for layer in capture}
+        logits = _rows_of(outputs.logits, starts, segments)
         if all(work.likely for work in works) and not capture:
-            self._launch_next(memory, segments)
-        return found
+            self._launch_next(memory, dict(zip(places, segments)))
+        return logits, captured
 
     def _run(self, memory: GraphBuffers, rows: int, texts: dict[int, TextRows], capture: frozenset[int]) -> None:
         inputs = self._inputs_of(Bucket(rows, memory.slots, memory.places))
@@ -219,7 +218,7 @@ class GraphReplay:
     def _is_launched(self, works: list[ForwardInput], segments: list[Segment], capture: frozenset[int]) -> bool:
         return self._ahead is not None and not capture and self._ahead.is_of(works, segments, self._chosen.read())
 
-    def _launch_next(self, memory: GraphBuffers, segments: list[Segment]) -> None:
+    def _launch_next(self, memory: GraphBuffers, segments: dict[int, Segment]) -> None:
         """Launch the forward of the most probable token after each of these texts, if they have one new row each."""
         ahead = Ahead.after(memory, segments)
         if ahead is None:
@@ -293,21 +292,23 @@ class GraphReplay:
         """
         stores, used = [segment.store for segment in segments], max(map(_used, segments))
         places = places_for(len(stores))
-        memory = self._shared(stores, used, places) or self._free(capacity_for(used), places)
+        large = [memory for memory in self.buffers if memory.slots > used and memory.places >= places]
+        for memory in large:
+            if all(map(memory.holds, stores)) and (memory.places == places or memory.in_use(stores)):
+                return memory
+        memory = self._shared(stores, large, places) or self._free(capacity_for(used), places)
         for segment in segments:
             if not memory.holds(segment.store):
                 memory.take(segment.store, segment.store.slots_of(0).count + segment.first)
         self.buffers = [*self._retained(memory), memory]
         return memory
 
-    def _shared(self, stores: list[KVCache], used: int, places: int) -> GraphBuffers | None:
+    def _shared(self, stores: list[KVCache], large: list[GraphBuffers], places: int) -> GraphBuffers | None:
         """Memory that holds some of these caches and has room for the others."""
         held = [
-            memory for memory in self.buffers
-            if memory.slots > used
-            and any(map(memory.holds, stores))
-            and memory.has_room_for(stores)
-            and (memory.places == places or memory.places > places and memory.in_use(stores))
+            memory for memory in large
+            if any(map(memory.holds, stores)) and memory.has_room_for(stores)
+            and (memory.places == places or memory.in_use(stores))
         ]
         return max(held, key=lambda memory: sum(map(memory.holds, stores)), default=None)
 
@@ -316,14 +317,11 @@ class GraphReplay:
         return next((memory for memory in alike if memory.is_free()), None) or GraphBuffers(slots, self.network, places)
 
     def _retained(self, taken: GraphBuffers) -> list[GraphBuffers]:
-        """The other buffers, without the largest free ones that exceed `free_bytes`."""
-        left, kept = self._free_bytes, []
-        for memory in sorted((memory for memory in self.buffers if memory is not taken), key=lambda own: own.bytes):
-            free = memory.is_free()
-            left -= memory.bytes if free else 0
-            if left >= 0 or not free:
-                kept.append(memory)
-        return kept
+        """The other buffers, without the largest free ones that exceed `free_bytes`; the smallest is always kept."""
+        others = [memory for memory in self.buffers if memory is not taken]
+        free = sorted((memory for memory in others if memory.is_free()), key=lambda memory: memory.bytes)
+        fitting = bisect_right([*accumulate(memory.bytes for memory in free)], self._free_bytes)
+        return [*(memory for memory in others if memory not in free), *free[:max(1, fitting)]]
 
     def _inputs_of(self, size: Bucket) -> GraphInputs:
         if size not in self._inputs:
