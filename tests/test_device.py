@@ -221,8 +221,9 @@ def test_the_usual_forwards_are_recorded_when_a_model_is_loaded_and_then_replaye
         loaded = models(machine.move)
         recorded, replayed = machine.captured - before, machine.replayed
         list(prepare(loaded, [lane(*DRAFT, strategy="speculative")], Prompt(3 * PROMPT.text), Limits(0, 6)))
-    # of target and draft, with what is launched ahead and what the load check joins; more exceeds the free share
-    assert recorded == 2 * (len(BLOCK_SIZES) + 2)
+    # of target and draft, with what is launched ahead, what the load check joins, and the numbers that the host reads;
+    # more exceeds the free share
+    assert recorded == 2 * (len(BLOCK_SIZES) + 3)
     assert machine.captured == before + recorded and machine.replayed > replayed
 
 

@@ -1,10 +1,12 @@
 """Forwards of several texts, and forwards launched before their tokens are known, give the rows of eager ones."""
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 
 import pytest
+import torch
 from test_replay import tiny_writer
 
 from playground.contract.lane_config import LaneConfig
@@ -17,8 +19,10 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.graphs.graph_inputs import GraphInputs
 from playground.engine.graphs.graph_replay import Ahead, GraphReplay
 from playground.engine.graphs.graph_sizes import PLACES, Bucket
+from playground.engine.graphs.recorded_reading import RecordedReading
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
+from playground.engine.row_numbers import row_numbers
 from playground.events import Commit
 from support.kv_caches import words
 from support.recorded_forwards import ENOUGH, Tape
@@ -232,3 +236,20 @@ def test_texts_that_see_each_others_slots_are_detected(pair, small_rooms, monkey
     found = wander_together(pair, seed=0)
     pair[0].replay.buffers.clear()
     assert found > 1e-6
+
+
+# --- what the host reads ---
+
+def test_recorded_numbers_of_a_row_are_those_of_the_row():
+    read, torch_rows = RecordedReading(Tape), [torch.randn(1, 96, dtype=torch.double) for _ in range(4)]
+    first = read(torch_rows[0], 5)
+    assert all(torch.equal(read(row, 5), row_numbers(row, 5)) for row in torch_rows[1:])
+    assert torch.equal(first, row_numbers(torch_rows[0], 5)), "and stay when the next row is read"
+
+
+def test_numbers_of_a_row_are_entropy_best_token_and_the_most_probable_ones():
+    raw = torch.tensor([[0.0, 3.0, 1.0, 2.0]]).double()
+    p = [math.exp(score) / sum(map(math.exp, raw[0].tolist())) for score in raw[0].tolist()]
+    entropy = -sum(each * math.log(each) for each in p)
+    expected = [entropy, 1, 1, 3, p[1], p[3], math.log(p[1]), math.log(p[3])]
+    assert row_numbers(raw, 2)[0].tolist() == pytest.approx(expected)

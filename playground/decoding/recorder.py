@@ -12,6 +12,7 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT
 from playground.engine.host_copies import read_together
+from playground.engine.row_numbers import CANDIDATES
 from playground.engine.sampling import entropy_of, largest
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded, rounded_each
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
@@ -57,7 +58,7 @@ class Recorder:
     """Events of committed tokens and of the target's cache."""
 
     tokens: Tokens
-    top: int = 10  # candidates recorded for each token
+    top: int = CANDIDATES  # candidates recorded for each token
 
     def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
         """Events of new tokens: a Step, and with a grammar a Mask, for each that has a row, then the Commit."""

@@ -4,7 +4,7 @@ Each row passes through the same stages for target and draft: mask, penalties, t
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
-from playground.engine.host_copies import moved, on_device, read_together
-from playground.engine.sampling import REMOVED, entropy, entropy_of, first_largest, greedy, largest, one_hot
+from playground.engine.host_copies import moved, on_device
+from playground.engine.row_numbers import row_numbers
+from playground.engine.sampling import REMOVED, entropy, first_largest, greedy, one_hot
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Rows:
     masks: Tensor | None = None  # tokens the grammar allows after each node, bool [n, V]
     probes: Tensor | None = None  # logits [n, V] of the tree's probes, in order; None if this forward had none
     candidates: int = 0  # most probable tokens of each row that are recorded
+    numbers: Callable[[Tensor, int], Tensor] = row_numbers  # how what is recorded of the rows is computed
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
@@ -268,13 +270,10 @@ class Rows:
     @cached_property
     def readings(self) -> list[RowReading]:
         """The most probable token of every row, and what is recorded of the model's distribution."""
-        p = self.logp.exp()
-        values, ids = largest(p, min(self.candidates, p.shape[-1]))
-        best, entropies = first_largest(self.raw), entropy_of(p, self.raw)[:, None]
-        rows = read_together(entropies, best, ids, values, self.logp.gather(-1, ids))
+        count = min(self.candidates, self.raw.shape[-1])
         return [
-            RowReading(int(best), entropy, [int(token) for token in ids], p, logp)
-            for (entropy,), (best,), ids, p, logp in rows
+            RowReading(int(best), entropy, [int(token) for token in rest[:count]], rest[count:-count], rest[-count:])
+            for entropy, best, *rest in self.numbers(self.raw, count).tolist()
         ]
 
     def went_on_with_best(self, token: int) -> bool:

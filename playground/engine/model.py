@@ -39,6 +39,7 @@ from playground.engine.loading.load_check import Reference, largest_error
 from playground.engine.loading.mtp_layers import MtpLayers, count_of
 from playground.engine.loading.stored_weights import is_plain, parameter_count, rounds_inputs
 from playground.engine.recurrent.recurrent_layers import Recurrence, find_recurrence
+from playground.engine.row_numbers import row_numbers
 from playground.engine.text.generation_settings import (
     UNSTATED_CONTEXT,
     GenerationSettings,
@@ -271,6 +272,10 @@ class Model:
             with self.lock:
                 logits = self.network.get_output_embeddings()(hidden)
         return logits.to(self.device, torch.promote_types(logits.dtype, torch.float32))
+
+    def row_numbers(self, raw: Tensor, count: int) -> Tensor:
+        """What the host reads of rows of logits [n, V], as `engine.row_numbers` computes it."""
+        return self.replay.read(raw, count) if self.replay else row_numbers(raw, count)
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> Tensor:

@@ -154,12 +154,14 @@ class Stream(PromptReading):
             TokenTree(),
             others={name: other[row : row + 1] for name, other in others.items()},
             candidates=self.candidates,
+            numbers=self.model.row_numbers,
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
         self.seen = Rows(
-            self.name, raw, self.lane.main, tree, first, others, probes=self._probed, candidates=self.candidates
+            self.name, raw, self.lane.main, tree, first, others, probes=self._probed, candidates=self.candidates,
+            numbers=self.model.row_numbers,
         )
         if self.seen.chain.consulting:
             yield from consulted(self.seen)

@@ -16,10 +16,8 @@ memory. Without a GPU the same code runs, but nothing is recorded.
 from __future__ import annotations
 
 import logging
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +28,7 @@ from playground.engine.device_memory import HEADROOM
 from playground.engine.graphs.fused_llama import FusedLlama
 from playground.engine.graphs.graph_inputs import GraphInputs, TextRows
 from playground.engine.graphs.graph_memory import GraphBuffers
-from playground.engine.graphs.graph_recorders import CudaGraphRecorder, Record, SideStream
+from playground.engine.graphs.graph_recorders import CudaGraphRecorder, Record, SideStream, run_eagerly
 from playground.engine.graphs.graph_sizes import (
     BLOCK_SIZES,
     PLACES,
@@ -40,7 +38,9 @@ from playground.engine.graphs.graph_sizes import (
     capacity_for,
     places_for,
 )
+from playground.engine.graphs.recorded_reading import RecordedReading
 from playground.engine.hooks import Call, LayerPlan
+from playground.engine.row_numbers import CANDIDATES
 
 if TYPE_CHECKING:
     from playground.engine.attention.segment_attention import QKV, Scoring, Segment
@@ -125,8 +125,8 @@ class Ahead:
 class GraphReplay:
     """Recorded forwards of a fused network, by size. At most `free_bytes` of free buffers are kept for later use."""
 
-    def __init__(self, network: FusedLlama, record: Record, free_bytes: int):
-        self.network, self.buffers = network, []
+    def __init__(self, network: FusedLlama, record: Record, free_bytes: int, record_reading: Record = run_eagerly):
+        self.network, self.buffers, self.read = network, [], RecordedReading(record_reading)
         self._record, self._free_bytes = record, free_bytes
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
         self._inputs: dict[Bucket, GraphInputs] = {}
@@ -254,6 +254,7 @@ class GraphReplay:
         first, *others = dict.fromkeys(size.slots for size in buckets(context))
         try:
             self._record_usual(Bucket(BLOCK_SIZES[-1], first))
+            self.read(self._outputs[1].logits, CANDIDATES)
             together = [Bucket(1, first, places) for places in JOINED]
             for size in [*together, *(Bucket(BLOCK_SIZES[-1], slots) for slots in others)]:
                 if self._exceeds_free_share(size):
@@ -317,11 +318,18 @@ class GraphReplay:
         return next((memory for memory in alike if memory.is_free()), None) or GraphBuffers(slots, self.network, places)
 
     def _retained(self, taken: GraphBuffers) -> list[GraphBuffers]:
-        """The other buffers, without the largest free ones that exceed `free_bytes`; the smallest is always kept."""
+        """The other buffers, without the least recently used free ones that exceed `free_bytes`.
+
+        The smallest is kept in any case: most texts begin in it.
+        """
         others = [memory for memory in self.buffers if memory is not taken]
-        free = sorted((memory for memory in others if memory.is_free()), key=lambda memory: memory.bytes)
-        fitting = bisect_right([*accumulate(memory.bytes for memory in free)], self._free_bytes)
-        return [*(memory for memory in others if memory not in free), *free[:max(1, fitting)]]
+        free = [memory for memory in reversed(others) if memory.is_free()]
+        smallest, left, dropped = min(free, key=lambda memory: memory.bytes, default=None), self._free_bytes, set()
+        for memory in free:
+            left -= memory.bytes
+            if left < 0 and memory is not smallest:
+                dropped.add(id(memory))
+        return [memory for memory in others if id(memory) not in dropped]
 
     def _inputs_of(self, size: Bucket) -> GraphInputs:
         if size not in self._inputs:
@@ -374,4 +382,5 @@ def build_graph_replay(network: FusedLlama | None) -> GraphReplay | None:
     if network.spread:
         log.info("forwards over several GPUs are not recorded: a CUDA graph holds the work of one")
         return None
-    return GraphReplay(network, CudaGraphRecorder(network.embeddings.device), int(network.bytes * FREE_SHARE))
+    forwards, readings = (CudaGraphRecorder(network.embeddings.device) for _ in range(2))
+    return GraphReplay(network, forwards, int(network.bytes * FREE_SHARE), readings)
