@@ -38,6 +38,7 @@ from playground.engine.graphs.graph_sizes import (
     capacity_for,
     places_for,
 )
+from playground.engine.graphs.recorded_llama import recorded_forward, runs_for
 from playground.engine.graphs.recorded_reading import RecordedReading
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.row_numbers import CANDIDATES
@@ -67,10 +68,17 @@ class GraphSegment:
                scoring: Scoring | None = None) -> Tensor:
         """Attention of the new rows of a layer, [heads, places * rows, d], each over the cache at its place."""
         query, *states = new
-        held = self._memory.keys[layer], self._memory.values[layer]
-        for memory, added in zip(held, states):
+        for memory, added in zip(self.held(layer), states):
             memory.index_copy_(1, self._slots, added)
-        return self._attention(query, *held, scaling)
+        return self.attend_held(layer, query, scaling)
+
+    def held(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of a layer, [kv_heads, places * slots, d] each."""
+        return self._memory.keys[layer], self._memory.values[layer]
+
+    def attend_held(self, layer: int, query: Tensor, scaling: float) -> Tensor:
+        """Attention of queries [heads, n, d] over them, of the same shape."""
+        return self._attention(query, *self.held(layer), scaling)
 
 
 class Outputs:
@@ -128,6 +136,7 @@ class GraphReplay:
     def __init__(self, network: FusedLlama, record: Record, free_bytes: int, record_reading: Record = run_eagerly):
         self.network, self.buffers, self.read = network, [], RecordedReading(record_reading)
         self._record, self._free_bytes = record, free_bytes
+        self._has_kernels = runs_for(network)
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
         self._inputs: dict[Bucket, GraphInputs] = {}
         self._outputs: dict[int, Outputs] = {}  # by rows of all places
@@ -209,9 +218,11 @@ class GraphReplay:
         memory.runs[inputs.size.rows, capture] = self._record(lambda: self._forward(memory, inputs, capture))
 
     def _forward(self, memory: GraphBuffers, inputs: GraphInputs, capture: frozenset[int] = NOTHING) -> None:
-        call = Call([GraphSegment(memory, inputs)], LayerPlan(capture=capture))
-        logits = self.network(inputs.positions[None], 0, call, inputs.ids[None])
-        self._outputs[len(inputs.ids)].take(logits, call.captured)
+        segment, outputs = GraphSegment(memory, inputs), self._outputs[len(inputs.ids)]
+        if self._has_kernels:
+            return outputs.take(*recorded_forward(self.network, inputs, segment, capture))
+        call = Call([segment], LayerPlan(capture=capture))
+        outputs.take(self.network(inputs.positions[None], 0, call, inputs.ids[None]), call.captured)
 
     # --- the next forward, before the host knows its tokens ---
 
