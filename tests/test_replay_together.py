@@ -247,6 +247,18 @@ def test_recorded_numbers_of_a_row_are_those_of_the_row():
     assert torch.equal(first, row_numbers(torch_rows[0], 5)), "and stay when the next row is read"
 
 
+def test_a_row_is_read_without_recording_where_there_is_no_memory_for_one(caplog):
+    def no_memory(run):
+        tries.append(run)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    caplog.set_level("WARNING", logger="playground.engine.graphs.recorded_reading")
+    tries, row = [], torch.randn(1, 96)
+    read = RecordedReading(no_memory)
+    assert all(torch.equal(read(row, 5), row_numbers(row, 5)) for _ in range(3)) and len(tries) == 1
+    assert "no memory to record what is read" in caplog.text
+
+
 def test_numbers_of_a_row_are_entropy_best_token_and_the_most_probable_ones():
     raw = torch.tensor([[0.0, 3.0, 1.0, 2.0]]).double()
     p = [math.exp(score) / sum(map(math.exp, raw[0].tolist())) for score in raw[0].tolist()]
