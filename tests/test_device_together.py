@@ -21,7 +21,7 @@ FOUR = [
     LaneConfig("greedy"),
     LaneConfig("greedy", extras=[("temperature", {}), ("top_p", {})]),
     LaneConfig("speculative", extras=[("prompt_lookup", {}), ("greedy_match", {})]),
-    LaneConfig("greedy", extras=[("regex", {"pattern": "[a-z ,]{1,400}"})]),
+    LaneConfig("greedy", extras=[("temperature", {}), ("min_p", {})]),
 ]
 
 

@@ -40,7 +40,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.events import Commit, Done
 from support.kv_caches import chain, scratch_row, words
-from support.recorded_forwards import ENOUGH, Tape, recorded
+from support.recorded_forwards import ENOUGH, Tape, recorded, tiny_writer
 from support.replayed_forwards import EXACT, Both, distance, pair, small_rooms, wander  # noqa: F401
 
 # --- sizes ---
@@ -282,12 +282,6 @@ def write(model: Model, config: LaneConfig) -> list[int]:
     ]
     assert isinstance(events[-1], Done), events[-1]
     return [token for event in events if isinstance(event, Commit) for token in event.ids]
-
-
-def tiny_writer() -> Model:
-    """With the tokenizer's own vocabulary, so that it can write."""
-    from toys import network
-    return Model(network("llama").double(), byte_tokenizer(), "tiny")
 
 
 def test_lanes_write_what_they_write_without_recording():

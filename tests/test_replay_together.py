@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from test_replay import tiny_writer
 
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
@@ -25,7 +24,7 @@ from playground.engine.model import Model
 from playground.engine.row_numbers import row_numbers
 from playground.events import Commit
 from support.kv_caches import words
-from support.recorded_forwards import ENOUGH, Tape
+from support.recorded_forwards import ENOUGH, Tape, tiny_writer
 from support.replayed_forwards import EXACT, Both, distance, pair, small_rooms  # noqa: F401
 
 

@@ -92,6 +92,8 @@ class Model:
         # held by every forward, since several threads use one model
         self.lock = lock_for(self.device, *self.devices)
         self.fused = self.replay = self.library = None
+        # begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)
+        self.launched_ahead: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.reaches: dict[int, Reach] = {}
         with torch.inference_mode():
             reference = self._reference()
@@ -157,11 +159,6 @@ class Model:
     def mtp(self) -> MtpLayers:
         """Its layers for multi-token prediction; raises Refusal if there are none."""
         return MtpLayers.of(self.network, self.name)
-
-    @property
-    def launched_ahead(self) -> tuple[torch.cuda.Event, torch.cuda.Event] | None:
-        """Begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)."""
-        return self.replay.marks if self.replay else None
 
     @property
     def attends(self) -> bool:
@@ -242,10 +239,13 @@ class Model:
         """Logits [rows, V] of a recorded forward and captured states; None if this one has to run eagerly."""
         if self.replay is None:
             return None
+        found = None
         if self.replay.fits(works, segments, plan):
-            return self.replay(works, segments, plan.capture)
-        self.replay.join()
-        return None
+            found = self.replay(works, segments, plan.capture)
+        else:
+            self.replay.join()
+        self.launched_ahead = self.replay.marks
+        return found
 
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""

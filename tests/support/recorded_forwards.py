@@ -7,7 +7,7 @@ import torch
 from architectures import tiny
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from toys import byte_tokenizer
+from toys import byte_tokenizer, network
 
 from playground.engine.graphs.graph_replay import GraphReplay
 from playground.engine.model import Model
@@ -44,3 +44,8 @@ def recorded(kind: str, record=Tape) -> Model:
     model = Model(tiny(kind), byte_tokenizer(), kind)
     model.replay = GraphReplay(model.fused, record, ENOUGH)
     return model
+
+
+def tiny_writer() -> Model:
+    """With the tokenizer's own vocabulary, so that it can write."""
+    return Model(network("llama").double(), byte_tokenizer(), "tiny")

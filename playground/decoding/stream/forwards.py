@@ -126,9 +126,9 @@ class StreamForwards:
         tokens, parents = input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
         probes = tree.probes if self.name == "target" else {}
-        likely = len(tokens) == 1 and self.seen is not None and self.seen.went_on_with_best(tokens[0])
+        likely = self.model.replay and len(tokens) == 1 and self.seen and self.seen.went_on_with_best(tokens[0])
         work = ForwardInput(
-            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, likely=likely
+            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, likely=bool(likely)
         )
         _add_probes(work, probes, count)
         answer = yield from self._feed(work, count)
