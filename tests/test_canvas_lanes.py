@@ -203,6 +203,6 @@ def test_filling_out_of_order_under_a_constraint_is_reported():
 
 def test_a_dead_end_is_reported():
     lane = canvas(denoiser(), assemble(LaneConfig("masked_diffusion", LEFT, [DIGITS])))
-    lane._matcher.mask = lambda: torch.zeros(320, dtype=torch.bool)
+    lane.grammar.matcher.mask = lambda: torch.zeros(320, dtype=torch.bool)
     with pytest.raises(Refusal, match="allows no token"):
         lane.rows_of(torch.zeros(lane.length, 320))

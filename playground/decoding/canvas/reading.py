@@ -1,0 +1,73 @@
+"""What a forward over a canvas reads, and its share of a forward that canvases share."""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Positions
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from playground.decoding.requests import Feed
+from playground.engine.canvas.canvas_pass import CanvasPass
+from playground.events import Forward
+
+if TYPE_CHECKING:
+    from playground.decoding.canvas.text import CanvasText
+    from playground.engine.canvas.denoiser import CanvasStates
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a forward over a canvas reads; positions are counted from 0 at the end of the prompt, the prompt's are
+    negative.
+
+    wanted: positions to predict; computed: positions that pass through the layers, the others keep their `states`; None
+    is all. supposed: tokens read in place of masks, which are not filled. unprompted: the prompt is masked.
+    """
+
+    wanted: Positions[int] | None = None
+    computed: Positions[int] | None = None
+    states: CanvasStates | None = None
+    supposed: Mapping[int, int] = field(default_factory=dict)
+    unprompted: bool = False
+
+    def over(self, canvas: CanvasText) -> CanvasPass:
+        """What a forward computes, with positions counted from the beginning of the prompt."""
+        start, answer = canvas.sequence.start, list(canvas.ids)
+        for position, token in self.supposed.items():
+            answer[position] = token
+        prompt = [None] * start if self.unprompted else canvas.tokens
+        wanted = range(canvas.length) if self.wanted is None else self.wanted
+        if not hasattr(canvas.model, "new_states"):
+            return CanvasPass([*prompt, *answer], range(start, start + canvas.length))
+        computed = None if self.computed is None else sorted(start + position for position in self.computed)
+        return CanvasPass([*prompt, *answer], [start + position for position in wanted], computed, self.states)
+
+
+class CanvasFeed(Feed):
+    """The share of one canvas in a forward. Canvases of one model can share a forward."""
+
+    stream: CanvasText
+    work: CanvasPass
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.entering)
+
+    def describe(self) -> Forward:
+        """The event for this forward, which has run. A layer may have computed more than entered the first."""
+        model, size = self.stream.model, len(self.work.canvas)
+        flops = model.flops(self.rows, size - self.rows, model.depth)
+        if self.work.computed_by_layer:
+            flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
+        return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
+
+    def spread(self) -> Tensor:
+        """Logits [G, V] of the answer; NaN for positions that were not wanted."""
+        canvas, logits, work = self.stream, self.logits, self.work
+        if len(work.predicted) == canvas.length:
+            return logits
+        raw = logits.new_full((canvas.length, logits.shape[1]), float("nan"))
+        raw[[position - canvas.sequence.start for position in work.predicted]] = logits
+        return raw
