@@ -21,6 +21,7 @@ from playground.engine.cache.kv_cache import KVCache
 from playground.engine.expert_routing import expert_weights, install_routing
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
+from playground.engine.graphs.compiled_rows import CompiledRows, build_compiled_rows
 from playground.engine.graphs.fused_llama import FusedLlama, build_fused_llama
 from playground.engine.graphs.graph_replay import GraphReplay, build_graph_replay
 from playground.engine.hooks import (
@@ -54,7 +55,7 @@ from playground.grammar.matcher import GrammarEngine
 log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that shows whether layers can be resumed
 
-Implementation = FusedLlama | GraphReplay | None
+Implementation = FusedLlama | CompiledRows | GraphReplay | None
 
 
 class Model:
@@ -91,7 +92,7 @@ class Model:
         self.devices: tuple[torch.device, ...] = layer_devices(network)
         # held by every forward, since several threads use one model
         self.lock = lock_for(self.device, *self.devices)
-        self.fused = self.replay = self.library = None
+        self.fused = self.compiled = self.replay = self.library = None
         # begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)
         self.launched_ahead: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.reaches: dict[int, Reach] = {}
@@ -249,6 +250,8 @@ class Model:
 
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""
+        if self.compiled and "input_ids" in inputs and self.compiled.fits(call):
+            return self.compiled(inputs["input_ids"][0], positions[0], wanted, call.segments[0])
         if self.fused:
             return self.fused(positions, wanted, call, **inputs)
         if self.library:
@@ -398,6 +401,7 @@ class Model:
         self.reaches = layer_reaches(self.network)
         use_own_attention(self.network)
         self.fused = self._checked("fused", lambda: build_fused_llama(self.network, self.context), reference)
+        self.compiled = self._checked("compiled", lambda: build_compiled_rows(self.fused), reference)
         self.replay = self._checked("replay", self._build_replay, reference)
         if not self.fused:
             self._check(reference)
