@@ -99,12 +99,12 @@ class ModelSheet {
     this.drawChip();
     if (!this.dialog.open) return;
     this.drawProgress();
-    const { groups = [], hub = "", memory = "", derived = "" } = this.list || {};
+    const { groups = [], hub = "", memory = "", derived = "", quantising = "" } = this.list || {};
     const proposed = groups.flatMap(({ rows }) => rows).filter(({ name }) => name === this.proposal?.name);
     const others = groups.map((group) => ({ ...group, rows: group.rows.filter((row) => !proposed.includes(row)) }));
     const all = [...(proposed.length ? [{ title: "Proposed", rows: proposed }] : []), ...others];
     this.rows.replaceChildren(...(this.list ? [] : [el("p", "models-wait", "Looking at this machine…")]), ...all.map((group) => this.group(group, hub)));
-    this.foot.replaceChildren(...[memory, derived].filter(Boolean).map((text) => el("p", "", text)));
+    this.foot.replaceChildren(...[memory, derived, quantising].filter(Boolean).map((text) => el("p", "", text)));
   }
 
   drawChip() {

@@ -18,7 +18,7 @@ from playground.engine.loading.model_sizes import HubModel, ModelSize, hub_model
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.models import model_offers
-from playground.ui.models.model_offers import ModelOffer, best
+from playground.ui.models.model_offers import ModelOffer, Room, best
 from playground.ui.models.model_sheet import listing, proposal_button
 from playground.ui.server.fits import RESERVED, DeviceMemory
 from playground.ui.server.model_loader import ModelLoader, ModelRequest
@@ -171,6 +171,12 @@ def test_a_speed_is_derived_from_the_bandwidth_until_it_is_measured_and_says_so(
              for row in listing([one], site.offers.room(ON_CPU), "")["groups"][0]["rows"]]
     assert texts == ["at most 25 tokens/s, derived", "12 tokens/s, measured"]
     assert offer(site, "pocket-moe").speed is None, "so small a model stays in caches"
+
+
+def test_on_a_cpu_the_sheet_says_which_quantisation_is_fast():
+    on_cpu, on_gpu = (listing([], Room(device, 10**9, 10**9), "") for device in ("cpu", "cuda:0"))
+    assert all(words in on_cpu["quantising"] for words in ("32.1 tokens/s in nf4", "15.2 in int8", "14.4 in bfloat16"))
+    assert on_gpu["quantising"] == ""
 
 
 def test_the_bandwidth_is_at_most_what_a_copy_of_the_same_bytes_says(monkeypatch):

@@ -28,6 +28,8 @@ from playground.ui.models.status_line import status
 from playground.ui.server.model_loader import ModelLoad, ModelRequest
 
 Changes = dict[Any, Any]
+NF4 = ("Quantisation is in the settings: on two CPU cores a model of 0.36 billion parameters wrote 32.1 tokens/s in "
+       "nf4, 15.2 in int8 and 14.4 in bfloat16.")
 CANCELLED = "Loading was cancelled; the model in use has not changed."
 ASKING = "Asking the hub for the sizes of its models…"
 HUB, BUNDLED_HERE = "From the hub", "Bundled"  # what cannot be loaded, or is only a toy, comes last
@@ -146,7 +148,7 @@ def listing(offers: list[ModelOffer], room: Room, hub: str) -> dict[str, Any]:
     memory = f"{size_text(room.free)} of {size_text(room.total)} memory are free on the {place(room.device)}."
     derived = [offer for offer in offers if offer.speed and not offer.measured]
     return {"groups": [group for group in groups if group["rows"]], "hub": hub, "memory": memory,
-            "derived": _derivation(room) if derived else ""}
+            "derived": _derivation(room) if derived else "", "quantising": NF4 if room.device == "cpu" else ""}
 
 
 def row(offer: ModelOffer, room: Room) -> dict[str, Any]:
