@@ -32,6 +32,7 @@ from playground.engine.attention.attention_mask import CAUSAL
 from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
+from playground.engine.row_numbers import row_numbers
 from playground.engine.text.tokens import Tokens
 from playground.events import Failed
 from playground.grammar.matcher import GrammarEngine
@@ -137,6 +138,8 @@ class TableModel:
 
     lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 2  # experts that a plan may choose among, without effect
+    replay = launched_ahead = None  # nothing is recorded
+    row_numbers = staticmethod(row_numbers)
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",
         "none",

@@ -13,12 +13,13 @@ from torch import Tensor
 from playground.contract.token_tree import ROOT
 from playground.engine.host_copies import read_together
 from playground.engine.row_numbers import CANDIDATES
-from playground.engine.sampling import entropy_of, largest
+from playground.engine.sampling import REMOVED, entropy_of, largest
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded, rounded_each
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
 if TYPE_CHECKING:
     from playground.decoding.rows import Rows
+    from playground.decoding.sampler_chain import Stage
     from playground.engine.cache.freed_slots import FreedSlots
     from playground.engine.cache.kv_buffer import MergedTokens
     from playground.engine.cache.kv_cache import KVCache
@@ -119,7 +120,7 @@ class Recorder:
         chosen = torch.stack([logp[i, token] for i, token in enumerate(tokens)])
         names = [None, *(stage.name for stage in stages[1:])]
         found = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
-                              ids, rows.removing_stages(indices, ids), *_mask_parts(rows, indices, p))
+                              ids, _removing_stages(stages, ids), *_mask_parts(rows, indices, p))
         return [
             RowNumbers(
                 *rounded_each(facts),
@@ -219,6 +220,14 @@ def _mask_parts(rows: Rows, indices: list[int], p: Tensor) -> list[Tensor]:
     may_end = torch.stack([allowed[:, token] for token in ends]).any(0) if ends else allowed.new_zeros(len(indices))
     sums = torch.stack([banned.sum(-1), allowed.sum(-1).to(p.dtype), may_end.to(p.dtype)], 1)
     return [*largest(banned, FAVOURITES), sums]
+
+
+def _removing_stages(stages: list[Stage], tokens: Tensor) -> Tensor:
+    """For tokens [n, k] of rows: the number of the first stage that removed each, [n, k]; 0 for none."""
+    first = torch.zeros_like(tokens)
+    for number in range(len(stages) - 1, 0, -1):  # earlier stages overwrite later ones
+        first = first.masked_fill(stages[number].scores.gather(-1, tokens) == REMOVED, number)
+    return first
 
 
 def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,10 @@ Each row passes through the same stages for target and draft: mask, penalties, t
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,10 +22,8 @@ from playground.engine.sampling import REMOVED, entropy, first_largest, greedy, 
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.contract import EarlyExit, Sampler
-    from playground.contract.sampler import Consultation
+    from playground.contract import EarlyExit
     from playground.decoding.sequence import Sequence as Text
-    from playground.events import Event
 
 
 class RowReading(NamedTuple):
@@ -141,12 +138,6 @@ class Rows:
     @property
     def _last(self) -> int:
         return self.first + self.count - 1
-
-    def consultations(self) -> list[Consultation]:
-        """Work in the background that samplers wait for before they apply to these rows."""
-        histories = Histories(self.committed, self.tree, range(self.first, self._last + 1))
-        found = [sampler.consult(histories) for sampler in self.chain.consulting]
-        return [consultation for consultation in found if consultation]
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -283,36 +274,6 @@ class Rows:
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
         return float(entropy(self.raw[self.row(node)]))
-
-    def removing_stages(self, rows: list[int], tokens: Tensor) -> Tensor:
-        """For tokens [n, k] in these rows: the number of the first stage that removed each, [n, k]; 0 for none."""
-        stages, first = self.stages_of(rows), torch.zeros_like(tokens)
-        for number in range(len(stages) - 1, 0, -1):  # earlier stages overwrite later ones
-            first = first.masked_fill(stages[number].scores.gather(-1, tokens) == REMOVED, number)
-        return first
-
-    def observe_commit(self, path: list[tuple[int, int]], by: Text) -> Iterator[Event]:
-        """Pass the tokens that a sequence committed, each with the node it follows, to samplers and the constraint.
-
-        Yields their events.
-        """
-        # the samplers of the committing sequence, which may differ from that of the rows
-        own = {sampler.name: sampler for sampler in by.chain.samplers}
-        for node, token in path:
-            if self.chain.constraint and self.chain.constraint.explains:
-                yield from self.chain.constraint.explain(self.committed + self.tree.prefix(node), token)
-            if own:
-                yield from self._observe_samplers(node, token, own)
-
-    def _observe_samplers(self, node: int, token: int, own: dict[str, Sampler]) -> Iterator[Event]:
-        row, position = self.row(node), self.position(node) - self.sequence.start
-        for before, stage in pairwise(self.stages_of([row])):
-            if stage.sampler is not None and stage.sampler.explains:
-                yield from own[stage.name].explain(before.scores[0], self.committed + self.tree.prefix(node), token)
-            if stage.sampler is None or not stage.sampler.observes:
-                continue
-            others = {name: raw[row] for name, raw in self.others.items()} if stage.sampler.stage == "mix" else {}
-            yield from own[stage.name].observe({**others, self.stream: before.scores[0]}, token, position)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 from playground.contract import Strategy
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.commit_observers import observe_commit
 from playground.decoding.lane.branches import Branching
 from playground.decoding.recorder import CommittedToken
 from playground.decoding.rows import Rows, TokenChoice
@@ -103,7 +104,7 @@ class Commits(Branching):
 
     def _record_commit(self, committed: list[CommittedToken], start: int, text: str, sequence: Sequence) -> None:
         path = [(item.node, item.token) for item in committed if item.rows is not None]
-        events = [*committed[0].rows.observe_commit(path, sequence)] if path else []
+        events = [*observe_commit(committed[0].rows, path, sequence)] if path else []
         events += self.recorder.committed(committed, start, text)
         for event in events:
             event.sequence = sequence.number

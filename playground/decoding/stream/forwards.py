@@ -12,6 +12,7 @@ from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.committed_states import CommittedStates
 from playground.decoding.requests import Feed, Steps, in_background
 from playground.decoding.rows import Rows, concat
+from playground.decoding.sampler_chain import Histories
 from playground.engine.cache.kv_buffer import Capacity
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput
@@ -46,8 +47,10 @@ def answer_of(feed: Feed, captures: frozenset[int]) -> Tensor:
 
 def consulted(rows: Rows) -> Steps:
     """Wait for what samplers have to find out before they apply to these rows; other lanes go on."""
-    for consultation in rows.consultations():
-        yield from in_background(consultation.work, consultation.cancel)
+    histories = Histories(rows.committed, rows.tree, range(rows.first, rows.first + rows.count))
+    for sampler in rows.chain.consulting:
+        if consultation := sampler.consult(histories):
+            yield from in_background(consultation.work, consultation.cancel)
 
 
 @dataclass
