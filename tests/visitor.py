@@ -278,9 +278,9 @@ def _resident(process: psutil.Process) -> int:
         return 0
 
 
-def start_page(public: bool = True, threads: int = 0) -> Server:
-    """Start `python app.py` with the bundled models and wait until they are loaded; raises RuntimeError where it does
-    not come up.
+def start_page(public: bool = True, threads: int = 0, root: Path = ROOT) -> Server:
+    """Start `python app.py` of the checkout `root` with the bundled models and wait until they are loaded; raises
+    RuntimeError where it does not come up.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -292,7 +292,7 @@ def start_page(public: bool = True, threads: int = 0) -> Server:
     )
     process = subprocess.Popen(
         [sys.executable, "app.py", "--host", "127.0.0.1", "--port", str(port)],
-        cwd=ROOT,
+        cwd=root,
         env=surroundings,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
