@@ -152,5 +152,5 @@ def test_a_grid_is_run_and_a_cell_is_opened_as_a_lane(page, address):
     page.locator("#swept [data-cell='1']").click()
     expect(page.locator(".lane-card")).to_have_count(3)
     opened = page.locator("#live .lane").nth(2)
-    expect(opened).to_have_attribute("aria-label", "Lane 3, Sampling, temperature 1.5")
+    expect(opened).to_have_attribute("aria-label", "Lane 3, Temperature 1.5 · Sampling")
     expect(opened).to_contain_text(re.compile(f"mean entropy ?{re.escape(entropy)}"))

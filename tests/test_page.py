@@ -235,7 +235,7 @@ def test_a_run_that_can_be_studied_leads_to_the_page_of_its_studies(page, addres
     expect(studies.locator(".study").first).to_contain_text("Predictions")
     expect(studies.locator(".js-plotly-plot").first).to_contain_text("Speculation")
     studies.goto(f"{address}/studies?run=unknown")
-    expect(studies.locator(".study")).to_contain_text("no longer on the server")
+    expect(studies.locator(".study").first).to_contain_text("no longer on the server")
     studies.close()
     choose_strategy(page, 0, "greedy")
     page.click("#run")
