@@ -39,7 +39,8 @@ class CheckedText:
         """Masks after the text so far and after each node of a draft tree, bool [1 + N, V]."""
         places: list[CheckedText | None] = [self]
         for token, parent in zip(tokens, parents):
-            place = places[1 + parent].fork() if places[1 + parent] else None
+            before = places[1 + parent]
+            place = before.fork() if before else None
             places.append(place if place and place.advance(token) else None)
         nothing = torch.zeros(self.vocabulary, dtype=torch.bool)
         return torch.stack([place.mask() if place else nothing for place in places])

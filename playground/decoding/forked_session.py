@@ -110,8 +110,10 @@ class ForkedSession:
 
 def _parts_of(session: Session | ForkedSession, numbers: dict[int, int]) -> list[SessionPart]:
     """The live parts of a session, with new numbers of its lanes; lanes without one are stopped."""
-    whole = SessionPart(session, {header.lane: header.lane for header in session.headers})
-    parts = session.parts if isinstance(session, ForkedSession) else [whole]
+    if isinstance(session, ForkedSession):
+        parts: Iterable[SessionPart] = session.parts
+    else:
+        parts = [SessionPart(session, {header.lane: header.lane for header in session.headers})]
     return [part.renumbered(numbers) for part in parts if not part.session.finished]
 
 

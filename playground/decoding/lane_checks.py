@@ -47,7 +47,8 @@ class NewestChecks:
     """The checks under way, one for each editor: a newer one cancels the one before."""
 
     def __init__(self) -> None:
-        self._lock, self._checks = Lock(), {}
+        self._lock = Lock()
+        self._checks: dict[str, ConfinedTask] = {}
 
     @contextmanager
     def of(self, editor: str) -> Iterator[ConfinedTask]:

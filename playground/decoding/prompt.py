@@ -56,10 +56,11 @@ class Prompt:
 
     def check(self) -> None:
         """Raise Refusal for what is no text or has lone surrogates, an empty prompt, and what requires a chat."""
-        mode, before = "chat" if self.chat else "raw", [[*turn] for turn in self.before]
-        RunRequest(
-            self.text, mode, self.system, self.context, before=before, form=self.form, tools=self.tools
-        ).check_prompt()
+        request = RunRequest(
+            self.text, "chat" if self.chat else "raw", self.system, self.context, form=self.form, tools=self.tools
+        )
+        request.before = [[*turn] for turn in self.before]
+        request.check_prompt()
 
     def encode(self, model: Model) -> list[int]:
         """Token ids as of `tokens`. Raises Refusal for what it refuses, and for a prompt that is too long."""

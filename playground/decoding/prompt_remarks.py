@@ -19,7 +19,10 @@ class Read(Protocol):
 
     name: str
     tokens: Tokens
-    end_ids: frozenset[int]
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end a text."""
 
 
 def remarks_on(model: Read, texts: Iterable[str], ids: list[int], chat: bool) -> list[str]:

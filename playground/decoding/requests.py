@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -72,6 +72,7 @@ class Feed:
         """The event for this forward, which has run."""
         model, work, rows = self.stream.model, self.work, len(self.work.tokens)
         prompt = work.start < len(self.stream.prompt)
+        phase: Literal["prefill", "decode", "catch_up"]
         phase = "prefill" if prompt else "catch_up" if work.last_only and rows > 1 else "decode"
         layers, routing, compute = self.plan.layers(model.depth), self.plan.routing, self.plan.compute
         chosen = {"experts": len(routing.ranks)} if routing and routing.ranks else {}
@@ -93,7 +94,8 @@ class Request:
     result: Any = None
 
     def __init__(self, steps: Steps):
-        self._steps, self.feeds = steps, []
+        self._steps = steps
+        self.feeds: list[Feed] = []
 
     def go_on(self) -> bool:
         """Consume the served `feeds` and advance to the next ones. Returns True once `result` is available."""

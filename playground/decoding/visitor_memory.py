@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from hashlib import blake2b
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 
 class Thing(Protocol):
@@ -31,7 +31,7 @@ class Memory:
 
     def recall(self, name: str, make: Callable[[], Kind]) -> Kind:
         """A copy of the object with that name, or a new one."""
-        return deepcopy(self._things[name]) if name in self._things else make()
+        return cast("Kind", deepcopy(self._things[name])) if name in self._things else make()
 
     def keep(self, name: str, thing: Thing) -> None:
         self._things[name] = thing
