@@ -85,7 +85,7 @@ class Segment:
     def __post_init__(self) -> None:
         store = self.store
         self.positions = self._true_positions()  # of each row
-        self._starts = [slots.count + self.first for slots in store.slots]  # the first row's, by entry of the slots
+        self.starts = [slots.count + self.first for slots in store.slots]  # the first row's, by entry of the slots
         # what a cache policy does with these rows: it selects slots for some of them by their attention weights,
         self.focused = store.focus is not None and any(map(store.focus.among, self.positions))
         self.renumbers = store.renumbering is not None  # uses their index in the cache as position,
@@ -119,7 +119,7 @@ class Segment:
     def write(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Store the rows' key and value states [kv_heads, rows, head_dim]; returns those of all slots up to them."""
         buffers = self.store.keys[layer], self.store.values[layer]
-        return write_both(buffers, self._starts[self._own_slots(layer)], (keys, values))
+        return write_both(buffers, self.starts[self._own_slots(layer)], (keys, values))
 
     def prefix(self, layer: int) -> tuple[Tensor, Tensor]:
         """Key and value states of the prefix shared with other caches, [kv_heads, slots, d] each, if there is one."""
@@ -127,7 +127,7 @@ class Segment:
 
     def write_suffix(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """As `write`, but returns what follows the shared prefix."""
-        start = self._starts[self._own_slots(layer)]
+        start = self.starts[self._own_slots(layer)]
         return self.store.keys[layer].write_suffix(start, keys), self.store.values[layer].write_suffix(start, values)
 
     def shared_prefix(self, sliding_window: Reach) -> PrefixKey | None:

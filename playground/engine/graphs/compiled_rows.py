@@ -64,7 +64,7 @@ class CompiledRows:
             and not others
             and segment.rows <= MOST_ROWS
             and segment.is_plain(self._window)
-            and _has_room(segment.store, segment.store.slots_of(0).count + segment.end)
+            and _has_room(segment.store, segment.starts[0] + segment.rows)
         )
 
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | int, segment: Segment) -> Tensor:
@@ -75,7 +75,7 @@ class CompiledRows:
         network, store = self._network, segment.store
         hidden = embedding(ids, network.embeddings).numpy()
         cos, sin = network.cos[positions].numpy(), network.sin[positions].numpy()
-        trunk, seen = store.slots_of(0).count, segment.ancestors()
+        trunk, seen = segment.starts[0] - segment.first, segment.ancestors()
         for layer, keys, values in zip(self._layers, store.keys, store.values):
             norms, epsilon, matrices = layer[:2], layer.epsilon, layer[3:]
             self._run_layer(hidden, *norms, epsilon, *matrices, cos, sin, keys.rows.numpy(), values.rows.numpy(), trunk,
