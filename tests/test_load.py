@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from load_page import CONTROLS, SEATS, Load, Outcome, Request, percentile, summary
 from soak import Report
-from visitor import ARGUMENTS
+from visitor import ARGUMENTS, Server
 
 from playground.ui.components.settings import Settings
 from playground.ui.server.admission_queue import QueueLimits
@@ -33,7 +33,7 @@ def test_a_soak_with_growth_or_leaks_is_a_violation():
 
 
 def loaded(*outcomes: Outcome, megabytes: float = 0.0, busy: float = 0.0, **left: int) -> list[str]:
-    server = SimpleNamespace(alive=True, tracebacks=lambda: 0)
+    server = SimpleNamespace(alive=True, tracebacks=0)
     samples = [{"at": at, "running": 1, "mb": 500 + megabytes * at / 100} for at in range(100)]
     load = Load(server, [], 0, 0, outcomes=list(outcomes), samples=samples)
     return summary(load, dict(HELD), HELD | left, busy)["violations"]
@@ -76,6 +76,12 @@ def test_the_load_knows_how_many_runs_the_page_serves_at_once():
 def test_the_load_sends_every_control_of_the_page_and_every_argument_of_an_endpoint():
     assert list(CONTROLS) == Settings.names() and {*CONTROLS} <= {*ARGUMENTS}
     assert list(ARGUMENTS) == list(signature().parameters)  # Gradio refuses a request that lacks one
+
+
+def test_tracebacks_are_counted_beyond_the_lines_that_are_kept():
+    server = Server("", None)
+    server.note(["Traceback (most recent call last):\n", *['  File "a.py"\n'] * 9] * 100)
+    assert server.tracebacks == 100 and len(server.log) < 1000
 
 
 def test_a_percentile_is_an_observed_value():

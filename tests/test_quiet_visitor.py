@@ -180,11 +180,11 @@ def polite(said: str) -> bool:
 def test_an_attack_gets_an_answer_and_delays_no_token_of_another_visitor(
     attack: Attack, page: Page, request: pytest.FixtureRequest
 ):
-    server, log = page.up(), page.server.tracebacks()
+    server, log = page.up(), page.server.tracebacks
     quiet, attacker, gap, most = send_beside(attack, server)
     print(
         f"\n{attack.name}: gap {gap:.2f} s (alone {page.baseline:.2f}), grew {most:.0f} MB, alive {server.alive},"
-        f" tracebacks {server.tracebacks() - log}, said {[line[:160] for line in (attacker.said or ['nothing'])[:3]]},"
+        f" tracebacks {server.tracebacks - log}, said {[line[:160] for line in (attacker.said or ['nothing'])[:3]]},"
         f" quiet {quiet.troubles[:2]}"
     )
     assert server.alive, f"the server ended; its log ends with {''.join(server.log)[-300:]}"
@@ -196,5 +196,5 @@ def test_an_attack_gets_an_answer_and_delays_no_token_of_another_visitor(
     assert all(said in closed or polite(said) for said in attacker.said), (
         f"answered with {[said for said in attacker.said if not polite(said)][0][:300]}"
     )
-    assert server.tracebacks() == log, "the log has a traceback"
+    assert server.tracebacks == log, "the log has a traceback"
     request.node.harmed = False

@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -232,6 +232,7 @@ class Server:
     address: str
     process: subprocess.Popen
     log: deque[str] = field(default_factory=lambda: deque(maxlen=400))
+    tracebacks: int = 0  # in all that was logged
 
     @property
     def alive(self) -> bool:
@@ -251,8 +252,11 @@ class Server:
             "children": len(children),
         }
 
-    def tracebacks(self) -> int:
-        return sum(line.startswith("Traceback (most recent") for line in list(self.log))
+    def note(self, lines: Iterable[str]) -> None:
+        """Keep the last lines of the log, and count tracebacks."""
+        for line in lines:
+            self.log.append(line)
+            self.tracebacks += line.startswith("Traceback (most recent")
 
     def stop(self) -> int:
         """End the process as a service manager does; its exit code."""
@@ -301,10 +305,10 @@ def start_page(public: bool = True, threads: int = 0, root: Path = ROOT) -> Serv
     )
     server = Server(f"http://127.0.0.1:{port}", process)
     while "Running on" not in (line := process.stdout.readline()):
-        server.log.append(line)
+        server.note([line])
         if not line:
             raise RuntimeError(f"the page did not start: {''.join(server.log)[-500:]}")
-    threading.Thread(target=lambda: server.log.extend(process.stdout), daemon=True).start()
+    threading.Thread(target=server.note, args=(process.stdout,), daemon=True).start()
     _wait_for_models(server)
     return server
 

@@ -297,7 +297,7 @@ def beside(name: str, given: argparse.Namespace) -> Seen:
     try:
         with attacking(seen, urlsplit(server.address).port, given.seconds):
             asyncio.run(crowd(seen, server, given))
-        seen.alive, seen.tracebacks = server.alive, server.tracebacks()
+        seen.alive, seen.tracebacks = server.alive, server.tracebacks
     finally:
         server.stop()
     return seen

@@ -392,7 +392,7 @@ def summary(load: Load, before: dict[str, float], after: dict[str, float], busy:
         "after": after,
         "busy_percent": busy,
         "most_running": max((sample["running"] for sample in load.samples), default=0),
-        "tracebacks": load.server.tracebacks(),
+        "tracebacks": load.server.tracebacks,
         "refusals": dict(Counter(one.said[:120] for one in load.outcomes if one.end == "refused").most_common(8)),
     }
     return {**found, "violations": violations(load, found)}
