@@ -93,3 +93,20 @@ def test_run_pressed_just_as_the_settings_of_a_link_arrive_is_not_lost(page, add
     page.goto(f"{address}?s={SETTINGS.to_code()}")
     expect(status(page, 1)).to_have_text("reached the token limit")
     expect(tokens(page, 0)).to_have_count(SETTINGS.length)
+
+
+def test_every_field_of_a_link_is_in_the_link_that_the_page_shares(page, address):
+    lane = {
+        "strategy": "speculative", "knobs": {"drafter": "prompt_lookup"}, "extras": [["top_p", {"p": 0.5}]],
+        "forced": [5, 6, 7], "seed": 11, "forked_at": 2, "weights": "int8",
+    }
+    asked = Settings(
+        "Once é🙂 {x}", "chat", "Be brief.", "Mia.", 5, 7, "a\\nb\nc", "pocket-moe", "none", "float32", "int8", [lane],
+        [["Hi", "Hello"]], "{prompt} / {context}", '[{"name": "add"}]',
+    )
+    visit(page, address, asked)
+    page.evaluate("history.replaceState(null, '', '/')")
+    open_settings(page)
+    page.locator("#share").click()
+    page.wait_for_function("new URLSearchParams(location.search).has('s')")
+    assert Settings.from_code(page.evaluate("new URLSearchParams(location.search).get('s')")) == asked
