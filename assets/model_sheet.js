@@ -104,7 +104,9 @@ class ModelSheet {
     const others = groups.map((group) => ({ ...group, rows: group.rows.filter((row) => !proposed.includes(row)) }));
     const all = [...(proposed.length ? [{ title: "Proposed", rows: proposed }] : []), ...others];
     this.rows.replaceChildren(...(this.list ? [] : [el("p", "models-wait", "Looking at this machine…")]), ...all.map((group) => this.group(group, hub)));
-    this.foot.replaceChildren(...[memory, derived, quantising].filter(Boolean).map((text) => el("p", "", text)));
+    const limits = document.querySelector(".status .bounds p")?.textContent; // in the header of a page without this sheet
+    const inUse = limits && `The models in use: ${limits.charAt(0).toLowerCase()}${limits.slice(1)}`;
+    this.foot.replaceChildren(...[memory, derived, quantising, inUse].filter(Boolean).map((text) => el("p", "", text)));
   }
 
   drawChip() {

@@ -134,6 +134,18 @@ def test_every_text_has_thirteen_pixels_and_a_contrast_of_four_and_a_half_in_bot
         page.evaluate("switchTheme()")
 
 
+@pytest.mark.parametrize("path", ["library", "benchmark", "game", "?lesson=guessing-ahead"])
+def test_every_other_page_is_as_legible(page, address, path):
+    page.goto(f"{address}/{path}")
+    expect(page.locator(".strategies .entry, .lane-card, .game .options, .lesson-panel h3").first).to_be_visible()
+    for details in page.locator(".strategies .entry details").all()[:4]:
+        details.evaluate("fold => { fold.open = true; }")
+    for _ in range(2):
+        seen, poor = page.evaluate(UNREADABLE)
+        assert seen > 20 and poor == []
+        page.evaluate("switchTheme()")
+
+
 def test_settings_and_earlier_runs_take_the_place_of_the_view_and_not_of_the_text(page, address):
     visit(page, address, TWO)
     for _ in range(2):
@@ -156,6 +168,34 @@ def test_settings_and_earlier_runs_take_the_place_of_the_view_and_not_of_the_tex
     page.locator(".live .visit-run").first.click()
     expect(page.locator(".live .message")).to_contain_text("Showing run 1 again")
     expect(page.locator(".live .visit")).to_be_hidden()
+
+
+def test_an_added_lane_stands_on_the_stage_at_once_and_nothing_else_moves(page, address):
+    visit(page, address, TWO)
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    parts = ("#run", "#settings .summary", ".live .scene", ".live .inspector", ".live .player")
+    before = [page.locator(part).bounding_box() for part in parts]
+    text = tokens(page, 1).all_text_contents()
+    page.locator(".lane-adder .add-lane").click()
+    page.locator(".lane-adder .option[data-name='sample']").click()
+    waiting = page.locator(".live .waiting")
+    expect(waiting).to_have_text("Press Run: this lane has not run yet.")
+    assert [page.locator(part).bounding_box() for part in parts] == before
+    assert page.locator(".live .lanes > .lane").count() == page.locator(".lane-card").count() == 3
+    head, place = (page.locator(part).bounding_box() for part in (".lane-card[data-lane='2']", ".live .waiting"))
+    assert abs(head["x"] - place["x"]) < 3 and abs(head["y"] - place["y"]) < 8, "its card is its head"
+    expect(page.locator(".live .caption"), "the others are still of what is chosen").to_be_hidden()
+    expect(page.locator(".live .tab .number")).to_have_text(["1", "2", "3"])
+    page.evaluate("document.querySelector(\".lane-card[data-lane='0'] .edit\").click()")
+    page.locator(".lane-card[data-lane='0'] [aria-label='Remove lane 1']").click()
+    expect(page.locator(".live .lanes > .lane:visible")).to_have_count(2)
+    assert tokens(page, 1).all_text_contents() == text, "a lane keeps its text at another place"
+    expect(page.locator(".live .caption")).to_contain_text("An earlier run")
+    page.click("#run")
+    expect(waiting).to_have_count(0)
+    expect(tokens(page, 1).nth(11)).to_be_attached()
 
 
 def test_a_word_that_is_pointed_at_shows_three_candidates_and_its_place_and_a_click_holds_the_rest(page, address):

@@ -9,13 +9,14 @@ from live_page import address, browser, choose, drawn, feed, seek, wait_for  # n
 from playwright.sync_api import expect
 from view_runs import GUESSING, PLAIN, WORDS, commit, evicting, in_rounds, one_by_one, run_of, show, side_by_side
 
-from playground.events import Candidate, Done, Mask, Part, Step
+from playground.events import Candidate, Done, Draft, Mask, Part, Step
 
 GRAMMAR = replace(PLAIN, parts=[*PLAIN.parts, Part("json_schema", "constraint")])
 SMALL_CACHE = replace(PLAIN, parts=[*PLAIN.parts, Part("h2o", "cache_policy")])
 MASKED = [(0.1, Mask(0, 3, 100, 0.6, [])), *one_by_one()]
 TWO = run_of((PLAIN, one_by_one()), (GUESSING, in_rounds()))
 WIDE = {"width": 1440, "height": 900}
+BYTES = ("<0xE4>", "<0xBD>", "<0xA0>")  # 你
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +69,11 @@ def test_what_happens_in_the_chosen_lane_decides_which_view_is_open(page, feed, 
 
 def test_another_lane_brings_its_own_view_until_a_tab_is_pressed(page, feed):
     show(page, feed, TWO)
+    marked = "all => all.map((path) => path.getAttribute('class'))"
+    assert page.locator(".live .course path").evaluate_all(marked) == [], "all its tokens were chosen"
     choose(page, 1)
     assert opened(page) == ["panel-tree"]
+    assert page.locator(".live .course path").evaluate_all(marked) == ["draft", "redraw", "bonus"]
     page.click(".live [data-view=cost]")
     assert opened(page) == ["panel-cost"]
     expect(page.locator(".live .panel-cost table").first).to_be_visible()
@@ -106,6 +110,26 @@ def test_the_choice_shows_six_candidates_with_the_models_own_probability(page, f
     expect(page.locator(".live .choice-rest")).to_have_text("all other tokens together 22 %")
     expect(rows.nth(1)).to_have_attribute("aria-current", "true")
     expect(page.locator(".live .moment")).to_have_text("“w1” was chosen with 20 %, although “w0” had 30 %.")
+
+
+def test_bytes_are_shown_as_the_characters_that_their_neighbours_make_of_them(page, feed):
+    top = [Candidate(51, "<0xA0>", 0.6, 0.6), Candidate(52, "<0xA1>", 0.3, 0.3), Candidate(53, "<0xE4>", 0.05, 0.05)]
+    first, second, third = (
+        replace(commit(i, "sampled"), ids=[51], pieces=[byte], text="") for i, byte in enumerate(BYTES)
+    )
+    tree = Draft(0, [7, 8, 9], ["<0xE4>", "<0xBD>", "<0xA1>"], [-1, 0, 1], [0.5] * 3, "draft_model")
+    written = [(0.1, one) for one in (first, second, Step(2, 1.0, 1.0, 51, top), third, tree)]
+    show(page, feed, run_of((GUESSING, written)))
+    page.click(".live [data-view=tree]")
+    assert opened(page) == ["panel-tree"]
+    assert page.locator(".live .panel-tree .name").all_text_contents() == ["你 A0", "佡 E4", "佡 BD", "佡 A1"]
+    page.click(".live [data-view=choice]")
+    assert opened(page) == ["panel-choice"]
+    read = "all => all.map((one) => [one.querySelector('.composed')?.dataset.byte, one.textContent])"
+    rows = page.locator(".live .choice-row .piece").evaluate_all(read)
+    assert rows == [["A0", "你"], ["A1", "佡"], [None, "E4"]], "no character begins with a known end"
+    expect(page.locator(".live .gap .composed")).to_have_text("你")
+    expect(page.locator(".live .moment")).to_have_text("“你” was the most probable, with 60 %.")
 
 
 def test_a_candidate_continues_the_text_in_a_fork(page, feed):

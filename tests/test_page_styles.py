@@ -62,7 +62,7 @@ def test_nothing_on_any_page_takes_its_time_for_those_who_want_no_motion(page, a
 def test_badges_of_four_lanes_are_not_cut_to_a_letter(page, address):
     lane = {"strategy": "greedy", "extras": [["sink_window", {}], ["regex", {}]]}
     visit(page, address, Settings(prompt="The red fox", length=4, lanes=4 * [lane]))
-    page.locator(".lane-card .promise").nth(3).wait_for()
+    page.locator(".lane-card[data-lane='3'] .promise").first.wait_for()
     shown = "all => all.map((one) => one.offsetWidth).filter(Boolean)"
     widths = page.eval_on_selector_all(".lane-card .promise", shown)
     assert len(widths) == 4 and min(widths) > 40

@@ -202,10 +202,11 @@ function promises(names, lane) {
 }
 
 /** A lossless lane is compared with plain decoding under the same additions, whose text may differ from that without them. */
-function qualified(name, names, { extras = [], weights }) {
+function qualified(name, names, { strategy, extras = [], weights }) {
   const [label] = PROMISES[name] || [];
   if (!label?.startsWith("same ")) return label;
   const greedy = name === "greedy_identical";
+  if (greedy && strategy === "greedy") return ""; // it is greedy decoding
   const has = (kind) => extras.some(([extra]) => byName.get(extra)?.kind === kind);
   const own = [["cache", names.includes("budget_respected") || has("cache_policy")], ["compute policy", has("compute_policy")], ["weights", weights],
     ["constraint", greedy && has("constraint")], ["processors", greedy && has("sampler")]];
@@ -718,7 +719,7 @@ function addLane(lane) {
   verdicts = [];
   draw();
   commit();
-  focusOn(lanes.length - 1, ".strategy");
+  focusOn(lanes.length - 1, isBeside() ? ".edit" : ".strategy"); // the head of a lane on a stage has no menu
 }
 
 function duplicate(i) {

@@ -5,7 +5,7 @@ const UNITS = { tokens: "token", forwards: "forward" };
 class PlayerBar {
   constructor(root) {
     this.node = root.querySelector(".player");
-    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine", "curve", "pointer"]) this[name] = this.node.querySelector("." + name);
+    for (const name of ["scrub", "marks", "clock", "follow", "play", "place", "machine", "curve", "course", "pointer"]) this[name] = this.node.querySelector("." + name);
   }
 
   /** `chosen`: the lane whose entropy is behind the slider. */
@@ -28,7 +28,7 @@ class PlayerBar {
     this.drawCurve(player, trace, trace.lanes[chosen], end);
   }
 
-  /** The entropy of each token as a line above the slider; while a run grows, drawn again when it is a tenth longer. */
+  /** The entropy of each token as a line above the slider, and its origin below it; while a run grows, drawn again when it is a tenth longer. */
   drawCurve({ mode }, trace, lane, end) {
     const grown = trace.over ? "over" : Math.floor(Math.log(1 + lane.events.length) / Math.log(1.1));
     const look = `${trace.run}/${lane.order}/${mode}/${grown}/${trace.over ? end : ""}`;
@@ -39,6 +39,8 @@ class PlayerBar {
     const lines = Array.from({ length: BAR_COLOURS }, () => "");
     for (const step of steps) lines[barColour(step.entropy)] += curveLine(place(step) / end, step.entropy);
     this.curve.replaceChildren(...lines.map((d, i) => svg("path", { class: `b${i}`, d })));
+    this.course.dataset.lane = lane.order; // its hue
+    this.course.replaceChildren(...Object.entries(courseOf(mode, lane, end)).filter(([, d]) => d).map(([name, d]) => svg("path", { class: name, d })));
   }
 
   /** The place of a token in the run as a line on the curve; none if no token is marked. */
@@ -112,7 +114,7 @@ function meter({ name, share, says }, reading) {
 
 /** Where a step of a lane is on the slider, in its unit. */
 function placeOnCurve(mode, lane) {
-  return { time: ({ at }) => at, tokens: ({ position }) => position + 1, forwards: (step) => forwardKey(lane, step) }[mode];
+  return { time: ({ at }) => at, tokens: (event) => (event.kind === "step" ? event.position + 1 : event.key), forwards: (event) => forwardKey(lane, event) }[mode];
 }
 
 const HIGHEST = 6; // nats at the top of the curve

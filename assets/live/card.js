@@ -28,6 +28,7 @@ class Card {
     }
     const step = state.sequence(token.sequence).steps.get(token.position);
     const mask = state.sequence(token.sequence).masks.get(token.position);
+    this.around = piecesAround(state.sequence(token.sequence).tokens, token.position);
     this.node.dataset.lane = lane; // its hue
     this.node.replaceChildren(...this.parts(lane, state, token, step, mask));
     this.node.classList.toggle("pinned", pinned);
@@ -97,7 +98,7 @@ class Card {
   heading(token) {
     const head = el("div", "card-head");
     const piece = el("span", "piece");
-    writePiece(piece, token.piece, true);
+    writePiece(piece, token.piece, true, composedBetween(this.around.before, token.piece, this.around.after));
     const origin = ORIGINS[token.origin] || { label: token.origin, help: "" };
     const label = el("span", "origin", origin.label);
     label.title = origin.help;
@@ -175,7 +176,7 @@ class Card {
     const row = button("row candidate" + (fell ? " fell" : "") + (chosen ? " is-chosen" : ""), "", "");
     row.dataset.id = id;
     const name = el("span", "piece");
-    writePiece(name, piece, true);
+    writePiece(name, piece, true, composedBetween(this.around.before, piece, chosen ? this.around.after : []));
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", fell ? reasonOf(fell) : percent(final)));
     if (chosen) row.setAttribute("aria-current", "true");
     const why = fell === "mask" ? "The grammar does not allow this token here" : this.acts.refusal(lane);

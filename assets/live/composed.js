@@ -76,3 +76,35 @@ function composedByte(byte, said) {
   placed.append(node);
   return placed;
 }
+
+/** What the bytes of one piece are between its neighbours, as above; of a character that began before it, its first byte here has it. */
+function composedBetween(before, piece, after = []) {
+  const found = composed([...before, piece, ...after]);
+  const own = found[before.length];
+  if (!isInside(own[0])) return own;
+  const begun = found.slice(0, before.length).flat().findLast((one) => isText(one) && !isInside(one));
+  return [begun, ...own.slice(1)];
+}
+
+/** A piece as text for a sentence: the characters that its bytes begin or end. */
+function saidBetween(before, piece, after = []) {
+  const said = composedBetween(before, piece, after);
+  let at = 0;
+  return piece.replace(BYTE, (byte) => {
+    const one = said[at++] ?? byte;
+    return isInside(one) ? "" : one;
+  });
+}
+
+/** The same for a label, with the bytes behind the characters. */
+function labelBetween(before, piece, after = []) {
+  const said = composedBetween(before, piece, after);
+  const bytes = [...piece.matchAll(BYTE)].map(([, byte]) => byte).filter((_, i) => isText(said[i]));
+  return [saidBetween(before, piece, after), ...bytes].join(" ");
+}
+
+/** The pieces around a position that may share a character with it. */
+function piecesAround(tokens, at) {
+  const pieces = (from, to) => tokens.slice(Math.max(0, from), to).map(({ piece }) => piece);
+  return { before: pieces(at - LONGEST_CHARACTER + 1, at), after: pieces(at + 1, at + LONGEST_CHARACTER) };
+}

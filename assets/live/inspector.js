@@ -67,7 +67,7 @@ class Inspector {
   /** On paper there is no tab to press. */
   print(begins) {
     this.printing = begins;
-    this.arrange();
+    this.app.stage.update();
     if (!begins) return this.app.schedule();
     for (const panel of this.app.panels) {
       panel.width = panel.body.clientWidth;
@@ -117,19 +117,25 @@ class Inspector {
 
   /** On a phone one lane at a time is in sight: swiping chooses it, and choosing it brings it there. */
   bringLane(order) {
-    const { lanes, live } = this.app;
-    if (live.dataset.views === "phone" && this.laneInSight() !== order) lanes.scrollTo({ left: order * lanes.clientWidth, behavior: prefersStillness() ? "auto" : "smooth" });
+    if (this.laneInSight() !== order) this.bringSeat(this.app.stage.seatOf(order));
   }
 
+  bringSeat(seat) {
+    const { lanes, live } = this.app;
+    if (live.dataset.views === "phone") lanes.scrollTo({ left: seat * lanes.clientWidth, behavior: prefersStillness() ? "auto" : "smooth" });
+  }
+
+  /** Its order in the run, -1 for one that waits for Run. */
   laneInSight() {
-    const { lanes } = this.app;
-    return Math.round(lanes.scrollLeft / Math.max(1, lanes.clientWidth));
+    const { lanes, stage } = this.app;
+    return stage.seats[Math.round(lanes.scrollLeft / Math.max(1, lanes.clientWidth))] ?? -1;
   }
 
   swiped() {
     clearTimeout(this.swiping);
     this.swiping = setTimeout(() => {
-      if (this.app.live.dataset.views === "phone" && this.laneInSight() !== this.app.chosen) this.app.choose(this.laneInSight());
+      const order = this.laneInSight();
+      if (this.app.live.dataset.views === "phone" && order >= 0 && order !== this.app.chosen) this.app.choose(order);
     }, SWIPE_REST);
   }
 

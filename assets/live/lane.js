@@ -112,7 +112,7 @@ class LaneCard {
   badges(header) {
     const badges = el("p", "badges");
     for (const name of header.guarantee) {
-      if (PROMISES[name] === null) continue;
+      if (PROMISES[name] === null || (name === "greedy_identical" && header.strategy === "greedy")) continue; // it is greedy decoding
       const [plain, help] = PROMISES[name] || [name.replaceAll("_", " "), ""];
       const node = badge(qualified(name, plain, header), help);
       node.classList.toggle("lossless", LOSSLESS.has(name)); // not shown on a lane that failed
@@ -169,6 +169,7 @@ class LaneCard {
     const { state, app } = this;
     const [name, label] = this.statusOf(atHead);
     setText(this.status, label);
+    setAttribute(this.status, "title", label); // a narrow lane cuts it
     setAttribute(this.status, "data-status", name);
     this.stop.hidden = props.follows || app.trace.over || this.record.over || app.trace.recorded;
     this.trouble.hidden = !state.failed;

@@ -57,7 +57,7 @@ class App {
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     addEventListener("pagehide", () => keepAtOnce(this.visit.newest));
-    window.livePosition = () => (this.stage.isStale ? "" : positionOf(this));
+    window.livePosition = () => (this.stage.isOfChosen ? positionOf(this) : "");
     this.schedule();
     if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
   }
@@ -208,18 +208,16 @@ class App {
     this.numbersLook = "";
     for (const card of this.cards) card.plain = plainLane(card, this.cards);
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
-    this.lanes.dataset.count = this.cards.length;
-    this.lanes.style.setProperty("--count", this.cards.length);
     this.marked = { lane: -1, position: null };
     this.selected = null;
     this.inspector.begin();
     this.drawChooser();
     for (const part of [this.bar.node, this.key, this.views]) part.hidden = false;
-    this.chooser.hidden = this.cards.length < 2;
     this.welcome.hidden = true;
     this.live.dataset.state = "filled";
     this.live.dataset.run = this.trace.run;
     this.live.dataset.recorded = this.trace.recorded;
+    this.stage.seatsLook = ""; // the cards are new
     this.stage.update();
     this.say("");
     if (this.trace.recorded && prefersStillness()) this.showEnd();
@@ -276,7 +274,7 @@ class App {
       run: () => document.querySelector("#run")?.click(),
       runs: () => this.inspector.showRuns(),
       sheet: () => this.inspector.raise(),
-      edit: () => document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: this.chosen, about: "" } })),
+      edit: () => document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: this.stage.seatOf(this.chosen), about: "" } })),
     };
     acts[name]();
     this.schedule();
@@ -636,16 +634,20 @@ class App {
   }
 
   drawChooser() {
-    this.chooser.replaceChildren(...this.cards.map((card, order) => {
+    const tabs = this.cards.map((card, order) => {
+      const seat = this.stage?.seats.length ? this.stage.seatOf(order) : order;
       const tab = button("tab", "", `Key ${order + 1}`, () => this.choose(order));
       tab.setAttribute("aria-pressed", String(order === this.chosen));
       tab.dataset.lane = order;
       if (this.isCalm) tab.tabIndex = -1; // keys 1 to 4 choose a lane, too
-      tab.append(el("span", "number", String(order + 1)), el("span", "title", card.title));
+      tab.hidden = seat < 0;
+      tab.style.order = seat;
+      tab.append(el("span", "number", String(seat + 1)), el("span", "title", card.title));
       card.node.classList.toggle("in-view", order === this.chosen);
       card.text.node.tabIndex = this.isCalm && order !== this.chosen ? -1 : 0; // arrow keys lead to the others
       return tab;
-    }));
+    });
+    this.chooser.replaceChildren(...tabs, ...(this.stage?.waitingTabs() || []));
     this.bar.leaveToKeys(this.isCalm);
     this.stage?.stopAtChosen();
   }

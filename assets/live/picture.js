@@ -169,7 +169,7 @@ class Picture {
   sample(entry) {
     const style = getComputedStyle(entry, "::before");
     if (style.display === "none" || style.content === "none") return null;
-    if (style.content !== '""') return svg("text", { y: 12, "font-size": 12, fill: this.ink(style.color).colour }, style.content.slice(1, -1));
+    if (style.content !== '""') return svg("text", { y: 12, "font-size": 13, fill: this.ink(style.color).colour }, style.content.slice(1, -1));
     const [width, height] = [style.width, style.height].map((length) => Math.min(14, parseFloat(length) || 11));
     const top = 9 - height / 2;
     const box = svg("rect", { y: top, width, height, rx: 2, ...this.filled(style.backgroundColor) });

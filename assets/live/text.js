@@ -5,6 +5,8 @@
 const FAR = 1e7; // pixels; more than any text is high, so that its height need not be known
 const STRETCH = 60; // tokens after which a stretch ends at the next line end
 
+const INDENTED = /\n[ \t]{2,}|^[ \t]{3,}$/; // a text with such lines is code
+
 class TextView {
   constructor(lane) {
     this.lane = lane;
@@ -153,6 +155,7 @@ class TextView {
     span.dataset.i = i;
     span.tabIndex = -1;
     span.isSoft = /^ \S+$/.test(token.piece) && /\S$/.test(i ? this.shown[i - 1].piece : this.promptEnd);
+    if (INDENTED.test(token.piece)) this.body.classList.add("is-code");
     this.shown.push(token);
     this.spans.push(span);
     this.write(composingFrom(this.shown, i));

@@ -6,6 +6,7 @@ in assets/live.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from dataclasses import fields
 from typing import Any
 
@@ -15,6 +16,7 @@ from playground.player.frames import CLOCK, SLOWEST
 from playground.player.guarantee_labels import LIMIT, PROMISES
 from playground.trace.csv_export import COLUMNS
 
+SERIF = ASSETS / "fonts" / "source-serif-4-latin-400.woff2"
 STYLES = (
     "live",
     "lanes",
@@ -46,6 +48,7 @@ STYLES = (
     "phone",
 )
 SCRIPTS = (
+    "serif",
     "dom",
     "composed",
     "contents",
@@ -90,12 +93,14 @@ SCRIPTS = (
     "position",
     "views/history",
     "places",
+    "course",
     "bar",
     "lag",
     "streams",
     "replacing",
     "listening",
     "inspector",
+    "seats",
     "stage",
     "main",
 )
@@ -118,7 +123,8 @@ def surroundings() -> str:
 
 def _constants() -> list[str]:
     """Definitions of the shared constants: defaults of the header and every event, which the wire format omits; frame
-    intervals; labels of guarantees, null for those without a badge; the page skeleton; and the formats of saved runs.
+    intervals; labels of guarantees, null for those without a badge; the page skeleton; the formats of saved runs; and
+    the font.
     """
     wire = {
         "VERSION": events.VERSION,
@@ -131,6 +137,7 @@ def _constants() -> list[str]:
         "SKELETON": _read("live/live.html"),
         "COLUMNS": COLUMNS,
         "STANDALONE": surroundings(),
+        "SERIF": b64encode(SERIF.read_bytes()).decode(),
     }
     return [f"const {name} = {json.dumps(value)};" for name, value in (wire | texts).items()]
 

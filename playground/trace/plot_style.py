@@ -33,14 +33,14 @@ def styled(figure: Figure, title: str, x: str) -> Figure:
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         title={"text": title, "x": 0.004, "y": 0.97, "yanchor": "top", "font": {"size": 14}},
-        font={"color": GREY, "size": 12},
+        font={"color": GREY, "size": 13},
         legend=LEGEND,
         hovermode="x unified",
         showlegend=True,
     )
     figure.update_xaxes(title_text=x, gridcolor=LINE, zeroline=False)
     figure.update_yaxes(gridcolor=LINE, zeroline=False, rangemode="tozero")
-    return figure.update_annotations(font={"size": 12, "color": GREY})
+    return figure.update_annotations(font={"size": 13, "color": GREY})
 
 
 def if_drawn(figure: Figure) -> Figure | None:

@@ -43,13 +43,14 @@ class ChoicePanel extends Panel {
     setText(this.hint, at === null ? "The first word is about to be chosen." : "");
     this.drawMore(card, app);
     if (at === null) return;
-    this.line.replaceChildren(...tokens.slice(Math.max(0, at - WORDS_BEFORE), at).map(({ piece }) => quietPiece(piece)), el("span", "gap", tokens[at].piece.trim() || "␣"));
+    const { before, after } = piecesAround(tokens, at);
+    this.line.replaceChildren(...wordsBefore(tokens, at), gapOf(tokens[at], before, after));
     if (!step) return;
     const refusal = app.forkRefusal(card.order);
     const shown = step.top.slice(0, SHOWN_CANDIDATES);
     const chosen = step.top.find(([id]) => id === step.chosen);
     if (chosen && !shown.includes(chosen)) shown.splice(-1, 1, chosen);
-    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, go: () => app.fork(card.order, at, candidate[0], candidate[1]) })));
+    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, before, after: candidate === chosen ? after : [], go: () => app.fork(card.order, at, candidate[0], candidate[1]) })));
     const left = 1 - shown.reduce((sum, [, , raw]) => sum + raw, 0);
     setText(this.rest, left > 0.0005 ? `all other tokens together ${percent(left)}` : "");
     setText(this.hint, refusal ? "Press Run to continue with another word here." : "Choose another word, and the text continues with it.");
@@ -67,19 +68,32 @@ class ChoicePanel extends Panel {
   }
 }
 
-function quietPiece(piece) {
-  return el("span", "", SPECIAL.test(piece) ? "" : piece);
+function wordsBefore(tokens, at) {
+  const pieces = tokens.slice(Math.max(0, at - WORDS_BEFORE), at).map(({ piece }) => piece);
+  const characters = composed(pieces);
+  return pieces.map((piece, i) => {
+    const word = el("span");
+    if (!SPECIAL.test(piece)) writePiece(word, piece, true, characters[i]);
+    return word;
+  });
+}
+
+function gapOf({ piece }, before, after) {
+  const gap = el("span", "gap");
+  if (SPECIAL.test(piece) || !piece.trim()) gap.append(piece.trim() || "␣");
+  else writePiece(gap, piece.trim(), true, composedBetween(before, piece, after));
+  return gap;
 }
 
 /** One candidate. A row that can be continued with is a button that forks. */
-function choiceRow([id, piece, raw, final, fell], { chosen, refusal, go }) {
+function choiceRow([id, piece, raw, final, fell], { chosen, refusal, before, after, go }) {
   const isChosen = id === chosen;
   const inWord = /^[\p{L}\p{N}]/u.test(piece); // continues the word before it
   const row = button("choice-row" + (isChosen ? " is-chosen" : "") + (fell ? " fell" : ""), "", "", go);
   row.disabled = isChosen || Boolean(refusal) || fell === "mask";
   if (isChosen) row.setAttribute("aria-current", "true");
   const name = el("span", "piece");
-  writePiece(name, inWord ? `…${piece}` : piece.trimStart() || piece, true);
+  writePiece(name, inWord ? `…${piece}` : piece.trimStart() || piece, true, composedBetween(before, piece, after));
   const track = bars(raw, isNumber(final) && Math.abs(final - raw) > 0.0005 ? final : null);
   row.append(name, track, el("span", "num", percent(raw)));
   row.title = fell ? `${percent(raw)} of the model, removed: ${reasonOf(fell)}` : isNumber(final) ? `${percent(raw)} of the model, ${percent(final)} after processors` : "";
@@ -99,7 +113,9 @@ function sayMoment(card, app) {
   if (token.round && token.round.verdict) return sayRound(token.round);
   const step = steps.get(at);
   const evicted = marked === null ? sayEvicted(state.lastCache("target")) : "";
-  return [sayChosen(token, step, state.sequence(token.sequence).masks.get(token.position)), evicted].filter(Boolean).join(" ");
+  const { before, after } = piecesAround(tokens, at);
+  const quoted = (piece) => quote(piece, before, piece === token.piece ? after : []);
+  return [sayChosen(token, step, state.sequence(token.sequence).masks.get(token.position), quoted), evicted].filter(Boolean).join(" ");
 }
 
 function sayFilled({ size, filled, steps }) {
@@ -116,8 +132,13 @@ function sayRound(round) {
   return verdict.origin === "bonus" ? `${found} The same forward gave one more: ${piece}.` : found;
 }
 
-function sayChosen({ id, origin, piece }, step, mask) {
-  const word = `“${pieceLabel(piece.trim() || piece)}”`;
+function quote(piece, before, after) {
+  const said = saidBetween(before, piece, after);
+  return `“${pieceLabel(said.trim() || said)}”`;
+}
+
+function sayChosen({ id, origin, piece }, step, mask, quoted) {
+  const word = quoted(piece);
   if (origin === "forced") return `${word} was the only token the grammar allowed: no forward was needed.`;
   if (!step) return "";
   const allowed = mask ? ` The grammar allowed ${count(mask.allowed, "token")}.` : "";
@@ -126,7 +147,7 @@ function sayChosen({ id, origin, piece }, step, mask) {
   const share = percent(step.top[rank][2]);
   const [first] = step.top;
   if (rank === 0) return `${word} was the most probable, with ${share}.${allowed}`;
-  return `${word} was chosen with ${share}, although “${pieceLabel(first[1].trim() || first[1])}” had ${percent(first[2])}.${allowed}`;
+  return `${word} was chosen with ${share}, although ${quoted(first[1])} had ${percent(first[2])}.${allowed}`;
 }
 
 function sayEvicted(cache) {

@@ -1,7 +1,7 @@
 // The draft tree of one round: the draft tokens, the verdict on each, and the accepted path. It is the round at the player's position, or
 // that of the selected token. The trees of other lanes are drawn small.
 
-const TREE = { node: [112, 118], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
+const TREE = { node: [128, 134], gap: 14, height: 38, row: 48, margin: 6, rootWidth: 84, highest: 560 };
 const STATE_WORDS = { kept: "accepted", passed: "passed, off the path", refused: "rejected", untested: "not tested", pending: "not verified yet" };
 
 class TreePanel extends Panel {
@@ -57,7 +57,7 @@ class TreePanel extends Panel {
     const scroller = el("div", "tree-scroll");
     scroller.tabIndex = 0;
     scroller.setAttribute("aria-label", "Draft tree, scrolls sideways");
-    scroller.append(treeDrawing(round, lastPiece(card, round), this.width));
+    scroller.append(treeDrawing(round, piecesBefore(card, round), this.width));
     const leftover = round.hasNext ? leftoverPart(round) : [];
     this.body.replaceChildren(scroller, treeKey(round), this.tests(round), ...leftover, this.beside(card, app));
     bringPathInSight(scroller);
@@ -122,14 +122,27 @@ function summaryOf(round) {
   return `${drafted}${by}, ${round.tests.size} tested, ${round.verdict.kept.length} accepted`;
 }
 
-function lastPiece(card, round) {
+/** The last pieces of the text that a round continues. */
+function piecesBefore(card, round) {
   const tokens = card.state.sequence(round.sequence).tokens;
   const own = round.settled ? tokens.findIndex((token) => token.round && token.round.number >= round.number) : -1;
   const before = own < 0 ? tokens : tokens.slice(0, own);
-  const last = before[before.length - 1];
-  if (last) return last.piece;
-  const { prompt_pieces: prompt } = card.record.header;
-  return prompt[prompt.length - 1] || "";
+  const pieces = before.length ? before.map(({ piece }) => piece) : card.record.header.prompt_pieces;
+  return pieces.slice(-LONGEST_CHARACTER);
+}
+
+/** The label of a draft token: its bytes may continue a character of those before it, and share one with its only child. */
+function draftLabel(node, { parents, pieces }, text) {
+  const path = [];
+  for (let at = parents[node]; at >= 0 && path.length < LONGEST_CHARACTER; at = parents[at]) path.unshift(pieces[at] ?? "");
+  const after = [];
+  for (let next = onlyChild(node, parents); next >= 0 && after.length < LONGEST_CHARACTER; next = onlyChild(next, parents)) after.push(pieces[next] ?? "");
+  return labelBetween([...text, ...path].slice(1 - LONGEST_CHARACTER), pieces[node] ?? "", after);
+}
+
+function onlyChild(node, parents) {
+  const child = parents.indexOf(node);
+  return child === parents.lastIndexOf(node) ? child : -1;
 }
 
 /** Columns by depth; leaves below each other, parents centred on their children. */
@@ -151,7 +164,7 @@ function layout(parents) {
   return { places, rows: Math.max(1, leaves) };
 }
 
-function treeDrawing(round, rootPiece, room) {
+function treeDrawing(round, text, room) {
   const { draft, verdict } = round;
   const parents = [...draft.parents];
   const extra = round.hasNext ? parents.length : null; // the token after the path is drawn like one more node
@@ -163,10 +176,10 @@ function treeDrawing(round, rootPiece, room) {
   drawing.classList.add("tree");
   const edges = svg("g");
   const nodes = svg("g");
-  nodes.append(treeNode(nodeBox(places.get(-1), grid), { state: "root", piece: rootPiece, under: "text so far" }));
+  nodes.append(treeNode(nodeBox(places.get(-1), grid), { state: "root", piece: labelBetween(text.slice(0, -1), text.at(-1) ?? ""), under: "text so far" }));
   parents.forEach((parent, node) => {
     if (!places.has(node)) return; // malformed: its parent does not precede it
-    const content = node === extra ? nextNode(verdict) : draftNode(round, node);
+    const content = node === extra ? nextNode(verdict) : { ...draftNode(round, node), piece: draftLabel(node, draft, text) };
     edges.append(edge(nodeBox(places.get(parent), grid), nodeBox(places.get(node), grid), content.state));
     nodes.append(treeNode(nodeBox(places.get(node), grid), content));
   });

@@ -74,4 +74,4 @@ def _theme() -> gr.themes.Base:
         for name in names
         for mode in ("", "_dark")
     }
-    return plain.set(color_accent="var(--pg-accent)", **colours)
+    return plain.set(color_accent="var(--pg-accent)", button_small_text_size="var(--type-note)", **colours)

@@ -291,9 +291,10 @@ class Page:
             self.frame = gr.Textbox(visible="hidden", elem_id="frame")
 
     def _figures(self) -> None:
-        self.repeats = Repeats(self.site)
-        self.knobs = KnobSweepPanel(self.site)
-        self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
+        with gr.Row(elem_classes="folds"):
+            self.repeats = Repeats(self.site)
+            self.knobs = KnobSweepPanel(self.site)
+            self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
         self.studied = gr.HTML("", visible=False, elem_classes="studied", elem_id="studied", apply_default_css=False)
 
 

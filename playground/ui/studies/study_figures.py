@@ -187,7 +187,7 @@ def _styled(figure: Drawing, name: str) -> Drawing:
     """No background and grey text, readable on a light and on a dark page."""
     figure.update_layout(
         title={"text": name, "x": 0.004, "font": {"size": 14}},
-        font={"color": GREY, "size": 12},
+        font={"color": GREY, "size": 13},
         margin={"l": 52, "r": 16, "t": 48, "b": 44},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
