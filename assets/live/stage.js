@@ -160,7 +160,7 @@ class Stage {
   giveHues(stale) {
     const { trace, live } = this.app;
     const chosen = this.chosenHues;
-    if (chosen.length && !stale && !trace.fromFile) this.hues.set(trace, chosen);
+    if (chosen.length === trace.lanes.length && !stale && !trace.fromFile) this.hues.set(trace, chosen); // none was added between them
     const hues = this.hues.get(trace) || [];
     for (const i of [0, 1, 2, 3]) {
       if (hues[i]) live.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hues[i]})`);
