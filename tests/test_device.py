@@ -277,7 +277,7 @@ def test_one_more_wait_per_token_exceeds_the_budget(gpu, wait, why):
 
 @pytest.mark.slow
 def test_a_wait_within_a_recording_leaves_the_model_without_recordings(monkeypatch, caplog):
-    caplog.set_level("WARNING", logger="playground.engine.model")
+    caplog.set_level("WARNING", logger="playground.engine.implementations")
     right = GraphSegment.attend
     monkeypatch.setattr(GraphSegment, "attend", lambda seat, *how: (seat._slots.any().item(), right(seat, *how))[1])
     with Standin() as machine:

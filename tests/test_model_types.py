@@ -18,12 +18,13 @@ from playground.bench.models.tiny_networks import causal_types, tiny_network
 from playground.bench.models.trial import FAILS, WORKS, Finding, try_network, try_type
 from playground.cli import main
 from playground.engine import hooks
-from playground.engine import model as models
+from playground.engine import implementations as models
 from playground.engine.attention import library_cache
 from playground.engine.attention.attention_mask import Chunks
 from playground.engine.attention.library_masks import layer_reaches
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import attend_all
+from playground.engine.implementations import Implementations
 from playground.engine.loading.load import Loading, Shelf
 from playground.engine.loading.load_check import LONGEST_PROMPT, ordinary_tokens, prompt_length
 from playground.engine.model import Model
@@ -132,7 +133,7 @@ def only_own_attention(monkeypatch) -> None:
     """No second attempt with the library's attention."""
     def refuse(self, implementation, reference):
         raise Refusal("no other attention")
-    monkeypatch.setattr(Model, "_install_library_attention", refuse)
+    monkeypatch.setattr(Implementations, "_install_library_attention", refuse)
 
 
 class Shift(torch.nn.Module):
@@ -210,7 +211,7 @@ def test_the_trial_itself_sees_another_text():
 
 def test_the_trial_itself_sees_an_unexpected_error(monkeypatch):
     monkeypatch.setattr(Model, "forward", lambda self, works, plan=None: [][0])
-    monkeypatch.setattr(Model, "_install_attention", lambda self, reference: None)
+    monkeypatch.setattr(Implementations, "_install_attention", lambda self, reference: None)
     assert try_network("gpt2", tiny_network("gpt2"), []).outcome == FAILS
 
 

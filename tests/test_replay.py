@@ -191,23 +191,25 @@ def test_without_a_gpu_or_a_fused_network_nothing_is_recorded():
 
 
 def test_a_device_without_graph_support_runs_eagerly_with_a_log_entry(monkeypatch, caplog):
-    caplog.set_level("WARNING", logger="playground.engine.model")
+    caplog.set_level("WARNING", logger="playground.engine.implementations")
 
     def fails(run):
         raise RuntimeError("operation not permitted when stream is capturing")
-    monkeypatch.setattr("playground.engine.model.build_graph_replay", lambda network: GraphReplay(network, fails, 0))
+    monkeypatch.setattr(
+        "playground.engine.implementations.build_graph_replay", lambda network: GraphReplay(network, fails, 0)
+    )
     model = Model(tiny("llama"), byte_tokenizer(), "tiny")
     assert model.replay is None and model.fused is not None
     assert "tiny runs without the replay implementation: operation not permitted" in caplog.text
 
 
 def test_a_fused_implementation_with_other_rows_is_not_used(monkeypatch, caplog):
-    caplog.set_level("WARNING", logger="playground.engine.model")
+    caplog.set_level("WARNING", logger="playground.engine.implementations")
 
     def nothing(positions, wanted, call, **inputs):
         return torch.zeros(len(wanted) if isinstance(wanted, torch.Tensor) else positions.shape[1], 96)
 
-    monkeypatch.setattr("playground.engine.model.build_fused_llama", lambda network, context: nothing)
+    monkeypatch.setattr("playground.engine.implementations.build_fused_llama", lambda network, context: nothing)
     assert Model(tiny("llama"), byte_tokenizer(), "tiny").fused is None
     assert "runs without the fused implementation, whose error is" in caplog.text
 

@@ -150,11 +150,11 @@ def test_a_cache_that_was_moved_in_part_keeps_its_contents(small_rooms, monkeypa
 
 @pytest.mark.parametrize("error", [RuntimeError, ValueError, AttributeError])
 def test_an_error_while_graphs_are_set_up_does_not_stop_loading(monkeypatch, caplog, error):
-    caplog.set_level("WARNING", logger="playground.engine.model")
+    caplog.set_level("WARNING", logger="playground.engine.implementations")
 
     def fails(network):
         raise error("the driver is too old")
-    monkeypatch.setattr("playground.engine.model.build_graph_replay", fails)
+    monkeypatch.setattr("playground.engine.implementations.build_graph_replay", fails)
     model = plain_llama()
     assert model.replay is None and model.fused is not None
     assert "runs without the replay implementation: the driver is too old" in caplog.text

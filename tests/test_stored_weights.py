@@ -159,7 +159,7 @@ def test_layers_that_round_their_inputs_are_found(folders, name, rounds):
     network, _, _ = load(folders(name), Loading("cpu", "float32"))
     network(torch.arange(5)[None])
     assert stored_weights.rounds_inputs(network) == rounds
-    assert loaded(folders(name)).target._tolerance == (0.15 if rounds else 1e-3)
+    assert loaded(folders(name)).target.tolerance == (0.15 if rounds else 1e-3)
 
 
 def test_a_tensor_that_only_calls_itself_float32_is_not_plain():

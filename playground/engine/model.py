@@ -2,9 +2,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 
 import torch
@@ -14,32 +14,22 @@ from transformers.utils import ModelOutput
 
 from playground.engine.attention.attention_mask import Reach
 from playground.engine.attention.library_cache import LibraryAttention
-from playground.engine.attention.library_masks import layer_reaches
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
 from playground.engine.cache.kv_cache import KVCache
-from playground.engine.expert_routing import expert_weights, install_routing
+from playground.engine.expert_routing import expert_weights
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
-from playground.engine.graphs.compiled_rows import CompiledRows, build_compiled_rows
-from playground.engine.graphs.fused_llama import FusedLlama, build_fused_llama
-from playground.engine.graphs.graph_replay import GraphReplay, build_graph_replay
-from playground.engine.hooks import (
-    Call,
-    LayerPlan,
-    install_plans,
-    layer_devices,
-    running,
-    running_routing,
-    use_own_attention,
-)
+from playground.engine.graphs.compiled_rows import CompiledRows
+from playground.engine.graphs.fused_llama import FusedLlama
+from playground.engine.graphs.graph_replay import GraphReplay
+from playground.engine.hooks import Call, LayerPlan, layer_devices, running
 from playground.engine.host_copies import on_device
+from playground.engine.implementations import Implementations
 from playground.engine.layer_choices import ComputePass, NetworkParts
-from playground.engine.loading.finite_weights import logits_refusal
-from playground.engine.loading.load_check import Reference, largest_error
 from playground.engine.loading.mtp_layers import MtpLayers, count_of
-from playground.engine.loading.stored_weights import is_plain, parameter_count, rounds_inputs
-from playground.engine.recurrent.recurrent_layers import Recurrence, find_recurrence
+from playground.engine.loading.stored_weights import is_plain, parameter_count
+from playground.engine.recurrent.recurrent_layers import Recurrence
 from playground.engine.row_numbers import row_numbers
 from playground.engine.text.generation_settings import (
     UNSTATED_CONTEXT,
@@ -54,8 +44,6 @@ from playground.grammar.matcher import GrammarEngine
 
 log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that shows whether layers can be resumed
-
-Implementation = FusedLlama | CompiledRows | GraphReplay | None
 
 
 class Model:
@@ -92,18 +80,17 @@ class Model:
         self.devices: tuple[torch.device, ...] = layer_devices(network)
         # held by every forward, since several threads use one model
         self.lock = lock_for(self.device, *self.devices)
-        self.fused = self.compiled = self.replay = self.library = None
+        self.fused: FusedLlama | None = None
+        self.compiled: CompiledRows | None = None
+        self.replay: GraphReplay | None = None
+        self.library: LibraryAttention | None = None
         # begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)
         self.launched_ahead: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.reaches: dict[int, Reach] = {}
+        self.recurrence: Recurrence | None = None
+        self.depth = self.experts = 0  # layers, and experts that a plan can choose among in every layer with a router
         with torch.inference_mode():
-            reference = self._reference()
-            self.recurrence: Recurrence | None = self._find_recurrence()
-            self._check_library(reference)
-            self.depth = len(install_plans(network))
-            # experts that a plan can choose among in every layer with a router; 0 without such layers
-            self.experts = install_routing(network, running_routing)
-            self._install_attention(reference)
+            self.tolerance = Implementations(self).install()  # of logits that should be the library's
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -344,126 +331,6 @@ class Model:
     def _probe_ids(self) -> Tensor:
         return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
 
-    def _reference(self) -> Reference:
-        """The library's own logits, before any hook; raises Refusal if it fails to compute them."""
-        if self.dtype == torch.float64:  # the library's grouped matrix products of experts have no float64
-            self.network.set_experts_implementation("eager")
-        with self._library_runs():
-            reference = Reference.of(self.network)
-        if not reference.is_finite:
-            raise logits_refusal(self.name, self.dtype)
-        return reference
-
-    def _find_recurrence(self) -> Recurrence | None:
-        """The network's recurrent layers; raises Refusal if they do not run by themselves."""
-        try:
-            return find_recurrence(self.network)
-        except Refusal:
-            raise
-        except Exception as reason:  # an architecture may need more than the rows in any way
-            log.info("the recurrent layers of %s do not run by themselves: %s", self.name, reason)
-            raise self._refusal("their recurrent layers do not run by themselves") from None
-
-    def _check_library(self, reference: Reference) -> None:
-        """Raise Refusal if the library's own logits depend on its cache. States of recurrent layers do depend on how
-        many rows a forward has, in some architectures by more than rounding.
-        """
-        if self.recurrence:
-            return
-        with self._library_runs():
-            error = reference.library_error(self.network)
-        if not error < self._tolerance:
-            raise self._refusal(f"the transformers library's own logits differ by {error:.2g} with and without a cache")
-
-    @contextmanager
-    def _library_runs(self) -> Iterator[None]:
-        """Raises Refusal if the library's forward fails, which it may in any way."""
-        try:
-            with self.lock:
-                yield
-        except Exception as reason:
-            log.info("the library cannot run %s: %s", self.name, reason)
-            raise self._refusal("the transformers library cannot run them on text alone") from None
-
-    def _install_attention(self, reference: Reference) -> None:
-        """The playground's own attention if it computes the reference, otherwise the library's; raises Refusal."""
-        original = self.network.config.get_text_config(decoder=True)._attn_implementation
-        try:
-            self._install_own_attention(reference)
-        except Exception as reason:  # an architecture may fail under foreign attention in any way
-            log.info("%s does not run with the playground's attention: %s", self.name, reason)
-            if self.recurrence:  # states are carried beside the playground's attention only
-                raise reason if isinstance(reason, Refusal) else self._refusal("their layers fail") from None
-            self._install_library_attention(original, reference)
-
-    def _install_own_attention(self, reference: Reference) -> None:
-        """Raises Refusal if the logits differ from the reference, and whatever the architecture raises."""
-        self.reaches = layer_reaches(self.network)
-        use_own_attention(self.network)
-        self.fused = self._checked("fused", lambda: build_fused_llama(self.network, self.context), reference)
-        self.compiled = self._checked("compiled", lambda: build_compiled_rows(self.fused), reference)
-        self.replay = self._checked("replay", self._build_replay, reference)
-        if not self.fused:
-            self._check(reference)
-
-    def _build_replay(self) -> GraphReplay | None:
-        replay = build_graph_replay(self.fused)
-        if replay:
-            replay.record_usual(self.context)
-        return replay
-
-    def _install_library_attention(self, implementation: str, reference: Reference) -> None:
-        """Raises Refusal if a cache of the playground's does not do for the library's."""
-        self.network.set_attn_implementation(implementation)
-        self.reaches, self.fused, self.replay = {}, None, None
-        reasons = []
-        for one_by_one in (False, True):
-            self.library = LibraryAttention(self.network, one_by_one)
-            try:
-                return self._check(reference)
-            except Refusal as refusal:
-                reasons.append(refusal)
-            except Exception as reason:
-                log.info("%s does not run with the library's attention: %s", self.name, reason)
-                reasons.append(self._refusal("they keep state outside of keys and values, or accept no cache"))
-        raise reasons[0]
-
-    def _check(self, reference: Reference) -> None:
-        """Raise Refusal if the logits differ from the library's own."""
-        error = largest_error(self.forward, self.new_store, reference)
-        if not error < self._tolerance:
-            raise self._refusal(f"their logits would differ from the transformers library's by {error:.2g}")
-
-    def _refusal(self, why: str) -> Refusal:
-        kind = self.network.config.model_type
-        return Refusal(f"{kind} models cannot be run here, because {why}: choose another model.", "model")
-
-    def _checked(self, name: str, build: Callable[[], Implementation], reference: Reference) -> Implementation:
-        """A faster implementation if it reproduces the library's logits. Otherwise it is dropped with a warning."""
-        try:
-            implementation = build()
-            if implementation is None:
-                return None
-            setattr(self, name, implementation)
-            error = largest_error(self.forward, self.new_store, reference)
-        except Exception as reason:  # drivers and libraries may fail in any way, and the model runs without
-            log.warning("%s runs without the %s implementation: %s", self.name, name, reason)
-            return None
-        if not error < self._tolerance:
-            log.warning("%s runs without the %s implementation, whose error is %.2g", self.name, name, error)
-            return None
-        return implementation
-
-    @property
-    def _tolerance(self) -> float:
-        if self.dtype not in (torch.float32, torch.float64) or self._rounds_inputs:
-            return 0.15  # measured on random networks of 8 layers: up to 0.09 for int8, 0.03 for nf4 on a CPU
-        return 0.05 if self.recurrence else 1e-3  # recurrent layers round otherwise row by row than in one call
-
-    @cached_property
-    def _rounds_inputs(self) -> bool:
-        return rounds_inputs(self.network)
-
     @cached_property
     @torch.inference_mode()
     def splits(self) -> bool:
@@ -484,4 +351,4 @@ class Model:
         except (Refusal, KeyError, TypeError, AttributeError, RuntimeError) as reason:
             log.info("forwards of %s cannot be resumed at a later layer: %s", self.name, reason)
             return False
-        return bool((late - whole).abs().max() < self._tolerance * whole.abs().max().clamp(min=1.0))
+        return bool((late - whole).abs().max() < self.tolerance * whole.abs().max().clamp(min=1.0))
