@@ -115,6 +115,32 @@ def test_a_visitor_beyond_the_own_share_gets_a_message_and_others_are_not_refuse
 
 # --- held runs ---
 
+@pytest.mark.parametrize("addresses", [1, 4])
+def test_a_visitor_is_not_turned_away_from_a_queue_that_another_address_has_filled(addresses):
+    queue = AdmissionQueue(QueueLimits.for_visitors())
+    crowd = fill(queue, *(Visitor(f"s{number}", f"6.6.6.{number % addresses}") for number in range(80)), kind=API)
+    assert queue.counts() == {"seated": 16, "waiting": 16, "resting": 0}
+    quiet = queue.join(API, QUIET)
+    assert quiet.state == "waiting" and queue.counts()["waiting"] == 16
+    displaced, = (ticket for ticket in crowd if ticket.state == "displaced")
+    with pytest.raises(Refusal, match="your address has the most runs"):
+        next(displaced.wait())
+    with pytest.raises(Refusal, match="The page is busy: 16 runs are waiting"):
+        queue.join(API, Visitor("another", "6.6.6.0"))
+    crowd[0].leave()
+    assert quiet.state == "seated"
+
+
+def test_a_run_that_waits_to_go_on_keeps_its_place_in_a_full_queue():
+    queue = small(1, waiting=2)
+    held, runs = fill(queue, loud(0), loud(1))
+    held.rest()
+    held.ask_again(lambda: None)
+    waiting = queue.join(PAGE, loud(2))
+    assert queue.join(PAGE, QUIET).state == "waiting"
+    assert (held.state, runs.state, waiting.state) == ("waiting", "seated", "displaced")
+
+
 def test_a_held_run_needs_no_seat_and_has_to_queue_to_go_on():
     queue, went_on = small(1), []
     first, second = queue.join(PAGE), queue.join(PAGE)

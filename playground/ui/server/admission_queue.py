@@ -20,6 +20,7 @@ from playground.errors import Refusal
 
 PATIENCE = 2.0  # seconds between two reports of an unchanged place
 STOPPING = "The server is stopping: try again in a minute."
+DISPLACED = "The page is busy, and your address has the most runs in its queue: try again in a minute."
 PAGE, API, GAME, REPEATS, SURVEY = "page", "api", "game", "repeats", "survey"
 
 
@@ -129,9 +130,32 @@ class AdmissionQueue:
         if self._closed:
             raise Refusal(self._closed, "prompt")
         for share, others, own in self._shares(ticket):
-            waiting = sum(other.state == "waiting" for other in others)
-            if len(others) >= share.open or (waiting >= share.waiting and not self._has_seat(ticket)):
-                raise Refusal(_own_busy(len(others)) if own else _busy(waiting), "prompt")
+            if own and self._is_full(share, others, ticket):
+                raise Refusal(_own_busy(len(others)), "prompt")
+        while full := self._full_for_all(ticket):
+            self._make_room(full, ticket)
+
+    def _is_full(self, share: Share, others: list[Ticket], ticket: Ticket) -> bool:
+        waiting = sum(other.state == "waiting" for other in others)
+        return len(others) >= share.open or (waiting >= share.waiting and not self._has_seat(ticket))
+
+    def _full_for_all(self, ticket: Ticket) -> list[Ticket]:
+        """The other tickets in the first share of all visitors that has no room for a ticket; none if all have."""
+        shares = ((share, others) for share, others, own in self._shares(ticket) if not own)
+        return next((others for share, others in shares if self._is_full(share, others, ticket)), [])
+
+    def _make_room(self, others: list[Ticket], ticket: Ticket) -> None:
+        """End the newest waiting ticket of the address with the most, if it then still has more than the new ticket's.
+        Raises Refusal if none has.
+        """
+        counts = Counter(other.visitor.address for other in others)
+        waiting = [other for other in others if other.state == "waiting" and other.go_on is None]
+        last = max(waiting, key=lambda other: (counts[other.visitor.address], other.number), default=None)
+        if last is None or counts[last.visitor.address] <= counts[ticket.visitor.address] + 1:
+            raise Refusal(_busy(sum(other.state == "waiting" for other in others)), "prompt")
+        last.state = "displaced"
+        self._tickets.remove(last)
+        self._changed.notify_all()
 
     def _shares(self, ticket: Ticket) -> Iterator[tuple[Share, list[Ticket], bool]]:
         """Every share that a ticket counts towards, the other tickets in it, and whether it is the visitor's own."""
@@ -184,11 +208,13 @@ class Ticket:
     def wait(self) -> Iterator[int]:
         """Yield the place in the queue (1 is next) at once, on every change, and every PATIENCE seconds until seated.
 
-        Raises Refusal when the queue closes.
+        Raises Refusal when the queue closes, or the place goes to an address that has fewer.
         """
         changed = self.queue._changed
         while True:
             with changed:
+                if self.state == "displaced":
+                    raise Refusal(DISPLACED, "prompt")
                 if self.state != "waiting":
                     return
                 if self.queue._closed:
