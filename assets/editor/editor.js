@@ -1,9 +1,5 @@
 // Lane cards. The value of the component is a list of {strategy, knobs, extras: [[name, knobs], ...], forced, seed}; every change is
 // written to it at once and checked by the server shortly afterwards. All text enters the page as textContent.
-const { strategies, most, promises: PROMISES, denoisers: DENOISERS } = __CATALOGUE__;
-const byName = new Map(strategies.map((s) => [s.name, s]));
-const MAIN = ["decoder", "canvas_decoder", "preset"];
-const SINGLE = ["constraint", "cache_policy", "compute_policy"];
 const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
 const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
@@ -20,7 +16,6 @@ const EDITOR = Math.random().toString(36).slice(2); // tells the server which ch
 let timer = 0;
 
 const root = element.querySelector(".editor");
-const words = (name) => name.replaceAll("_", " ");
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const uncapital = (text) => (/^[A-Z]{2}/.test(text) ? text : text.charAt(0).toLowerCase() + text.slice(1));
 
@@ -58,11 +53,6 @@ function phrase(name, knobs, isMain) {
   return settings.length ? `${name} ${settings.join(", ")}` : name;
 }
 
-function filling(lane, slot) {
-  const held = lane.extras.find(([name]) => byName.get(name)?.kind === slot.kind);
-  return held || [slot.default, {}];
-}
-
 function recipe(lane) {
   const main = byName.get(lane.strategy);
   const slots = (main?.slots || []).map((slot) => filling(lane, slot));
@@ -71,45 +61,7 @@ function recipe(lane) {
   return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
 }
 
-// ---- compatibility
-
-/** Whether a part can be added to a lane: its decoder accepts it, and its slot is free. */
-function fits(main, candidate, lane) {
-  const names = lane.extras.map(([name]) => name);
-  if (!main.takes.includes(candidate.name) || names.includes(candidate.name)) return false;
-  return !SINGLE.includes(candidate.kind) || !names.some((name) => byName.get(name)?.kind === candidate.kind);
-}
-
-/** The part in the lane's slot of a kind, or undefined if there is no such slot. */
-function partIn(lane, main, kind) {
-  const slot = main.slots.find((one) => one.kind === kind);
-  return slot && byName.get(filling(lane, slot)[0]);
-}
-
-/** Whether a verifier is not exact for how a drafter draws its tokens. */
-function mismatch(verifier, drafter) {
-  return Boolean(drafter?.drawn) && !verifier.exact_for.includes(drafter.drawn);
-}
-
-/** Why a verifier is not exact in this lane, or an empty text. */
-function inexact(verifier, drafter, lane) {
-  if (mismatch(verifier, drafter)) return `Not exact for the draft tokens of ${drafter.name}, which are ${words(drafter.drawn)}.`;
-  const drawing = verifier.greedy_only && lane.extras.find(([name]) => byName.get(name)?.draws);
-  return drawing ? `Exact only without sampling: remove ${drawing[0]} first.` : "";
-}
-
-/** Why a part does not suit a lane, as {reason, barred}: a drafter can still be chosen and then replaces the verifier. */
-function objection(part, lane, main) {
-  const verifier = partIn(lane, main, "verifier");
-  if (part.kind === "verifier") return { reason: inexact(part, partIn(lane, main, "drafter"), lane), barred: true };
-  if (part.kind === "drafter" && verifier && mismatch(verifier, part)) {
-    return { reason: `${verifier.name} is not exact for its ${words(part.drawn)} draft tokens and will be replaced.`, barred: false };
-  }
-  if (part.draws && verifier?.greedy_only) {
-    return { reason: `${verifier.name} is exact only without sampling: choose another verifier first.`, barred: true };
-  }
-  return { reason: "", barred: false };
-}
+// ---- the chosen model
 
 /** Why the chosen model cannot run a decoder, or an empty text. */
 function unfit(main) {
@@ -120,34 +72,6 @@ function unfit(main) {
   const wanted = `choose ${DENOISERS[main.attention[0]]} as the target, in the settings.`;
   if (!attention) return `Fills masked positions, and the chosen model continues text: ${wanted}`;
   return main.attention.includes(attention) ? "" : `Does not run on the chosen model: ${wanted}`;
-}
-
-function settle(lane) {
-  // After a change of strategy or drafter: drop parts without a slot, and choose an exact verifier.
-  const main = byName.get(lane.strategy);
-  if (!main) return;
-  const takes = (part) => main.slots.some((slot) => slot.takes.includes(part.name));
-  const kept = [];
-  for (const [name, knobs] of lane.extras) {
-    const part = byName.get(name);
-    if (part && (takes(part) || fits(main, part, { extras: kept }))) kept.push([name, knobs]);
-  }
-  lane.extras = kept;
-  for (const slot of main.slots) {
-    const held = byName.get(filling(lane, slot)[0]);
-    if (!held || objection(held, lane, main).barred && objection(held, lane, main).reason) replace(lane, slot, main);
-  }
-}
-
-/** Replace the part of a slot by its default, or by the first one without an objection. */
-function replace(lane, slot, main) {
-  const other = [slot.default, ...slot.takes].find((name) => !objection(byName.get(name), lane, main).reason);
-  if (other) fill(lane, slot, other);
-}
-
-function fill(lane, slot, name) {
-  lane.extras = lane.extras.filter(([held]) => byName.get(held)?.kind !== slot.kind);
-  lane.extras.push([name, {}]);
 }
 
 // ---- page and server

@@ -247,6 +247,11 @@ class LaneRecord {
   }
 }
 
+/** Whether the x axis of a figure is the token position. */
+function isOverTokens(shape, data) {
+  return shape === "scalar" && !data.axis;
+}
+
 /** A copy with every field: the wire format omits defaults. Unknown fields are dropped. */
 function withDefaults(raw, defaults) {
   const full = {};

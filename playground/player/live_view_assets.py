@@ -113,7 +113,7 @@ def styles() -> str:
 
 def script() -> str:
     """All scripts as the body of one function, preceded by the constants they share with Python."""
-    return "\n".join(['"use strict";', *_constants(), *(_read(f"live/{name}.js") for name in SCRIPTS)])
+    return "\n".join(['"use strict";', *constants(), *(_read(f"live/{name}.js") for name in SCRIPTS)])
 
 
 def surroundings() -> str:
@@ -121,7 +121,7 @@ def surroundings() -> str:
     return _read("live/standalone.html").replace("{{frame}}", _read("palette.css") + _read("live/standalone.css"))
 
 
-def _constants() -> list[str]:
+def constants() -> list[str]:
     """Definitions of the shared constants: defaults of the header and every event, which the wire format omits; frame
     intervals; labels of guarantees, null for those without a badge; the page skeleton; the formats of saved runs; and
     the font.

@@ -38,11 +38,6 @@ function titled(name, node) {
   return part;
 }
 
-/** Whether the x axis of a figure is the token position. */
-function isOverTokens(shape, data) {
-  return shape === "scalar" && !data.axis;
-}
-
 /** Series over token positions or over another axis, with thresholds as dashed lines. */
 function scalarFigure({ name, parts }, width, tokens) {
   const { axis } = parts[0];

@@ -25,7 +25,7 @@ from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import WIDEST, Settings
 
 SOURCES = ASSETS / "editor"
-SCRIPTS = ("sweep", "advice", "editor")  # in this order: they share one scope
+SCRIPTS = ("rules", "sweep", "advice", "editor")  # in this order: they share one scope
 TOGGLES = ("sampler", *SINGLE_KINDS)
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
@@ -68,12 +68,18 @@ class LaneEditor(Fetched):
 @cache
 def _script(most: int) -> str:
     """The script with its catalogue. Cached: Gradio constructs the component again for every update during a run."""
-    catalogue = {
-        "strategies": catalogue_of(discover()), "most": most, "promises": PROMISES, "denoisers": DENOISERS,
-    }
-    return "".join((SOURCES / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS).replace(
-        "__CATALOGUE__", _literal(catalogue)
-    )
+    return "".join(map(source_of, SCRIPTS)).replace("__CATALOGUE__", catalogue(most))
+
+
+def source_of(name: str) -> str:
+    """One of the SCRIPTS."""
+    return (SOURCES / f"{name}.js").read_text(encoding="utf-8")
+
+
+def catalogue(most: int = LANES) -> str:
+    """What the scripts know of the strategies, as a literal in place of __CATALOGUE__ in `rules`."""
+    known = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES, "denoisers": DENOISERS}
+    return _literal(known)
 
 
 def context_strategies() -> list[str]:
