@@ -148,7 +148,7 @@ def test_a_measured_speed_is_that_of_plain_decoding_and_outlives_the_process(tmp
     quick = tokens_per_second(models.target)
     slow_down(models.target)
     slow = tokens_per_second(models.target)
-    assert 8 < slow < 50 < quick, "20 ms a forward bound it to 50 tokens a second"
+    assert 8 < slow < min(50, quick), "20 ms a forward bound it to 50 tokens a second"
     first = DecodeSpeeds(tmp_path / "speeds.json")
     first.measure(models.target)
     kept = DecodeSpeeds(tmp_path / "speeds.json").find("pocket", "cpu", "float32", "none")

@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # what reads no text or bytes of others: numbers, devices, progress, the page's own files
 NO_READERS = {
     "torch", "numpy", "accelerate", "bitsandbytes", "psutil", "pyseccomp", "spaces", "tqdm", "app",
+    "triton", "llvmlite",  # compile kernels of the project's own
     "kernel", "policy", "playground", "strategies",
 }
 # of the standard library, what parses, unpacks or renders

@@ -27,6 +27,7 @@ from playground.engine.cache.kv_cache import KVCache
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, attending_rows
+from playground.engine.row_numbers import row_numbers
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.grammar.matcher import GrammarEngine
@@ -180,6 +181,8 @@ class GeneratedModel:
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
     lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 1  # experts that a plan may choose among, without effect
+    replay = launched_ahead = None  # nothing is recorded
+    row_numbers = staticmethod(row_numbers)
     device, dtype, width = torch.device("cpu"), torch.float32, WIDTH
 
     def __init__(self, name: str, shared: SharedVocabulary, depth: int, context: int, watched: int, noise: float = 0.0):
