@@ -193,7 +193,7 @@ def test_a_lane_that_cannot_start_reports_its_own_failure():
 
 
 @pytest.mark.parametrize("configs, prompt, limits, about", [
-    ([], "The bird", Limits(), "lanes"), ([LaneConfig()], "The bird", Limits(max_new_tokens=0), "max_new_tokens"),
+    ([], "The bird", Limits(), "lanes"), ([LaneConfig()], "The bird", Limits(max_new_tokens=0), "length"),
     ([LaneConfig()], "  \n", Limits(), "prompt"), ([LaneConfig()], "bird " * 200, Limits(), "prompt"),
 ], ids=["no lanes", "no length", "no prompt", "too long a prompt"])
 def test_a_session_that_cannot_run_is_refused(configs, prompt, limits, about):
