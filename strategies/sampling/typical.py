@@ -38,4 +38,4 @@ class Typical(Sampler):
         """
         removed = (1 - self.mass) / 2
         reach = torch.maximum(entropy, math.log(gap.shape[-1] / removed) - entropy)
-        return int((gap <= reach).sum(-1).max())
+        return max(1, int((gap <= reach).sum(-1).max()))  # none is within reach where a grammar allows no token
