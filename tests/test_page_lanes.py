@@ -314,6 +314,21 @@ def test_adding_a_lane_finds_a_part_by_its_name_and_by_what_it_does(page, addres
         expect(page.locator(".lane-card[data-lane='1']")).to_contain_text(re.compile(name, re.IGNORECASE))
 
 
+def test_a_menu_stays_open_with_what_is_typed_while_a_late_answer_draws_the_cards(page, address):
+    late, holding = [], [True]
+    page.route("**/queue/join*", lambda request: late.append(request) if holding else request.continue_())
+    page.goto(f"{address}?s={Settings(prompt='The red fox', lanes=[{'strategy': 'greedy'}]).to_code()}")
+    page.get_by_label("Add a lane").click()
+    page.keyboard.type("json")
+    holding.clear()
+    for request in late:
+        request.continue_()
+    expect(page.locator("#prompt textarea")).to_have_value("The red fox")
+    expect(page.locator(".lane-card")).to_have_count(1)
+    expect(page.locator(".editor .menu input")).to_have_value("json")
+    expect(page.locator(".editor .menu input")).to_be_focused()
+
+
 def test_every_strategy_is_found_by_its_name(page, address):
     visit(page, address, Settings(prompt="The red fox", lanes=[{"strategy": "greedy"}]))
     page.get_by_label("Add a lane").click()

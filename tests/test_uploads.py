@@ -124,3 +124,23 @@ def test_old_files_and_folders_are_swept_only_from_a_folder_of_the_page(tmp_path
         assert (folder / "old").exists() == (folder / "stray").exists() == (name == "another")
         remove(folder)
     assert [folder.name for folder in tmp_path.iterdir()] == ["another"]
+
+
+def test_a_folder_that_is_deleted_during_a_sweep_is_passed_over(tmp_path, monkeypatch):
+    """An upload is deleted with its folder as soon as it was read, which may be in the middle of a sweep."""
+    folder = tmp_path / f"{PREFIX}here"
+    for name in ("a", "b", "c"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "file").write_text("x")
+    scan, seen = os.scandir, []
+
+    def scandir(path):
+        seen.append(Path(path))
+        if Path(path).parent == folder:  # a request reads and deletes it
+            (Path(path) / "file").unlink()
+            Path(path).rmdir()
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    StoredFiles(folder, age=0.2).sweep()
+    assert len(seen) == 4

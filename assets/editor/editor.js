@@ -591,11 +591,22 @@ function giveHues() {
 }
 
 function draw() {
+  const search = root.querySelector(".menu input"), typed = search?.value;
   giveHues();
   root.dataset.count = lanes.length;
   root.style.setProperty("--lanes", lanes.length || 1);
   root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [laneAdder()] : []));
   lanes.forEach((lane, i) => judge(i));
+  if (search) reopenMenu(search.getAttribute("aria-label"), typed);
+}
+
+/** A late answer of the server draws the cards again; whoever types in a menu meanwhile goes on typing. */
+function reopenMenu(label, typed) {
+  [...root.querySelectorAll(".menu-host .opener")].find((opener) => opener.getAttribute("aria-label") === label)?.click();
+  const search = root.querySelector(".menu input");
+  if (!search) return;
+  search.value = typed;
+  search.dispatchEvent(new Event("input"));
 }
 
 const isCount = (value) => Number.isInteger(value) && value >= 0;

@@ -110,10 +110,13 @@ class StoredFiles:
 
 
 def _changes(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Each path below a folder and when it was changed, files before the folders they are in."""
-    for path in sorted(folder.rglob("*"), reverse=True):
-        with suppress(OSError):  # deleted meanwhile
-            yield path, path.stat().st_ctime_ns
+    """Each path below a folder and when it was changed, files before the folders they are in. What is deleted meanwhile
+    is passed over, folders too, as `Path.rglob` does not.
+    """
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in (*files, *folders)):
+            with suppress(OSError):
+                yield path, path.stat().st_ctime_ns
 
 
 def remove(folder: Path) -> None:
