@@ -39,7 +39,8 @@ def run_there(installed: Path, folder: Path, *words: str) -> str:
 
 
 def files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return {str(path) for path in found if "__pycache__" not in path.parts}
 
 
 def test_every_module_and_every_bundled_file_is_installed(installed):
