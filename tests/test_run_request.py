@@ -170,9 +170,9 @@ def test_run_has_the_arguments_of_compare_and_one_lane(taken):
 # --- out of the page and in again ---
 
 def by_lesson(tmp_path, monkeypatch) -> RunRequest:
-    told = "".join(f"{name}: {json.dumps(value)}\n" for name, value in asdict(WHOLE).items())
+    lines = "".join(f"{name}: {json.dumps(value)}\n" for name, value in asdict(WHOLE).items())
     (tmp_path / "07-mine.md").write_text(
-        f"title: A\nminutes: 3\nabout: B.\nremember: C.\n{told}\n## First\nshow: prompt\n\nWords.\n"
+        f"title: A\nminutes: 3\nabout: B.\nremember: C.\n{lines}\n## First\nshow: prompt\n\nWords.\n"
     )
     lesson = lessons.read_lesson(tmp_path / "07-mine.md")
     monkeypatch.setattr(lessons, "lessons", lambda: {"mine": lesson})
@@ -242,28 +242,29 @@ def test_a_fork_and_a_repeated_lane_keep_every_other_field():
 PLAIN = {"strategy": "sample", "knobs": {"k": 3}, "extras": [], "forced": [1]}
 OLD_LINKS = {
     "eyJwcm9tcHQiOiJPbmNlIn0": Settings("Once"),
-    "eyJwcm9tcHQiOiJUZWxsIG1lIGEgc3RvcnkgYWJvdXQgTWlhLiIsIm1vZGUiOiJjaGF0Iiwic2VlZCI6MywibGVuZ3RoIjoxNjAsImxhbmVzIjpbeyJz"
-    "dHJhdGVneSI6ImdyZWVkeSJ9LHsic3RyYXRlZ3kiOiJzcGVjdWxhdGl2ZSIsImV4dHJhcyI6W1siZHJhZnRfbW9kZWwiLHsiZGVwdGgiOjV9XSxbImdy"
-    "ZWVkeV9tYXRjaCIse31dXX1dfQ": Settings(
+    "eyJwcm9tcHQiOiJUZWxsIG1lIGEgc3RvcnkgYWJvdXQgTWlhLiIsIm1vZGUiOiJjaGF0Iiwic2VlZCI6MywibGVuZ3RoIjoxNjAs"
+    "ImxhbmVzIjpbeyJzdHJhdGVneSI6ImdyZWVkeSJ9LHsic3RyYXRlZ3kiOiJzcGVjdWxhdGl2ZSIsImV4dHJhcyI6W1siZHJhZnRf"
+    "bW9kZWwiLHsiZGVwdGgiOjV9XSxbImdyZWVkeV9tYXRjaCIse31dXX1dfQ": Settings(
         "Tell me a story about Mia.", "chat", seed=3, length=160, lanes=[
             {"strategy": "greedy", "knobs": {}, "extras": [], "forced": []},
             {"strategy": "speculative", "knobs": {}, "extras": [["draft_model", {"depth": 5}], ["greedy_match", {}]],
              "forced": []},
         ]),
-    "eyJwcm9tcHQiOiJPbmNlIMOp8J-ZgiB7eH0iLCJtb2RlIjoiY2hhdCIsInN5c3RlbSI6IkJlIGJyaWVmLiIsImNvbnRleHQiOiJNaWEuIiwic2VlZCI6"
-    "NSwibGVuZ3RoIjo3LCJzdG9wIjoiYVxcbmJcbmMiLCJtb2RlbCI6IlF3ZW4vUXdlbjMtMC42QiIsImRyYWZ0Ijoibm9uZSIsImR0eXBlIjoiZmxvYXQz"
-    "MiIsInF1YW50aXphdGlvbiI6ImludDgiLCJsYW5lcyI6W3sic3RyYXRlZ3kiOiJzcGVjdWxhdGl2ZSIsImtub2JzIjp7ImRyYWZ0ZXIiOiJwcm9tcHRf"
-    "bG9va3VwIn0sImV4dHJhcyI6W1sidG9wX3AiLHsicCI6MC41fV1dLCJmb3JjZWQiOls1LDYsN10sInNlZWQiOjExLCJmb3JrZWRfYXQiOjIsIndlaWdo"
-    "dHMiOiJpbnQ4In1dLCJiZWZvcmUiOltbIkhpIiwiSGVsbG8iXV0sImZvcm0iOiJ7cHJvbXB0fSAvIHtjb250ZXh0fSIsInRvb2xzIjoiW3tcIm5hbWVc"
-    "IjpcImFkZFwifV0ifQ": Settings(**{**asdict(WHOLE), "model": "Qwen/Qwen3-0.6B", "tools": '[{"name":"add"}]'}),
+    "eyJwcm9tcHQiOiJPbmNlIMOp8J-ZgiB7eH0iLCJtb2RlIjoiY2hhdCIsInN5c3RlbSI6IkJlIGJyaWVmLiIsImNvbnRleHQiOiJN"
+    "aWEuIiwic2VlZCI6NSwibGVuZ3RoIjo3LCJzdG9wIjoiYVxcbmJcbmMiLCJtb2RlbCI6IlF3ZW4vUXdlbjMtMC42QiIsImRyYWZ0"
+    "Ijoibm9uZSIsImR0eXBlIjoiZmxvYXQzMiIsInF1YW50aXphdGlvbiI6ImludDgiLCJsYW5lcyI6W3sic3RyYXRlZ3kiOiJzcGVj"
+    "dWxhdGl2ZSIsImtub2JzIjp7ImRyYWZ0ZXIiOiJwcm9tcHRfbG9va3VwIn0sImV4dHJhcyI6W1sidG9wX3AiLHsicCI6MC41fV1d"
+    "LCJmb3JjZWQiOls1LDYsN10sInNlZWQiOjExLCJmb3JrZWRfYXQiOjIsIndlaWdodHMiOiJpbnQ4In1dLCJiZWZvcmUiOltbIkhp"
+    "IiwiSGVsbG8iXV0sImZvcm0iOiJ7cHJvbXB0fSAvIHtjb250ZXh0fSIsInRvb2xzIjoiW3tcIm5hbWVcIjpcImFkZFwifV0ifQ":
+        Settings(**{**asdict(WHOLE), "model": "Qwen/Qwen3-0.6B", "tools": '[{"name":"add"}]'}),
     # from the survey's page, with settings of its own
     "eyJ0YXNrcyI6WyJyZWNvcmRzIl0sImNvdW50IjozLCJyZXBlYXRzIjoxLCJvd24iOiJ4In0": SurveySettings(
         tasks=["records"], count=3, repeats=1, own="x"),
     # malformed lanes, an unknown field, and values of wrong types
-    "eyJwcm9tcHQiOiAiT25jZSIsICJsYW5lcyI6IFt7InN0cmF0ZWd5IjogImdyZWVkeSJ9LCB7Im5hbWUiOiAieCJ9LCAzLCB7InN0cmF0ZWd5IjogInNh"
-    "bXBsZSIsICJzZWVkIjogLTEsICJ3ZWlnaHRzIjogImludDMiLCAiZm9ya2VkX2F0IjogNCwgImZvcmNlZCI6IFsxLCAieCJdLCAia25vYnMiOiB7ImZp"
-    "bGUiOiAiL2V0Yy9wYXNzd2QiLCAiayI6IDMsICJkZWVwIjoge319fV0sICJzZWVkIjogIjMiLCAibW9kZSI6ICJjaGF0dCIsICJjb2xvdXIiOiAicmVk"
-    "IiwgImJlZm9yZSI6IFtbImEiLCAiYiJdLCBbImMiXSwgM119": Settings(
+    "eyJwcm9tcHQiOiAiT25jZSIsICJsYW5lcyI6IFt7InN0cmF0ZWd5IjogImdyZWVkeSJ9LCB7Im5hbWUiOiAieCJ9LCAzLCB7InN0"
+    "cmF0ZWd5IjogInNhbXBsZSIsICJzZWVkIjogLTEsICJ3ZWlnaHRzIjogImludDMiLCAiZm9ya2VkX2F0IjogNCwgImZvcmNlZCI6"
+    "IFsxLCAieCJdLCAia25vYnMiOiB7ImZpbGUiOiAiL2V0Yy9wYXNzd2QiLCAiayI6IDMsICJkZWVwIjoge319fV0sICJzZWVkIjog"
+    "IjMiLCAibW9kZSI6ICJjaGF0dCIsICJjb2xvdXIiOiAicmVkIiwgImJlZm9yZSI6IFtbImEiLCAiYiJdLCBbImMiXSwgM119": Settings(
         "Once", before=[["a", "b"]], lanes=[{"strategy": "greedy", "knobs": {}, "extras": [], "forced": []}, PLAIN]),
 }
 

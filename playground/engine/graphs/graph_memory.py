@@ -12,8 +12,7 @@ from playground.engine.cache.kv_buffer import KVBuffer
 if TYPE_CHECKING:
     from playground.engine.cache.kv_cache import KVCache
     from playground.engine.graphs.fused_llama import FusedLlama
-
-Run = Callable[[], None]
+    from playground.engine.graphs.graph_recorders import Run
 
 
 class GraphBuffers:
