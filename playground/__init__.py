@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
+__version__ = "0.1.0"
 NO_DRAFT = "none"
 Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
