@@ -33,11 +33,11 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
         (("sink_window",), "Attention sinks + window is a cache policy, not a decoder", "sink_window"),
         (
             ("greedy", "prompt_lookup"),
-            "Greedy has no slot for Prompt lookup, a drafter: add it to one that takes it, such as Speculative decoding.",
+            "Greedy has no slot for Prompt lookup, a drafter: add it to one that takes it, such as Speculative decod",
             "prompt_lookup",
         ),
         (("greedy", "rejection"), "Greedy has no slot for Rejection sampling, a verifier", "rejection"),
-        (("greedy", "sample"), "Greedy has no slot for Sampling, a decoder: choose it as the decoder of a lane.", "sample"),
+        (("greedy", "sample"), "Greedy has no slot for Sampling, a decoder: choose it as the decoder of a", "sample"),
         (("greedy", "top_k", "top_k"), "Top-k is in this lane already", "top_k"),
         (
             ("sample", "top_k"),

@@ -91,7 +91,7 @@ def run(options: Namespace) -> bool:
         return _report(session, options, stopped)
     result = Result(session.trace)
     if result.begun:
-        print(json.dumps(result.to_json()) if options.json else f"\n{costs([result])}")
+        print(result.to_json() if options.json else f"\n{costs([result])}")
         _save(session, options.trace)
     if result.reason == "failed":
         raise Refusal(result.message)
