@@ -258,7 +258,7 @@ def test_a_run_takes_a_lane_in_every_form_that_a_comparison_takes(models, lane):
 
 @pytest.mark.parametrize(("call", "sentence"), [
     (lambda: playground.run("greedy", PROMPT, max_tokens=5), "no argument 'max_tokens'; did you mean max_new_tokens?"),
-    (lambda: playground.compare(["greedy"], PROMPT, model="pocket"), "compare has no argument 'model'; did you mean mod"),
+    (lambda: playground.compare(["greedy"], PROMPT, model="pocket"), "has no argument 'model'; did you mean mod"),
     (lambda: playground.load(modle="pocket"), "has no argument 'modle'; did you mean model?"),
     (lambda: playground.score("text", zzz=1), "has no argument 'zzz'; its arguments are text, models, chat"),
     (lambda: playground.run("greedy"), "missing a required argument: 'prompt'"),
