@@ -99,6 +99,14 @@ def test_a_schema_that_says_nothing_is_remarked_on():
         assert understood(empty).remarks[-1] == "The JSON Schema says nothing about a value: any JSON fits it."
 
 
+def test_a_value_that_a_keyword_cannot_have_is_remarked_on_where_the_engine_does_not_read_it():
+    """`required` as draft 3 and many hands write it, in the property that is meant."""
+    optional = {"type": "object", "properties": {"a": {"type": "integer", "required": True}}}
+    (remark,) = understood(optional).remarks
+    assert remark.startswith("'required' at #/properties/a has a value that this keyword of JSON Schema cannot have")
+    assert not understood({"type": "integer", "minimum": 3, "exclusiveMinimum": True}).remarks  # of draft 4, and read
+
+
 @pytest.mark.parametrize("name", MISSPELT)
 def test_a_name_that_is_no_keyword_is_remarked_on_with_the_keyword_that_is_probably_meant(name):
     meant, schema = MISSPELT[name]

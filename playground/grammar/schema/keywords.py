@@ -24,6 +24,7 @@ KINDS: dict[tuple[type, ...], str] = {
     (bool,): "uniqueItems",
     (object,): "const",
 }
+OLDER = {bool: ("exclusiveMinimum", "exclusiveMaximum")}  # values of draft 4, which the engine reads
 NOTES: dict[tuple[type, ...], str] = {
     (str,): "title description $comment $schema $id id $anchor $dynamicAnchor contentEncoding contentMediaType",
     (list,): "examples",
@@ -107,12 +108,15 @@ def unknown(schema: dict) -> list[str]:
     Where nothing is asserted, an extension that contains a schema is a property in the wrong place.
     """
     silent = not asserts(schema)
-    return [key for key, part in schema.items() if not _is_known(key, part) or silent and _is_property(key, part)]
+    return [
+        key for key, part in schema.items() if not _is_known(key, part, silent) or silent and _is_property(key, part)
+    ]
 
 
-def _is_known(key: str, part: Any) -> bool:
+def _is_known(key: str, part: Any, silent: bool) -> bool:
     if key in KNOWN:
-        return key in ASSERTING or _fits(part, KNOWN[key])  # a keyword with a wrong value is refused by the engine
+        # the engine refuses a wrong value of a keyword, but not where the type of the values is another one
+        return _fits(part, KNOWN[key]) or key in ASSERTING and (silent or key in OLDER.get(type(part), ()))
     return key in VENDORS or EXTENSION.match(key) is not None
 
 

@@ -19,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import dropwhile, takewhile
 from typing import Any
 
 from playground.errors import Refusal
 from playground.grammar import limits
 from playground.grammar.schema.keywords import DATA
 from playground.grammar.schema.productive_schema import without_endless
+from playground.grammar.schema.shared_names import named, names_together
 from playground.grammar.schema.string_formats import tightened
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # schemas by name
@@ -107,8 +109,7 @@ def enforceable(schema: Any) -> Any:
     """The same schema in a form that is enforced to the letter; raises Refusal where there is none."""
     for part in subschemas(schema):
         _check(part)
-    finite = without_endless(schema)
-    return _closed(finite, any("additionalProperties" in part.get("$ref", "") for part in subschemas(finite)))
+    return _Closing(without_endless(schema)).closed()
 
 
 def subschemas(schema: Any) -> Iterator[dict]:
@@ -139,73 +140,85 @@ def _check(schema: dict) -> None:
         raise _refusal("x-guidance asks for leniency, and then its texts may break it")
 
 
-def _closed(schema: Any, referred: bool) -> Any:
-    if isinstance(schema, list):
-        return [_closed(part, referred) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    inner = tightened({key: _within_closed(key, part, referred) for key, part in schema.items()})
-    open_ones = _leaves_keys_open(inner) or not referred and _names_keys(inner)
-    return _with_other_keys_spelled(inner, referred) if open_ones else inner
+class _Closing:
+    """Spells out the keys that a schema leaves open."""
+
+    def __init__(self, schema: Any):
+        self._schema = schema
+        self._names = names_together(schema)
+        self._referred = any("additionalProperties" in part.get("$ref", "") for part in subschemas(schema))
+
+    def closed(self) -> Any:
+        return self._closed(self._schema)
+
+    def _closed(self, schema: Any) -> Any:
+        if isinstance(schema, list):
+            return [self._closed(part) for part in schema]
+        if not isinstance(schema, dict):
+            return schema
+        inner = tightened({key: self._within(key, part) for key, part in schema.items()})
+        own = named(schema)
+        names = list(dict.fromkeys([*own, *self._names.get(id(schema), [])]))
+        open_ones = _leaves_keys_open(inner) or own and not self._referred and _can_tell_apart(inner, names)
+        return self._with_other_keys_spelled(inner, names) if open_ones else inner
+
+    def _within(self, key: str, part: Any) -> Any:
+        if key in DATA:
+            return part
+        if key in MAPS and isinstance(part, dict):
+            return {name: self._closed(inner) for name, inner in part.items()}
+        return self._closed(part)
+
+    def _with_other_keys_spelled(self, schema: dict, names: list[str]) -> dict:
+        others = schema.get("additionalProperties", True)
+        if schema.get("patternProperties"):
+            raise _refusal(
+                "patternProperties need additionalProperties false: a key spelled with escapes would pass them by"
+            )
+        if self._referred:
+            raise _refusal("a $ref leads into additionalProperties: put that schema under $defs")
+        if hidden := next((name for name in names if any(map(_is_control, name))), None):
+            raise _refusal(
+                f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false"
+            )
+        told_apart = len(names) <= TOLD_APART or others not in (True, {})
+        pattern = f"^{unlike(names)}$" if told_apart else f"^{ANY}*$"
+        return _in_place(schema, {
+            "properties": {name: (schema.get("properties") or {}).get(name, others) for name in names},
+            "patternProperties": {pattern: others},
+            "additionalProperties": False,
+        })
 
 
-def _within_closed(key: str, part: Any, referred: bool) -> Any:
-    if key in DATA:
-        return part
-    if key in MAPS and isinstance(part, dict):
-        return {name: _closed(inner, referred) for name, inner in part.items()}
-    return _closed(part, referred)
+def _in_place(schema: dict, keys: dict) -> dict:
+    """The schema with these keywords side by side where the first of them was: llguidance reads the keywords before and
+    after an allOf, anyOf, oneOf or $ref as schemas of their own, so that additionalProperties would forbid properties.
+    """
+    place = next(key for key in schema if key in (*keys, "required"))
+    before, after = takewhile(lambda key: key != place, schema), dropwhile(lambda key: key != place, schema)
+    return {**{key: schema[key] for key in before}, **keys,
+            **{key: schema[key] for key in after if key not in keys}}
 
 
 def _leaves_keys_open(schema: dict) -> bool:
     """Whether keys beside the named ones may follow, and some are named."""
-    named = [schema.get(key) for key in ("properties", "patternProperties")]
+    given = [schema.get(key) for key in ("properties", "patternProperties")]
     restricts = any(
-        isinstance(names, dict) and any(part not in (True, {}) for part in names.values()) for names in named
+        isinstance(names, dict) and any(part not in (True, {}) for part in names.values()) for names in given
     )
     others = schema.get("additionalProperties", True)
-    return others is not False and (restricts or others not in (True, {}) and any(named))
+    return others is not False and (restricts or others not in (True, {}) and any(given))
 
 
-def _names_keys(schema: dict) -> bool:
+def _can_tell_apart(schema: dict, names: list[str]) -> bool:
     """Whether keys beside the named ones may follow that can be kept apart from those."""
-    names = _named(schema)
-    return 0 < len(names) <= TOLD_APART and schema.get("additionalProperties", True) is not False and not (
+    return len(names) <= TOLD_APART and schema.get("additionalProperties", True) is not False and not (
         schema.get("patternProperties") or any(map(_is_control, "".join(names)))
     )
 
 
-def _named(schema: dict) -> list[str]:
-    """The keys that have a place of their own, which are written in this order."""
-    required = schema.get("required")
-    listed = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    properties = schema.get("properties")
-    return list(dict.fromkeys([*(properties if isinstance(properties, dict) else {}), *listed]))
-
-
 def _is_control(letter: str) -> bool:
     return letter < " " or letter == "\x7f"
-
-
-def _with_other_keys_spelled(schema: dict, referred: bool) -> dict:
-    names, others = _named(schema), schema.get("additionalProperties", True)
-    if schema.get("patternProperties"):
-        raise _refusal(
-            "patternProperties need additionalProperties false: a key spelled with escapes would pass them by"
-        )
-    if referred:
-        raise _refusal("a $ref leads into additionalProperties: put that schema under $defs")
-    if hidden := next((name for name in names if any(map(_is_control, name))), None):
-        raise _refusal(
-            f"the property {hidden!r} has a control character in its name, so additionalProperties have to be false"
-        )
-    told_apart = len(names) <= TOLD_APART or others not in (True, {})
-    pattern = f"^{unlike(names)}$" if told_apart else f"^{ANY}*$"
-    return schema | {
-        "properties": {name: (schema.get("properties") or {}).get(name, others) for name in names},
-        "patternProperties": {pattern: others},
-        "additionalProperties": False,
-    }
 
 
 def unlike(texts: list[str]) -> str:
