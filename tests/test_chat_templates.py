@@ -10,8 +10,9 @@ from toys import byte_tokenizer
 from transformers import AutoTokenizer
 
 from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
+from playground.engine.loading.read_tokenizer import read_tokenizer
 from playground.engine.text.chat_prompt import written
-from playground.engine.text.chat_template import Chat, render
+from playground.engine.text.chat_template import Chat, has_template, render
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.request_limits import MARK
@@ -84,6 +85,22 @@ def test_a_template_sees_the_local_date():
 
 def test_a_byte_order_mark_is_no_part_of_a_template():
     assert tokens_of(MARK + PLAIN).encode_chat("Hi") == tokens_of(PLAIN).encode_chat("Hi")
+
+
+@pytest.mark.parametrize("mark", ["", MARK])
+def test_the_template_that_was_stored_for_a_processor_is_read(tmp_path, mark):
+    """Multimodal models of older releases have none with their tokenizer, so that the library's own has none either."""
+    byte_tokenizer(merges=0, template=None).save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(mark + json.dumps({"chat_template": PARTS}), encoding="utf-8")
+    tokenizer = read_tokenizer("model", tmp_path)
+    assert written(tokenizer, CHATS[1]) == theirs(byte_tokenizer(merges=0, template=PLAIN), CHATS[1])
+
+
+@pytest.mark.parametrize("held", ["[]", "{", '{"chat_template": null}', '{"chat_template": []}'])
+def test_a_file_that_holds_no_template_is_as_none(tmp_path, held):
+    byte_tokenizer(merges=0, template=None).save_pretrained(tmp_path)
+    (tmp_path / "chat_template.json").write_text(held, encoding="utf-8")
+    assert not has_template(read_tokenizer("model", tmp_path))
 
 
 # --- errors of templates ---

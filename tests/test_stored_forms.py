@@ -237,6 +237,16 @@ def test_of_a_tokenizer_with_its_own_code_the_tokenizer_json_is_read(copy, saved
     assert ours.get_vocab() == plain.get_vocab() and ours.encode("a text") == plain.encode("a text")
 
 
+def test_a_tokenizer_that_drops_merges_at_random_reads_a_text_in_one_way(copy, saved):
+    """As some are saved after training with BPE dropout."""
+    stored = json.loads((copy / "tokenizer.json").read_text(encoding="utf-8"))
+    stored["model"]["dropout"] = 0.9
+    (copy / "tokenizer.json").write_text(json.dumps(stored), encoding="utf-8")
+    ours, plain = (load(str(folder), CPU)[1] for folder in (copy, saved))
+    text = "The green bird sings, and the red fox listens."
+    assert all(ours.encode(text) == plain.encode(text) for _ in range(5))
+
+
 def test_a_tokenizer_that_is_code_alone_is_refused(copy):
     own_tokenizer(copy)
     (copy / "tokenizer.json").rename(copy / "tokenizer.model")

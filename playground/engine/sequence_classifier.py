@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 from playground.engine.checkpoint.config_limits import check_raw_config
 from playground.engine.checkpoint.hub_files import fetch, find_source, first_sentence, tensors, unseen
 from playground.engine.device_memory import HEADROOM, free_bytes, loaded_bytes, size_text
-from playground.engine.loading.load import read_tokenizer
+from playground.engine.loading.read_tokenizer import read_tokenizer
 from playground.engine.loading.stored_weights import StoredForm, cast_rest, stored_form
 from playground.engine.loading.unused_weights import check_unused
 from playground.engine.text.chat_prompt import written

@@ -26,6 +26,10 @@ ROWS = [
      "to 1e-5, `tests/test_text_parts.py`"],
     ["a tokenizer with code of its own", "its tokenizer.json is read; the code is never run",
      "the same tokens, `tests/test_stored_forms.py`"],
+    ["a chat template in chat_template.json, where older releases put that of a multimodal model",
+     "read where the tokenizer has none", "the text of `apply_chat_template`, `tests/test_chat_templates.py`"],
+    ["weights that do not belong to config.json: names of torch.compile or DataParallel, no head, other numbers of "
+     "layers or tokens, a quantization_config that was left over", "refused, with what to correct", ""],
     ["pickled weights, ONNX, TensorFlow, Flax, MLX in NumPy's format, Git LFS pointers, unfinished downloads",
      "refused for what they are", ""],
     ["weights that are NaN or infinite; logits that overflow in float16", "refused, with the weight's name or another "

@@ -24,6 +24,7 @@ JSON_BYTES = {
     "tokenizer_config.json": 30_000_000,
     "special_tokens_map.json": 30_000_000,
     "tokenizer.json": 200_000_000,
+    "chat_template.json": 2_000_000,
     "model.safetensors.index.json": 50_000_000,
 }
 MAX_SHARDS = 1000

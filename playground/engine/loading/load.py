@@ -5,29 +5,20 @@ Every failure is a Refusal that says what to do; nothing large is read before it
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from threading import Lock
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 import torch
-from safetensors import SafetensorError
-from transformers import (
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
-from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.canvas.masked_models import masking_of
 from playground.engine.checkpoint.config_limits import check_against_weights
-from playground.engine.checkpoint.gguf_files import gguf_arguments, gguf_kind, gguf_tokenizer
+from playground.engine.checkpoint.gguf_files import gguf_arguments, gguf_kind
 from playground.engine.checkpoint.hub_files import (
     Progress,
     fetch,
@@ -39,7 +30,7 @@ from playground.engine.checkpoint.hub_files import (
     tensors,
     unseen,
 )
-from playground.engine.checkpoint.model_files import ModelFiles, has_tokenizer, tokenizer_folder
+from playground.engine.checkpoint.model_files import ModelFiles, has_tokenizer
 from playground.engine.device_memory import (
     HEADROOM,
     container_limit,
@@ -52,27 +43,15 @@ from playground.engine.heap_memory import give_back
 from playground.engine.loading.adapters import add_adapter
 from playground.engine.loading.device_map import spread_over_gpus
 from playground.engine.loading.read_network import WeightReading, read_network
+from playground.engine.loading.read_tokenizer import read_tokenizer
 from playground.engine.loading.stored_weights import StoredForm, parameter_count, stored_form, weight_bytes
-from playground.engine.loading.unused_weights import check_plain
+from playground.engine.loading.unused_weights import check_plain, check_quantised
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 DEVICES = ("auto", "cuda", "mps", "cpu")
 DTYPES = ("auto", "bfloat16", "float16", "float32", "float64")
 QUANTIZATIONS = ("none", "int8", "nf4", "fp4")
-GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
-FAILURES = (
-    OSError,
-    ValueError,
-    ImportError,
-    RuntimeError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    ArithmeticError,
-    AssertionError,
-    SafetensorError,
-)
 
 Held = TypeVar("Held")
 log = logging.getLogger(__name__)
@@ -328,6 +307,7 @@ def _stored_form(source: ModelFiles, loading: Loading) -> StoredForm | None:
 def _estimate(source: ModelFiles, loading: Loading) -> Estimate:
     form, found = _stored_form(source, loading), tensors(source)
     if form:
+        check_quantised(source.name, form.method, found)
         needed, count = form.bytes(found, loading.dtype), form.parameters(found)
     else:
         check_plain(source.name, found)
@@ -349,48 +329,3 @@ def _too_large(name: str, loading: Loading, cost: Estimate) -> Refusal:
         f" on {'all GPUs together' if cost.spread else loading.device}: {advice}, or free memory first.",
         "model",
     )
-
-
-def read_tokenizer(name: str, folder: Path, gguf: Path | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model in a folder, or in its GGUF file; raises Refusal if it cannot be read or is not a fast
-    one.
-    """
-    folder = tokenizer_folder(folder)
-    try:
-        if gguf:
-            return gguf_tokenizer(gguf)
-        tokenizer = _tokenizer_class(folder).from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except FAILURES as reason:
-        if gguf:
-            raise Refusal(f"The tokenizer in the GGUF file {name} cannot be read ({first_sentence(reason)}): choose "
-                          "the model with config.json and model.safetensors.", "model") from None
-        if "custom code" in str(reason):
-            raise Refusal(f"The tokenizer of {name} is code of its own, which is never run here: save a tokenizer.json "
-                          "beside the weights.", "model") from None
-        raise Refusal(f"The tokenizer of {name} cannot be read ({first_sentence(reason)}): "
-                      "save a tokenizer.json beside the weights.", "model") from None
-    if not tokenizer.is_fast:
-        raise Refusal(
-            f"{name} has no fast tokenizer: convert it to a tokenizer.json, or choose another model.", "model"
-        )
-    return tokenizer
-
-
-def _tokenizer_class(folder: Path) -> type:
-    """The general class if the folder names it: AutoTokenizer would choose by architecture and add its family's
-    tokens. Also if the folder names a class of its own code, which is never run, and has a tokenizer.json.
-    """
-    config = folder / "tokenizer_config.json"
-    fields = json.loads(config.read_text(encoding="utf-8")) if config.exists() else {}
-    named = fields.get("tokenizer_class") if isinstance(fields, dict) else None
-    if named in GENERAL_TOKENIZERS or _has_own_tokenizer(folder, fields):
-        return PreTrainedTokenizerFast
-    return AutoTokenizer
-
-
-def _has_own_tokenizer(folder: Path, fields: Any) -> bool:
-    """Whether a tokenizer is code of its own that the library does not know, with a tokenizer.json beside it."""
-    if not isinstance(fields, dict) or "auto_map" not in fields or not (folder / "tokenizer.json").exists():
-        return False
-    named = fields.get("tokenizer_class")
-    return not isinstance(named, str) or tokenizer_class_from_name(named) is None

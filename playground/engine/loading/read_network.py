@@ -17,9 +17,10 @@ from transformers import (
 
 from playground.engine.canvas.masked_models import is_noise_model, masking_of, weight_names
 from playground.engine.checkpoint.hub_files import first_sentence
+from playground.engine.loading.missing_weights import Gaps
 from playground.engine.loading.stored_weights import StoredForm, cast_rest
 from playground.engine.loading.text_parts import text_names
-from playground.engine.loading.unused_weights import cause_of, check_unused
+from playground.engine.loading.unused_weights import check_unused
 from playground.errors import Refusal
 
 
@@ -64,15 +65,12 @@ def read_network(name: str, folder: Path, config: PretrainedConfig, reading: Wei
         raise Refusal(
             f"{name} cannot be loaded ({first_sentence(reason)}): choose another model or another setting.", "model"
         ) from None
-    if report["missing_keys"] or report["mismatched_keys"]:  # the library fills gaps with random numbers
-        raise Refusal(
-            f"The weights of {name} do not belong to its config.json: "
-            f"{cause_of(network, report['unexpected_keys']) or 'save the model again, or choose another'}.",
-            "model",
-        )
+    if gaps := Gaps.of(report):
+        raise Refusal(f"The weights of {name} do not belong to its config.json: {gaps.cause(network)}.", "model")
     check_unused(name, network, report["unexpected_keys"], folder)
     if reading.form and reading.form.arguments:
         cast_rest(network, reading.dtype)
+    network.config.return_dict = True  # the library itself reads what a network returns by name
     return network.eval()
 
 

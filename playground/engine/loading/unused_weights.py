@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from huggingface_hub.utils import TensorInfo
 from safetensors import safe_open
 from torch import nn
 from transformers import PreTrainedModel
@@ -22,6 +23,7 @@ ADAPTER = re.compile(r"(^|\.)(lora_|ia3_|hada_|oft_|modules_to_save\.|base_layer
 SCALE = re.compile(r"(scale|scales|scale_inv|zeros|zero_point|absmax|quant_map|quant_state\.[^.]+|qweight|qzeros|g_idx"
                    r"|SCB|weight_format|weight_packed|weight_shape|blocks)$")
 PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|SCB|weight\.(absmax|quant_state\.[^.]+))$|_proj_blocks$")
+BITSANDBYTES = ("int8", "nf4", "fp4")
 # buffers of older releases, and scales of a quantised KV cache, which servers use
 BUFFER = re.compile(r"((^|\.)(inv_freq|cos_cached|sin_cached|position_ids|num_batches_tracked|_float_tensor|version)"
                     r"|\.[qkv]_scale|\.kv_scale|\.[kv]_proj\.output_scale|\.attention_mask)$")
@@ -39,6 +41,22 @@ def check_plain(name: str, keys: Iterable[str]) -> None:
         raise Refusal(
             f"The weights of {name} are stored quantised (there is {packed[:120]}), and its config.json has no "
             "quantization_config that says how: save it together with the weights.",
+            "model",
+        )
+
+
+def check_quantised(name: str, method: str, tensors: dict[str, TensorInfo]) -> None:
+    """Raise Refusal for a config that says the weights are quantised where they are stored in full precision: with
+    bitsandbytes the library would read them as if they were packed.
+    """
+    if method in BITSANDBYTES:
+        is_quantised = any(map(PACKED.search, tensors))
+    else:
+        is_quantised = method != "fp8" or any(tensor.dtype.startswith("F8") for tensor in tensors.values())
+    if not is_quantised:
+        raise Refusal(
+            f"The config.json of {name} says that its weights are stored as {method}, and its files hold them in full "
+            "precision, as after an adapter was merged: remove quantization_config there.",
             "model",
         )
 
