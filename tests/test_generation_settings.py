@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +18,13 @@ from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
 from playground.engine.text import generation_settings
-from playground.engine.text.generation_settings import PROCESSORS, GenerationSettings, end_ids, stated_context
+from playground.engine.text.generation_settings import (
+    PROCESSORS,
+    GenerationSettings,
+    bounds_line,
+    end_ids,
+    stated_context,
+)
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.events import Note
@@ -25,6 +32,7 @@ from playground.trace.result import Result
 from playground.ui.models.status_line import status
 from playground.ui.server.model_loader import ModelLoad
 from support.scripted_models import scripted_network, writes
+from support.tokenizer_kinds import KINDS
 
 TOKENIZER = byte_tokenizer()
 A, B, C, D = (TOKENIZER.encode(letter)[0] for letter in "ABCD")
@@ -144,6 +152,11 @@ def test_sampling_settings_are_named_with_the_toggles_that_apply_them():
     assert any("top_p 0.9 not applied" in note for note in notes)
 
 
+@pytest.mark.parametrize("entry", ["max_length", "max_new_tokens"])
+def test_the_authors_length_is_named_since_that_of_the_run_limits_a_text(entry):
+    assert writes([A, B], **{entry: 20}).bounds.endswith(f"generation_config.json, {entry} 20 not applied")
+
+
 @pytest.mark.parametrize(
     "entry", [{"suppress_tokens": "abc"}, {"bad_words_ids": [["x"]]}, {"no_repeat_ngram_size": "2"}]
 )
@@ -207,3 +220,12 @@ def test_a_context_that_no_config_names_is_called_a_limit_of_the_playground(monk
     session = prepare(Models(model), [LaneConfig()], Prompt("A"), Limits(0, 20))
     list(session)
     assert "since its config names no context" in Result(session.trace.lane(0)).message
+
+
+@pytest.mark.parametrize("kind, asked, said", [("bert", True, True), ("bert", False, False), ("gpt2", True, False)])
+def test_spaces_that_the_library_cleans_up_in_whole_texts_are_named(kind, asked, said):
+    tokenizer = copy(KINDS[kind]())
+    tokenizer.clean_up_tokenization_spaces = asked
+    ids = tokenizer("it 's .", add_special_tokens=False)["input_ids"]
+    line = bounds_line(frozenset(), Tokens(tokenizer, len(tokenizer)), 512, GenerationSettings())
+    assert ("cleans up" in line) == said == (tokenizer.decode(ids) != Tokens(tokenizer, len(tokenizer)).decode(ids))

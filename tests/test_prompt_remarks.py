@@ -76,6 +76,19 @@ def test_a_begin_token_that_is_there_twice_is_remarked():
     assert said == f"The prompt begins with two begin tokens, {USER * 2}; the chat template writes one as well."
 
 
+def test_an_end_token_that_nobody_wrote_at_the_end_of_the_prompt_is_remarked():
+    """As tokenizers that were saved for training have it, and templates that do not begin an answer."""
+    models = models_with()
+    backend = models.target.tokenizer.backend_tokenizer
+    ids = [(END, models.target.tokenizer.eos_token_id)]
+    backend.post_processor = processors.TemplateProcessing(single=f"$A {END}", special_tokens=ids)
+    said = f"ends the prompt with {END}, which ends a text: the model may begin another one after it."
+    assert remarks(models, "a") == [f"The tokenizer {said}"]
+    template = TEMPLATE.replace("ENDING", "").replace("\n", "") + END
+    assert remarks(models_with(template), "a", chat=True) == [f"The chat template {said}"]
+    assert not any("ends the prompt" in each for each in remarks(models_with(), f"a {END}"))
+
+
 def test_a_base_model_whose_answers_end_otherwise_is_remarked():
     models = models_with(CHATML)
     assert remarks(models, "a") == []

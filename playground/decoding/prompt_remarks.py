@@ -27,7 +27,9 @@ class Read(Protocol):
 
 def remarks_on(model: Read, texts: Iterable[str], ids: list[int], chat: bool) -> list[str]:
     """Remarks on a prompt: `texts` are what people wrote, `ids` what the model reads."""
+    texts = list(texts)
     found = [*_special_tokens(model.tokens, texts), *_begin_token(model.tokens, ids, chat)]
+    found += _end_token(model, texts, ids, chat)
     return [*found, *_end_of_answers(model)] if chat else found
 
 
@@ -48,6 +50,14 @@ def _begin_token(tokens: Tokens, ids: list[int], chat: bool) -> Iterator[str]:
         return
     cause = "the chat template writes one as well" if chat else "the tokenizer adds one: leave it out of the text"
     yield f"The prompt begins with two begin tokens, {tokens.piece(begin) * 2}; {cause}."
+
+
+def _end_token(model: Read, texts: list[str], ids: list[int], chat: bool) -> Iterator[str]:
+    if not ids or ids[-1] not in model.end_ids:
+        return
+    name, cause = model.tokens.piece(ids[-1]), "chat template" if chat else "tokenizer"
+    if not any(text.rstrip().endswith(name) for text in texts):
+        yield f"The {cause} ends the prompt with {name}, which ends a text: the model may begin another one after it."
 
 
 def _end_of_answers(model: Read) -> Iterator[str]:

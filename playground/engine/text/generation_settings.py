@@ -22,6 +22,7 @@ from transformers import (
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
@@ -89,6 +90,8 @@ NAMED = {
     "guidance_scale": "cfg",
     "prompt_lookup_num_tokens": "prompt_lookup",
     "watermarking_config": "green_list",
+    "max_new_tokens": "",
+    "max_length": "",
     "max_time": "",
     "diversity_penalty": "",
     "constraints": "",
@@ -208,7 +211,16 @@ def bounds_line(
     ending = f"a text ends at {', '.join(names[:SHOWN])}{more}" if names else "a text has no end token"
     author = f"; of generation_config.json, {line}" if (line := settings.line()) else ""
     named = "" if stated else ", a limit of the playground, since the config names none"
-    return f"{ending}; context {context:,} tokens{named}{author}"
+    spaces = "; texts keep spaces that the library's decode cleans up" if _cleans_up(tokens.tokenizer) else ""
+    return f"{ending}; context {context:,} tokens{named}{spaces}{author}"
+
+
+def _cleans_up(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the library's `decode` removes spaces before punctuation from a whole text, which no text that grows can
+    follow. It leaves BPE out.
+    """
+    asked = getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    return bool(asked) and type(tokenizer.backend_tokenizer.model).__name__ != "BPE"
 
 
 def kept_scores(scores: Tensor, left: Tensor) -> Tensor:
