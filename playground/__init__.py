@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
+from playground.named_arguments import refuses_unknown_arguments
 from playground.player.playable_result import PlayableResult as Result
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
 
+__version__ = "0.1.0"
 NO_DRAFT = "none"
 Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
@@ -42,6 +44,7 @@ Turns = Iterable[tuple[str, str]] | Iterable[Message]
 Lane = Any  # the name of a strategy, (name, knobs), a LaneConfig, or its fields as a dict
 
 
+@refuses_unknown_arguments
 def load(
     model: str | Path | None = None,
     draft: str | Path | None = None,
@@ -150,8 +153,9 @@ def _table(name: str, draft: str) -> Models:
     return Models(OracleDenoiser.bundled(name))
 
 
+@refuses_unknown_arguments
 def run(
-    strategy: str,
+    strategy: Lane,
     prompt: str | Iterable[Message],
     *,
     models: Models | None = None,
@@ -168,7 +172,7 @@ def run(
     form: str = "",
     tools: str | Iterable[Mapping[str, Any]] = "",
 ) -> Result:
-    """Continue a prompt with one strategy.
+    """Continue a prompt with one strategy, or with a lane in any form that `compare` takes: (name, knobs), a dict.
 
     `prompt` is a text, or a chat as messages {"role", "content"} that end with one of the user. `extras` add toggles
     and fill slots, by name or as (name, knobs); a JSON Schema is a text or a dict. `context` is a passage before the
@@ -179,9 +183,11 @@ def run(
     in. Raises Refusal if the run cannot start. A run that fails later returns with the reason "failed", a message and
     the text so far.
     """
-    from playground.lane_fields import LaneConfig
+    from playground.decoding import program_input as given
+    lane = given.read_lane(strategy)
+    knobs, extras = lane.knobs | given.read_knobs(knobs), [*lane.extras, *given.read_extras(extras)]
     return compare(
-        [LaneConfig(strategy, knobs, extras)],
+        [replace(lane, knobs=knobs, extras=extras)],
         prompt,
         models=models,
         chat=chat,
@@ -197,6 +203,7 @@ def run(
     )[0]
 
 
+@refuses_unknown_arguments
 def compare(
     lanes: Iterable[Lane],
     prompt: str | Iterable[Message],
@@ -262,6 +269,7 @@ def compare(
     return results
 
 
+@refuses_unknown_arguments
 def score(
     text: str | Iterable[Message],
     *,

@@ -243,6 +243,33 @@ def test_a_run_that_cannot_begin_is_refused(models):
         playground.run("greedy", PROMPT, models=models, extras=[("regex", {"pattern": "("})])
 
 
+@pytest.mark.parametrize("lane", [
+    ("sample", {"temperature": 0.5}),
+    {"strategy": "sample", "knobs": {"temperature": 0.5}},
+    LaneConfig("sample", {"temperature": 0.5}),
+], ids=["pair", "dict", "config"])
+def test_a_run_takes_a_lane_in_every_form_that_a_comparison_takes(models, lane):
+    asked = {"models": models, "seed": 3, "max_new_tokens": 5, "extras": ["no_repeat_ngram"]}
+    alone = playground.run(lane, PROMPT, **asked, knobs={"top_k": 9})
+    assert alone.token_ids == playground.compare([lane], PROMPT, **asked, knobs={"top_k": 9})[0].token_ids
+    [part] = [part for part in alone.header.parts if part.name == "sample"]
+    assert part.knobs["temperature"] == 0.5 and part.knobs["top_k"] == 9
+
+
+@pytest.mark.parametrize(("call", "sentence"), [
+    (lambda: playground.run("greedy", PROMPT, max_tokens=5), "no argument 'max_tokens'; did you mean max_new_tokens?"),
+    (lambda: playground.compare(["greedy"], PROMPT, model="pocket"), "has no argument 'model'; did you mean mod"),
+    (lambda: playground.load(modle="pocket"), "has no argument 'modle'; did you mean model?"),
+    (lambda: playground.score("text", zzz=1), "has no argument 'zzz'; its arguments are text, models, chat"),
+    (lambda: playground.run("greedy"), "missing a required argument: 'prompt'"),
+    (lambda: playground.run("greedy", PROMPT, None, {}), "too many positional arguments"),
+])
+def test_an_unknown_argument_is_refused_with_the_nearest(call, sentence):
+    with pytest.raises(playground.Refusal) as refusal:
+        call()
+    assert sentence in str(refusal.value) and is_a_sentence(refusal)
+
+
 def test_results_come_in_the_order_of_the_lanes(models):
     results = playground.compare(
         ["speculative", LaneConfig("greedy"), LaneConfig("sample", {"temperature": 9})],

@@ -1,6 +1,7 @@
 """Scores, and results made from traces alone."""
 from __future__ import annotations
 
+import json
 import re
 import sys
 from html import unescape
@@ -22,6 +23,12 @@ def trace(*events, stop=()) -> Trace:
     return Trace(
         [Header(strategy="some", stop=list(stop))], [Stamped(0, seq, 0.0, event) for seq, event in enumerate(events)]
     )
+
+
+def test_a_result_is_plain_data_and_the_same_as_text():
+    result = Result(trace(Commit(ids=[1], pieces=["a"]), Done("length")))
+    assert json.loads(result.to_json()) == json.loads(json.dumps(result.to_dict()))
+    assert result.to_dict()["token_ids"] == [1]
 
 
 # --- score ---
@@ -96,10 +103,10 @@ def test_a_data_frame_without_pandas_is_refused(monkeypatch):
 def test_a_result_survives_its_traces_file(models, tmp_path):
     result = playground.run("speculative", PROMPT, models=models, max_new_tokens=8)
     result.trace.save(tmp_path / "t.jsonl")
-    again = Result(Trace.load(tmp_path / "t.jsonl")).to_json()
+    again = Result(Trace.load(tmp_path / "t.jsonl")).to_dict()
     for measured in ("seconds", "tokens_per_second", "time_to_first_token"):  # a file keeps microseconds
         assert again["metrics"].pop(measured) == pytest.approx(result.metrics[measured], abs=1e-2, rel=1e-2)
-    assert again == {**result.to_json(), "metrics": {name: result.metrics[name] for name in again["metrics"]}}
+    assert again == {**result.to_dict(), "metrics": {name: result.metrics[name] for name in again["metrics"]}}
 
 
 def test_several_texts_are_ordered_best_first_without_dropped_ones():

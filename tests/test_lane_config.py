@@ -27,17 +27,17 @@ def refused(strategy: str, *extras: str | tuple[str, dict], **knobs) -> Refusal:
         (("greedy", "tok_p"), "There is no strategy named 'tok_p'. Did you mean top_p", "tok_p"),
         (
             ("top_p",),
-            "Top-p (nucleus) is a sampler, not a decoder: add it to one, such as Greedy.",
+            "Top-p (nucleus) is a sampler, not a decoder: add it to one that takes it, such as Greedy.",
             "top_p",
         ),
         (("sink_window",), "Attention sinks + window is a cache policy, not a decoder", "sink_window"),
         (
             ("greedy", "prompt_lookup"),
-            "Greedy has no slot for a drafter: use Prompt lookup with a decoder that has one.",
+            "Greedy has no slot for Prompt lookup, a drafter: add it to one that takes it, such as Speculative decod",
             "prompt_lookup",
         ),
-        (("greedy", "rejection"), "Greedy has no slot for a verifier", "rejection"),
-        (("greedy", "sample"), "Greedy has no slot for a decoder", "sample"),
+        (("greedy", "rejection"), "Greedy has no slot for Rejection sampling, a verifier", "rejection"),
+        (("greedy", "sample"), "Greedy has no slot for Sampling, a decoder: choose it as the decoder of a", "sample"),
         (("greedy", "top_k", "top_k"), "Top-k is in this lane already", "top_k"),
         (
             ("sample", "top_k"),

@@ -199,14 +199,14 @@ def answered(question: Question | None, *configs: LaneConfig, prompt: str = "abc
 
 def test_a_lane_is_judged_once_by_its_final_text_just_before_it_ends():
     plain = answered(None)[0]
-    assert plain.judged is None and "judged" not in plain.to_json()
+    assert plain.judged is None and "judged" not in plain.to_dict()
     for answer, score in ((plain.text, 1.0), ("something else", 0.0)):
         result = answered(replace(ROMAN, answer=answer))[0]
         kinds = [stamped.event.kind for stamped in result.trace.events]
         assert (
             result.judged == Judged(score, answer) and kinds[-2:] == ["judged", "done"] and kinds.count("judged") == 1
         )
-        assert result.to_json()["judged"] == {"score": score, "expected": answer, "checked": True, "why": ""}
+        assert result.to_dict()["judged"] == {"score": score, "expected": answer, "checked": True, "why": ""}
 
 
 def test_a_lane_of_several_sequences_is_judged_by_the_one_that_became_its_text():

@@ -96,6 +96,36 @@ def test_list_shows_names_by_kind_and_the_knobs_of_one_strategy(shell, no_models
     assert "earliest | latest" in out and "1 to 8" in out
 
 
+def test_list_says_in_one_line_each_what_strategies_do(shell, no_models):
+    lines = shell("list")[1].splitlines()
+    assert sum(line.startswith("  ") for line in lines) == len(discover())
+    [line] = [line for line in lines if line.startswith("  prompt_lookup ")]
+    assert line.split(None, 2) == ["prompt_lookup", find("prompt_lookup").family(), find("prompt_lookup").summary()]
+
+
+def test_list_in_a_terminal_is_as_wide_as_it(shell, no_models, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "70")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = [line for line in shell("list")[1].splitlines() if line.startswith("  ")]
+    assert max(map(len, lines)) <= 70 and any(line.endswith("…") for line in lines)
+
+
+@pytest.mark.parametrize(("words", "found", "left_out"), [
+    (["--search", "JSON schema"], "json_schema", "greedy"),
+    (["--kind", "drafter", "--family", "draft_heads"], "eagle", "prompt_lookup"),
+    (["--search", "tree", "--kind", "drafter"], "dyspec", "eagle"),
+])
+def test_list_shows_what_was_asked_for(shell, no_models, words, found, left_out):
+    listed = json.loads(shell("list", *words, "--json")[1])
+    names = {entry["name"] for entry in listed}
+    assert found in names and left_out not in names and len(names) < 60
+
+
+def test_a_search_that_finds_nothing_is_refused(shell, no_models):
+    code, out, err = shell("list", "--search", "no such method")
+    assert code == 2 and not out and "use fewer words" in err
+
+
 # --- run ---
 
 def test_run_prints_one_object(shell, pair):

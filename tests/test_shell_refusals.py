@@ -11,6 +11,7 @@ from saved import CONTEXT
 
 from playground.cli import remaining_time
 from playground.cli.bench import speed as bench_speed
+from playground.cli.lane_options import read_extra
 from playground.cli.terminal_view import Screen
 from playground.contract import find
 from playground.errors import Refusal
@@ -18,6 +19,41 @@ from playground.trace import Trace
 from support.shell_runs import PROMPT, ROOT, assert_one_line, no_models, pair, saved, shell, show  # noqa: F401
 
 IMPOSSIBLE = {"type": "object", "properties": {"ok": False}, "required": ["ok"]}
+
+
+# --- what was meant ---
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ("run eagle_3 P", "`run speculative --with eagle_3` does that."),
+    ("run greedy P --with eagle_3", "`run speculative --with eagle_3` does that."),
+    ("run top_p P", "`run greedy --with top_p` does that."),
+    ("run greedy_match P", "`run speculative --with greedy_match` does that."),
+    ("run fastdraft P", "`variant fastdraft` does that."),
+    ("run parallelbench P", "`study parallelbench` does that."),
+    ("run greedy P --with sample", "choose it as the decoder of a lane."),
+    ("run greedy --promt x", "There is no option '--promt'; did you mean --prompt?"),
+    ("run greedy --max-new-token=5 P", "There is no option '--max-new-token'; did you mean --max-new-tokens?"),
+    ("run greedy P --zzz", "There is no option '--zzz'. `python"),
+    ("run greedy P --with top_k:k=5,temprature=3", "top_k has no knob 'temprature'; its knobs are k."),
+    ("run greedy P --with adacad:floor=0,bse=3", "adacad has no knob 'bse'; did you mean base?"),
+])
+def test_a_name_in_the_wrong_place_or_misspelt_is_answered_with_what_was_meant(shell, no_models, words, sentence):
+    code, out, err = shell(*(part for word in words.split() for part in (PROMPT if word == "P" else [word])))
+    assert code == 2 and not out and sentence in err
+    assert_one_line(err)
+
+
+@pytest.mark.parametrize("name", ["prompt_lookup", "top_p", "greedy_match"])
+def test_the_corrected_command_runs(shell, pair, name):
+    command = shell("run", name, *PROMPT)[2].split("`")[1]
+    code, out, _ = shell(*command.split(), *PROMPT, *pair, "--max-new-tokens", "2")
+    assert code == 0 and out
+
+
+def test_a_value_may_look_like_an_option_or_a_knob(shell, pair):
+    for words in (["--prompt=--promt"], ["--prompt", "--promt is misspelt"]):
+        assert shell("run", "greedy", *words, *pair, "--max-new-tokens", "2")[0] == 0
+    assert read_extra("regex:pattern=a,b=c") == ("regex", {"pattern": "a,b=c"})
 
 
 # --- refusals ---

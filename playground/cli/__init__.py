@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import sys
 
+from playground import __version__
 from playground.cli.shared_options import Command, CommandParser, add_commands
 from playground.errors import Refusal
 
@@ -55,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
 def parser() -> CommandParser:
     """The command line. Parsed options have `act`, the function of the command."""
     whole = CommandParser(prog="python -m playground", description="Watch language models decode.", allow_abbrev=False)
+    whole.add_argument("--version", action="version", version=f"playground {__version__}")
     add_commands(whole, COMMANDS, dest="command", metavar="COMMAND", required=True)
     return whole
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from playground.cli.input_files import read_text
 from playground.contract import Strategy, discover, find
-from playground.contract.lane_config import share
+from playground.contract.lane_config import MAIN_KINDS, check_startable, decoder_for, share
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
 from playground.request_limits import quoted
@@ -54,6 +54,30 @@ def lanes_given(names: list[str], settings: list[str], extras: list[str]) -> lis
     return share([replace(lane, knobs=lane.knobs | knobs) for lane, knobs in zip(lanes, given)], {}, added)
 
 
+def check_lanes(lanes: list[LaneConfig], context: str) -> set[str]:
+    """What the lanes need; raises Refusal for one that cannot work, with a command that does where it is in the wrong
+    place.
+    """
+    try:
+        return check_startable(lanes, context)
+    except Refusal as refusal:
+        if command := next(filter(None, map(_corrected, lanes)), ""):
+            raise Refusal(f"{refusal} `{command}` does that.", refusal.about) from None
+        raise
+
+
+def _corrected(lane: LaneConfig) -> str:
+    """The command that uses a strategy of the lane in its place; empty if all are in theirs."""
+    main = find(lane.strategy)
+    if main.kind in ("variant", "study"):
+        return f"{main.kind} {main.name}"
+    moved = [find(name) for name, _ in lane.extras if find(name).kind in ("drafter", "verifier")]
+    if main.kind not in MAIN_KINDS:
+        return f"run {decoder_for(main.kind)} --with {main.name}"
+    slots = main.slots().values()
+    return next((f"run {decoder_for(cls.kind)} --with {cls.name}" for cls in moved if cls.kind not in slots), "")
+
+
 def read_lane(text: str) -> LaneConfig:
     """Parse `speculative:...+prompt_lookup:depth=10+greedy_match`: a decoder with its knobs and extras; raises Refusal.
 
@@ -69,7 +93,14 @@ def read_extra(text: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = text.partition(":")
     cls = find(name)
     known = "|".join([*(knob.name for knob in cls.knobs()), FILE])
-    return name, read_knobs(cls, re.split(rf",(?=(?:{known})=)", rest) if rest else [])
+    settings = re.split(rf",(?=(?:{known})=)", rest) if rest else []
+    return name, read_knobs(cls, [part for setting in settings for part in _parts(cls, setting)])
+
+
+def _parts(cls: type[Strategy], setting: str) -> list[str]:
+    """A setting, divided at each `,word=` unless its value is a text: no number has one, so the word is misspelt."""
+    texts = {knob.name for knob in cls.knobs() if knob.type is str} | {FILE}
+    return [setting] if _split(setting)[0] in texts else re.split(r",(?=\w+=)", setting)
 
 
 def read_knobs(cls: type[Strategy], settings: list[str]) -> dict[str, Any]:

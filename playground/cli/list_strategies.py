@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from argparse import Namespace
 from typing import NoReturn
 
@@ -16,6 +18,11 @@ from playground.trace.lane_metrics import definitions
 
 def show_options(command: CommandParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
+    command.add_argument("--kind", choices=KINDS, help="only strategies of this kind")
+    command.add_argument("--family", choices=sorted({cls.family() for cls in discover().values()}),
+                         help="only strategies of this folder")
+    command.add_argument("--search", default="", metavar="WORDS",
+                         help="only strategies with all of these words in name, title, family or summary")
     forms = command.add_mutually_exclusive_group()
     forms.add_argument("--json", action="store_true", help="print an array of objects")
     forms.add_argument("--bibtex", action="store_true", help="print the papers as BibTeX")
@@ -27,7 +34,7 @@ def show(options: Namespace) -> bool:
     if options.metrics:
         print("\n".join(f"{name}: {meaning}" for name, meaning in definitions().items()))
         return False
-    classes = [find(options.name)] if options.name else list(discover().values())
+    classes = [find(options.name)] if options.name else _filtered(options)
     if options.json:
         print(json.dumps([facts(cls) for cls in classes], indent=2))
     elif options.bibtex:
@@ -35,12 +42,10 @@ def show(options: Namespace) -> bool:
     elif options.name:
         print(_details(classes[0]))
     else:
-        print(
-            "\n\n".join(
-                _group(kind, found) for kind in KINDS if (found := [cls for cls in classes if cls.kind == kind])
-            )
-        )
-        print("\n`list NAME` shows everything about one, including its knobs.")
+        by_kind = {kind: [cls for cls in classes if cls.kind == kind] for kind in KINDS}
+        print("\n\n".join(_group(kind, found) for kind, found in by_kind.items() if found))
+        print(f"\n{len(classes)} strategies. `list NAME` shows everything about one, including its knobs; --search, --kind "
+              "and --family show fewer.")
     return False
 
 
@@ -48,12 +53,28 @@ def _no_paper(name: str) -> NoReturn:
     raise Refusal(f"{name} is a baseline without a paper of its own: choose another, or leave the name out for all.")
 
 
-def _group(kind: str, classes: list[type[Strategy]]) -> str:
-    rows = [
-        [f"  {cls.name}", cls.title, cls.paper, ", ".join([*cls.guarantee, *(f"needs {need}" for need in cls.needs)])]
-        for cls in classes
+def _filtered(options: Namespace) -> list[type[Strategy]]:
+    """The strategies that were asked for. Raises Refusal if there are none."""
+    words = options.search.lower().split()
+    found = [
+        cls for cls in discover().values()
+        if options.kind in (None, cls.kind) and options.family in (None, cls.family())
+        and all(word in f"{cls.name} {cls.title} {cls.family()} {cls.summary()}".lower() for word in words)
     ]
-    return "\n".join([kind.replace("_", " "), table(rows, left=4)])
+    if not found:
+        raise Refusal("No strategy is like this: use fewer words, or leave --kind and --family out.", "search")
+    return found
+
+
+def _group(kind: str, classes: list[type[Strategy]]) -> str:
+    """A line for each strategy: its name, family and summary, as long as the terminal is wide; whole in a pipe."""
+    lines = table([[f"  {cls.name}", cls.family(), cls.summary()] for cls in classes], left=2).split("\n")
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return "\n".join([kind.replace("_", " "), *(_shortened(line, width) for line in lines)])
+
+
+def _shortened(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else f"{line[:width - 1].rstrip()}…"
 
 
 def _details(cls: type[Strategy]) -> str:

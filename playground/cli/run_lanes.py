@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from playground import with_weights
 from playground.cli.input_files import check_place, read_text
-from playground.cli.lane_options import lane_given, lanes_given
+from playground.cli.lane_options import check_lanes, lane_given, lanes_given
 from playground.cli.load_models import load, show_progress
 from playground.cli.shared_options import CommandParser, add_count, add_models, add_settings, not_negative
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
-from playground.contract.lane_config import check_startable
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
 from playground.questions.questions import judging, known
@@ -92,7 +91,7 @@ def run(options: Namespace) -> bool:
         return _report(session, options, stopped)
     result = Result(session.trace)
     if result.begun:
-        print(json.dumps(result.to_json()) if options.json else f"\n{costs([result])}")
+        print(result.to_json() if options.json else f"\n{costs([result])}")
         _save(session, options.trace)
     if result.reason == "failed":
         raise Refusal(result.message)
@@ -119,7 +118,7 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
     """Run the lanes to their end; the second value is True if Ctrl-C stopped them. Input is checked before a model is
     loaded.
     """
-    needs, request = check_startable(configs, options.context) if configs else set(), request_of(options, configs)
+    needs, request = check_lanes(configs, options.context) if configs else set(), request_of(options, configs)
     request.check_system()
     request.check()
     server = _server(options)

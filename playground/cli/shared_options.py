@@ -3,13 +3,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
 from importlib import import_module
+from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
 from playground.errors import Refusal
+from playground.request_limits import quoted
 
 HELD_OUT = "of each task, held out from training"
+CLOSE = 0.75  # likeness of an option that is probably meant, by difflib
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -25,10 +30,24 @@ class CommandParser(argparse.ArgumentParser):
         source, self._source = self._source, None
         if source:
             source.describe(self)
+        self._check_options(args[0] if args else sys.argv[1:])
         return super().parse_known_args(*args, **kwargs)
 
+    def _check_options(self, words: Sequence[str] | None) -> None:
+        """Raise Refusal, with the nearest name, for an option that there is not. Otherwise the first complaint would be
+        of an option that is required, and probably misspelt.
+        """
+        if self._subparsers:  # the options of a command are checked by its own parser
+            return
+        for word in takewhile(lambda word: word != "--", words or []):
+            name = word.partition("=")[0]
+            if name.startswith("--") and " " not in name and name not in self._option_string_actions:
+                near = get_close_matches(name, self._option_string_actions, 1, CLOSE)
+                self.error(f"There is no option {quoted(name)}{f'; did you mean {near[0]}?' if near else ''}")
+
     def error(self, message: str) -> NoReturn:
-        raise Refusal(f"{message.rstrip('.')}. `{self.prog} --help` shows the usage.")
+        end = "" if message.endswith("?") else "."
+        raise Refusal(f"{message.rstrip('.')}{end} `{self.prog} --help` shows the usage.")
 
 
 class Command(NamedTuple):

@@ -268,8 +268,7 @@ def assemble(config: LaneConfig) -> Assembly:
     main = find(config.strategy)
     if main.kind not in MAIN_KINDS:
         raise Refusal(
-            f"{main.title} is a {main.kind.replace('_', ' ')}, not a decoder: add it to one, such as Greedy.",
-            config.strategy,
+            f"{main.title} is a {main.kind.replace('_', ' ')}, not a decoder: {_place_of(main)}.", config.strategy,
         )
     extras = [(find(name), knobs) for name, knobs in config.extras]
     slots = {kind: name for name, kind in main.slots().items()}
@@ -288,6 +287,24 @@ def assemble(config: LaneConfig) -> Assembly:
             f"{decoder.title} needs a constraint: add one, such as JSON Schema or Regular expression.", "constraint"
         )
     return assembly
+
+
+def decoder_for(kind: str) -> str:
+    """Name of a decoder that takes a strategy of this kind; empty if none does."""
+    if kind in MAIN_KINDS:
+        return ""
+    return {"drafter": "speculative", "verifier": "speculative", "variant": "", "study": ""}.get(kind, "greedy")
+
+
+def _place_of(cls: type[Strategy]) -> str:
+    """What to do with a strategy that was chosen as a decoder, or added to one that does not take it."""
+    if cls.kind in MAIN_KINDS:
+        return "choose it as the decoder of a lane"
+    if cls.kind == "variant":
+        return "make the new model first and choose that"
+    if cls.kind == "study":
+        return "it analyses recorded runs"
+    return f"add it to one that takes it, such as {find(decoder_for(cls.kind)).title}"
 
 
 def _fill_slots(config: LaneConfig, extras: list, slots: dict[str, str]) -> dict[str, Any]:
@@ -344,8 +361,8 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
         setattr(assembly, toggle.kind, toggle)
     else:
         raise Refusal(
-            f"{decoder.title} has no slot for a {toggle.kind.replace('_', ' ')}: use {toggle.title} with a decoder "
-            "that has one.",
+            f"{decoder.title} has no slot for {toggle.title}, a {toggle.kind.replace('_', ' ')}: "
+            f"{_place_of(type(toggle))}.",
             toggle.name,
         )
 

@@ -168,10 +168,11 @@ def _whole(number: Any) -> Any:
 
 def read_lanes(lanes: Iterable[Any]) -> list[LaneConfig]:
     """The lanes of a comparison: each a name, (name, knobs), a LaneConfig, or the fields of one as a dict."""
-    return [_lane(lane) for lane in _listed(lanes, "lanes", LANES)]
+    return [read_lane(lane) for lane in _listed(lanes, "lanes", LANES)]
 
 
-def _lane(lane: Any) -> LaneConfig:
+def read_lane(lane: Any) -> LaneConfig:
+    """A lane in any of these forms."""
     lane = _config(lane)
     if not isinstance(lane.strategy, str):
         raise Refusal(f"A strategy is given by its name, not as {quoted(lane.strategy)}.", "strategy")

@@ -16,14 +16,14 @@ def baseline_of(results: list[Result]) -> int:
 
 
 def compared(results: list[Result], baseline: int) -> list[dict[str, Any]]:
-    """Each lane as plain data (`Result.to_json`) with its comparison with lane `baseline`.
+    """Each lane as plain data (`Result.to_dict`) with its comparison with lane `baseline`.
 
     `against` is the strategy of that lane, `same_text` whether the texts are equal, and `difference` the first
     difference if they are not: index of the token, margin in logits, a sentence. Both are None if either lane could not
     start.
     """
     other = results[baseline]
-    return [{**result.to_json(), "against": other.strategy, **_relation(result, other)} for result in results]
+    return [{**result.to_dict(), "against": other.strategy, **_relation(result, other)} for result in results]
 
 
 def _relation(result: Result, other: Result) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The result of a run, read from its trace: text, tokens, metrics and reason. Imports neither torch nor gradio."""
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -127,7 +128,11 @@ class Result:
             raise Refusal("A data frame needs pandas: install it with `pip install pandas`.") from None
         return DataFrame(rows(self.header, self.trace.events), columns=COLUMNS).astype(COLUMN_TYPES)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
         """Plain data: strategy, text, token_ids, outputs, metrics, reason, and if present `judged` and `message`."""
         facts = {
             "strategy": self.strategy,

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from playground.engine.graphs.fused_llama import FusedLayer, FusedLlama
 
 log = logging.getLogger(__name__)
-MOST_ROWS = 3  # with more, oneDNN's products are faster
+MOST_ROWS = 2  # with more, oneDNN's products are faster
 MOST_WEIGHTS = 2 ** 26  # of a network: those of larger ones are not copied
 
 
