@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 from copy import copy
 from pathlib import Path
+from shutil import copytree
 from types import SimpleNamespace
 
 import pytest
@@ -192,6 +193,14 @@ def test_the_end_of_a_nested_text_config_counts():
     network = scripted_network(len(TOKENIZER), {})
     network.config.get_text_config = lambda decoder=False: type("TextConfig", (), {"eos_token_id": [NAMED]})
     assert NAMED in end_ids(network, Tokens(TOKENIZER, len(TOKENIZER)), None)
+
+
+@pytest.mark.parametrize("held", ["{", "[]", "[" * 9999])
+def test_a_generation_config_that_cannot_be_read_is_refused_since_its_ends_would_be_lost(folder, tmp_path, held):
+    copied = Path(copytree(folder, tmp_path / "model"))
+    (copied / "generation_config.json").write_text(held)
+    with pytest.raises(Refusal, match="The generation_config.json of .* is no JSON object: fetch it again, or remove"):
+        playground.load(copied, draft="none", device="cpu")
 
 
 def test_a_text_ends_at_the_end_of_any_of_them():

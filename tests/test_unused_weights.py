@@ -83,6 +83,14 @@ def test_packed_weights_without_their_quantization_config_are_named(tmp_path):
         load(str(folder), Loading("cpu"))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint32])
+def test_integers_for_weights_without_a_quantization_config_are_named(tmp_path, dtype):
+    """As MLX packs weights, or int8 whose scales were lost."""
+    folder = stored(save(tmp_path / "model"), {LAYER + "q_proj.weight": torch.ones(64, 64).to(dtype)})
+    with pytest.raises(Refusal, match="stored quantised .there is .*q_proj.weight.*no quantization_config"):
+        load(str(folder), Loading("cpu"))
+
+
 def test_a_reward_model_with_unused_tensors_is_refused_too(tmp_path):
     folder = edited(save(tmp_path / "model"), architectures=["LlamaForSequenceClassification"], num_labels=1,
                     pad_token_id=0, id2label={"0": "good"})

@@ -43,7 +43,7 @@ from playground.engine.checkpoint.model_files import (
     WEIGHTS,
     ModelFiles,
     check_files,
-    check_marks,
+    check_json,
     fingerprint,
     sizes,
     stored_headers,
@@ -246,7 +246,7 @@ def fetch(source: ModelFiles, progress: Progress) -> Path:
         report(0)
         path = _fetch_file(source, file, report)
         done += size
-    check_marks(source.name, path.parent, wanted)
+    check_json(source.name, path.parent, wanted)
     return path.parent
 
 
@@ -301,7 +301,7 @@ def _local(name: str) -> ModelFiles | None:
     try:
         folder, chosen = model_place(name, folder)
         files = sizes(folder)
-        check_marks(name, folder, files)
+        check_json(name, folder, files)
         return ModelFiles(name, files, folder, fingerprint(folder, files, chosen), chosen)
     except OSError as reason:
         raise Refusal(
@@ -317,7 +317,7 @@ def _snapshot(name: str) -> ModelFiles | None:
         except LocalEntryNotFoundError:
             return None
     files = sizes(folder)
-    check_marks(name, folder, files)
+    check_json(name, folder, files)
     return ModelFiles(name, files, folder, folder.name[:12])
 
 

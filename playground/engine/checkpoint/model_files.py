@@ -16,13 +16,14 @@ from huggingface_hub.utils import SafetensorsFileMetadata
 from playground.engine.checkpoint.adapter_config import CONFIG as ADAPTER
 from playground.engine.checkpoint.adapter_config import WEIGHTS as ADAPTER_WEIGHTS
 from playground.engine.checkpoint.catalogue import BUNDLED, TEXT_MODEL
-from playground.engine.checkpoint.config_limits import MAX_SHARDS, check_file_sizes
+from playground.engine.checkpoint.config_limits import JSON_BYTES, MAX_SHARDS, check_file_sizes
 from playground.engine.checkpoint.gguf_files import check_gguf
 from playground.engine.checkpoint.stored_forms import check_pointers, no_config, no_weights, variant_of
 from playground.errors import Refusal
 from playground.weight_changes import JOINT
 
 WEIGHTS = "model*.safetensors"
+GENERATION = "generation_config.json"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
@@ -139,13 +140,28 @@ def _damaged(source: ModelFiles) -> Refusal:
     return Refusal(f"The weight files of {source.name} are damaged: fetch or save them again.", "model")
 
 
-def check_marks(name: str, folder: Path, files: Iterable[str]) -> None:
-    """Refuse JSON that begins with a byte order mark: the library fails at it, or goes on without the file."""
-    for file in sorted(file for file in files if fnmatch(file, "*.json")):
+def check_json(name: str, folder: Path, files: Iterable[str]) -> None:
+    """Refuse JSON that the library fails at or goes on without: what begins with a byte order mark, and a
+    generation_config.json that is no object, whose ends would be lost.
+    """
+    files = sorted(file for file in files if fnmatch(file, "*.json"))
+    for file in files:
         with (folder / file).open("rb") as stream:
             marked = stream.read(len(BOM_UTF8)) == BOM_UTF8
         if marked and any(fnmatch(file, pattern) for pattern in READ_BY_LIBRARY):
             raise Refusal(f"{file} of {name} begins with a byte order mark: save it as UTF-8 without one.", "model")
+    if GENERATION in files and not _is_object(folder / GENERATION):
+        raise Refusal(f"The {GENERATION} of {name} is no JSON object: fetch it again, or remove it.", "model")
+
+
+def _is_object(path: Path) -> bool:
+    """Whether a file holds a JSON object. One that is too large to be read is refused for its size elsewhere."""
+    if path.stat().st_size > JSON_BYTES[path.name]:
+        return True
+    try:
+        return isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def sizes(folder: Path) -> dict[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 
 from huggingface_hub.utils import TensorInfo
@@ -23,6 +24,7 @@ ADAPTER = re.compile(r"(^|\.)(lora_|ia3_|hada_|oft_|modules_to_save\.|base_layer
 SCALE = re.compile(r"(scale|scales|scale_inv|zeros|zero_point|absmax|quant_map|quant_state\.[^.]+|qweight|qzeros|g_idx"
                    r"|SCB|weight_format|weight_packed|weight_shape|blocks)$")
 PACKED = re.compile(r"\.(qweight|qzeros|weight_packed|SCB|weight\.(absmax|quant_state\.[^.]+))$|_proj_blocks$")
+INTEGERS = ("I8", "U8", "I16", "U16", "I32", "U32", "I64", "U64")
 BITSANDBYTES = ("int8", "nf4", "fp4")
 # buffers of older releases, and scales of a quantised KV cache, which servers use
 BUFFER = re.compile(r"((^|\.)(inv_freq|cos_cached|sin_cached|position_ids|num_batches_tracked|_float_tensor|version)"
@@ -35,9 +37,12 @@ BESIDE = re.compile(r"^(mtp|nextn|eagle|medusa|vis|vit|image|img|video|audio|spe
 log = logging.getLogger(__name__)
 
 
-def check_plain(name: str, keys: Iterable[str]) -> None:
-    """Raise Refusal for packed tensors among those of a checkpoint whose config says nothing of quantised weights."""
-    if packed := next(filter(PACKED.search, keys), ""):
+def check_plain(name: str, tensors: dict[str, TensorInfo]) -> None:
+    """Raise Refusal for packed or integer weights among the tensors of a checkpoint whose config says nothing of
+    quantised ones: the library would take the integers for the weights themselves.
+    """
+    integers = (key for key, tensor in tensors.items() if key.endswith(".weight") and tensor.dtype in INTEGERS)
+    if packed := next(chain(filter(PACKED.search, tensors), integers), ""):
         raise Refusal(
             f"The weights of {name} are stored quantised (there is {packed[:120]}), and its config.json has no "
             "quantization_config that says how: save it together with the weights.",
