@@ -41,6 +41,12 @@ def ours(page: str) -> list[list[str]]:
     return [words[3:] for words in commands(page) if words[:3] == COMMAND]
 
 
+def shown(page: str) -> dict[str, str]:
+    """What a page says that a command prints, by the command's words."""
+    lines = (line.partition("# -> ") for line in "".join(blocks(page, "bash")).splitlines())
+    return {shlex.join(shlex.split(command)[3:]): text for command, arrow, text in lines if arrow}
+
+
 def shortened(words: list[str]) -> list[str] | None:
     """The command as a test runs it; None if it takes too long in every form."""
     words = [word for word in words if word != "--check"]  # the long tests install a Space's packages
@@ -131,11 +137,17 @@ def test_the_readme_stays_short():
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run_one_after_the_other(page, place, capsys):
-    for words in filter(None, map(shortened, ours(page))):
-        code = main(words)
-        out, err = capsys.readouterr()
-        assert code == 0, f"{shlex.join(words)}: {err}"
-        assert out or "wrote" in err, shlex.join(words)
+    for given in ours(page):
+        if words := shortened(given):
+            code = main(words)
+            out, err = capsys.readouterr()
+            assert code == 0, f"{shlex.join(words)}: {err}"
+            assert out or "wrote" in err, shlex.join(words)
+            assert shown(page).get(shlex.join(given), "") in out, shlex.join(words)
+
+
+def test_what_commands_print_stands_beside_some_of_them():
+    assert len(shown("docs/command-line.md")) >= 4 and shown("README.md")
 
 
 def test_commands_excluded_for_their_run_time_are_still_documented():
