@@ -44,8 +44,8 @@ def show(options: Namespace) -> bool:
     else:
         by_kind = {kind: [cls for cls in classes if cls.kind == kind] for kind in KINDS}
         print("\n\n".join(_group(kind, found) for kind, found in by_kind.items() if found))
-        print(f"\n{len(classes)} strategies. `list NAME` shows everything about one, with its knobs; --search, --kind and "
-              "--family show fewer.")
+        print(f"\n{len(classes)} strategies. `list NAME` shows everything about one, with its knobs; --search, --kind "
+              "and --family show fewer.")
     return False
 
 
