@@ -29,7 +29,9 @@ def test_three_strategies_are_measured_and_added_to_a_page(tmp_path, capsys):
     files = ["--out", str(out), "--page", str(written)]
     assert main(["bench", "bookkeeping", *TINY, *files, "--only", "top_p", "sink_window"]) == 0
     assert main(["bench", "bookkeeping", *TINY, *files, "--add", str(out), "--only", "prompt_lookup"]) == 0
-    results = [Bookkeeping(**fields) for fields in json.loads(out.read_text())["strategies"]]
+    found = json.loads(out.read_text())
+    assert "prompt_lookup: processor, load average over 15 minutes" in found["machine"]  # beside that of the others
+    results = [Bookkeeping(**fields) for fields in found["strategies"]]
     assert [result.strategy for result in results] == ["top_p", "sink_window", "prompt_lookup"]
     for result in results:
         assert not result.failure and 500 < result.prompt <= 600
@@ -87,6 +89,7 @@ def test_the_published_table_has_every_strategy_or_says_why_it_could_not_be_meas
     assert "partial" not in published
     assert published["settings"]["vocabulary"] >= 150_000 and published["settings"]["layers"] >= 32
     assert all(result.rounds or result.failure.endswith(".") for result in results)
+    assert not any(fault in each.failure for each in results for fault in ("unexpected error", "not been fitted"))
     assert FIGURES.with_suffix(".md").read_text(encoding="utf-8") == page(
         {name: published[name] for name in ("settings", "machine")}, results)
 

@@ -187,6 +187,15 @@ def test_a_tool_that_the_template_leaves_out_is_named():
     assert refused.value.about == "tools"
 
 
+def test_a_parameter_of_a_tool_that_the_template_leaves_out_is_named():
+    parameters = {"type": "object", "properties": {"city_name": {"type": "string"}}}
+    tools = json.dumps([{"type": "function", "function": {"name": "weather", "parameters": parameters}}])
+    with pytest.raises(Refusal, match="leaves out the parameter 'city_name' of the tool 'weather'") as refused:
+        tokens_of("{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + PLAIN).encode_chat("Hi", tools=tools)
+    assert refused.value.about == "tools"
+    assert tokens_of("{{ tools | tojson if tools }}" + PLAIN).encode_chat("Hi", tools=tools)
+
+
 def test_a_template_that_raises_describes_no_tools_and_no_calls():
     broken = tokens_of("{{ 1 / 0 }}")
     assert broken.call_format() is None

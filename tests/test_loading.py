@@ -150,6 +150,16 @@ def cut_short(folder):
     (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:50])
 
 
+def shorten(file):
+    file.write_bytes(file.read_bytes()[:-9])
+
+
+def cut_shard(folder):
+    load(str(folder), CPU)[0].save_pretrained(folder, max_shard_size="20KB")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    shorten(max(folder.glob("model-*.safetensors")))
+
+
 def masked_language_model(folder):
     config = BertConfig(vocab_size=99, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertForMaskedLM(config).save_pretrained(folder)
@@ -174,7 +184,9 @@ BROKEN = {
     "no weights": (remove("*.safetensors"), "has no weights"),
     "pickled weights": (pickle_only, "only pickled weights.*save it as safetensors"),
     "a shard is missing": (lost_shard, "lacks model-00002-of-00002.safetensors"),
-    "weights cut short": (cut_short, "are damaged"),
+    "a header cut short": (cut_short, "are damaged"),
+    "weights cut short": (lambda folder: shorten(folder / "model.safetensors"), "weight files of .* are damaged: f"),
+    "a shard cut short": (cut_shard, "weight files of .* are damaged: fetch or save them again"),
     "no tokenizer": (remove("tokenizer*"), "has no tokenizer"),
     "an unreadable tokenizer": (
         lambda folder: (folder / "tokenizer.json").write_text("{}"),

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from playground.bench.bookkeeping.bookkeeping_defaults import QUICK, Sizes
 from playground.bench.report_text import report_json
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 FIGURES = "docs/bookkeeping.json"
 PAGE = "docs/bookkeeping.md"
+LOAD = "load average over 15 minutes"
 
 
 def measure_options(command: CommandParser) -> None:
@@ -82,11 +83,21 @@ def _write(options: Namespace, sizes: Sizes, results: list[Bookkeeping]) -> None
     from playground.bench.speed.speed_report import machine
     missing = len(set(measured_names()) - {result.strategy for result in results})
     # other work slows caches and memory down, and so the CPU time that a strategy takes
-    load = {"load average over 15 minutes": round(os.getloadavg()[2], 1)}
-    facts = {"settings": asdict(sizes), "machine": machine(torch.device("cpu")) | load}
+    now = machine(torch.device("cpu")) | {LOAD: round(os.getloadavg()[2], 1)}
+    facts = {"settings": asdict(sizes), "machine": _machines(options, now)}
     facts |= {"partial": {"strategies that were not measured": missing}} if missing else {}
     write_text(options.out, report_json(document(facts, results)))
     write_text(options.page, page(facts, results))
+
+
+def _machines(options: Namespace, now: dict[str, Any]) -> dict[str, Any]:
+    """The machine of this run; where results are added, that of the others, with those that this one measured."""
+    if options.add is None:
+        return now
+    others = json.loads(Path(options.add).read_text(encoding="utf-8-sig")).get("machine", {})
+    if not options.only or not others:
+        return now
+    return others | {f"{', '.join(options.only)}: processor, {LOAD}": f"{now['processor']}, {now[LOAD]}"}
 
 
 def _sizes(options: Namespace) -> Sizes:

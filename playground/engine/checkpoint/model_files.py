@@ -187,7 +187,18 @@ def stored_headers(source: ModelFiles) -> list[SafetensorsFileMetadata]:
         found = [get_local_safetensors_metadata(source.folder / file) for file in parts]
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, SafetensorsParsingError):
         raise _damaged(source) from None
-    return [file for part in found for file in part.files_metadata.values()]
+    files = {name: file for part in found for name, file in part.files_metadata.items()}
+    if not all(_is_whole(source.folder / name, file) for name, file in files.items()):
+        raise _damaged(source)
+    return list(files.values())
+
+
+def _is_whole(path: Path, file: SafetensorsFileMetadata) -> bool:
+    """Whether a file is as long as its header says: downloads that break off leave the beginning."""
+    with path.open("rb") as stream:
+        header = int.from_bytes(stream.read(8), "little")
+    end = max((tensor.data_offsets[1] for tensor in file.tensors.values()), default=0)
+    return path.stat().st_size >= 8 + header + end
 
 
 def variant_parts(source: ModelFiles) -> list[str]:

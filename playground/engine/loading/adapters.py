@@ -34,17 +34,17 @@ PART = re.compile(
 Parts = dict[str, Tensor]
 
 
-def add_adapter(network: PreTrainedModel, base: str, adapter: AdapterConfig, folder: Path) -> None:
-    """Change a network, named `base`, by the adapter in a folder. Raises Refusal."""
+def add_adapter(network: PreTrainedModel, adapter: AdapterConfig, folder: Path) -> None:
+    """Change a network by the adapter in a folder. Raises Refusal."""
     weights = _read(adapter.name, folder)
-    _Addition(network, base, adapter).apply(*_sorted(network, base, adapter, weights))
+    _Addition(network, adapter).apply(*_sorted(network, adapter, weights))
 
 
 class _Addition:
     """Checks every part of an adapter, then adds it."""
 
-    def __init__(self, network: PreTrainedModel, base: str, adapter: AdapterConfig):
-        self.network, self.base, self.adapter = network, base, adapter
+    def __init__(self, network: PreTrainedModel, adapter: AdapterConfig):
+        self.network, self.adapter = network, adapter
 
     @torch.no_grad()
     def apply(self, low_rank: dict[str, Parts], whole: dict[str, Tensor]) -> None:
@@ -64,17 +64,17 @@ class _Addition:
         try:
             return self.network.get_submodule(name)
         except AttributeError:
-            raise self._misfit(f"changes {name}, which {self.base} does not have") from None
+            raise self._misfit(f"changes {name}, which the base model does not have") from None
 
     def _parameter(self, name: str, weight: Tensor) -> Tensor:
         """A whole weight in the dtype and on the device of the one it replaces."""
         path, _, last = name.rpartition(".")
         old = getattr(self._module(path), last, None)
         if not isinstance(old, nn.Parameter):
-            raise self._misfit(f"replaces {name}, which {self.base} does not have")
+            raise self._misfit(f"replaces {name}, which the base model does not have")
         grows = weight.shape[1:] == old.shape[1:] and self._is_embedding(path)
         if weight.shape != old.shape and not grows:
-            raise self._misfit(f"replaces {name} by {list(weight.shape)} numbers where {self.base} has "
+            raise self._misfit(f"replaces {name} by {list(weight.shape)} numbers where the base model has "
                                f"{list(old.shape)}")
         if not old.is_floating_point():
             raise Refusal(f"The adapter {self.adapter.name} replaces {name}, which is quantised: choose no "
@@ -95,9 +95,9 @@ class _Addition:
                           "model")
         shape, given = _shape(module), (up.shape[0], down.shape[1])
         if shape is None:
-            raise self._misfit(f"changes {name}, which is no linear layer and no embedding of {self.base}")
+            raise self._misfit(f"changes {name}, which is no linear layer and no embedding of the base model")
         if shape != given:
-            raise self._misfit(f"changes {name} by a matrix of {list(given)} where {self.base} has {list(shape)}")
+            raise self._misfit(f"changes {name} by a matrix of {list(given)} where the base model has {list(shape)}")
         if "lora_magnitude_vector" in parts and not isinstance(module, (nn.Linear, Conv1D)):
             raise Refusal(f"The adapter {self.adapter.name} changes the embedding {name} by DoRA, which is not "
                           "supported: merge it with peft.", "model")
@@ -109,7 +109,7 @@ class _Addition:
         ids, weight = self.adapter.token_ids(name), getattr(module, "weight", None)
         fits = weight is not None and rows.shape == (len(ids), *weight.shape[1:]) and max(ids, default=0) < len(weight)
         if not ids or not fits:
-            raise self._misfit(f"has {len(rows)} rows for tokens of {name} that do not fit {self.base}")
+            raise self._misfit(f"has {len(rows)} rows for tokens of {name} that do not fit the base model")
 
     def _add(self, name: str, module: nn.Module, parts: Parts) -> None:
         if "trainable_tokens_delta" in parts:
@@ -176,7 +176,7 @@ def _read(name: str, folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _sorted(network: PreTrainedModel, base: str, adapter: AdapterConfig, weights: dict[str, Tensor]
+def _sorted(network: PreTrainedModel, adapter: AdapterConfig, weights: dict[str, Tensor]
             ) -> tuple[dict[str, Parts], dict[str, Tensor]]:
     """Low-rank parts by module, and whole parameters by name, as in the network."""
     low_rank: dict[str, Parts] = defaultdict(dict)

@@ -184,7 +184,7 @@ def load(
     reading = WeightReading(getattr(torch, loading.dtype), places, loading.quantization, form, source.variant)
     network = read_network(name, folder, config, reading)
     for adapter, place in adapters:
-        add_adapter(network, name, adapter, place)
+        add_adapter(network, adapter, place)
     progress(1.0, f"{name} is ready")
     facts = Facts(
         name,

@@ -82,15 +82,25 @@ def _left_out(text: Rendering, marked: Rendering, messages: Sequence[Message], t
         marked_there = bool(marked.reason) or _is_written(marker, marked.text)
         if marker and not (marked_there and any(said in within for said in _spellings(message))):
             return _missing(message, place == len(messages) - 1)
-    for tool in tools or ():
-        name = tool.get("function", tool)["name"]
-        if not any(said in within for said in _escapes(name)):
-            return Refusal(
-                f"The model's chat template leaves out the tool {quoted(name)}: remove it, or describe it in the "
-                "prompt.",
-                "tools",
-            )
-    return None
+    return next((_missing_tool(*names) for names in _names_of_tools(tools or ())
+                 if not any(said in within for said in _escapes(names[-1]))), None)
+
+
+def _names_of_tools(tools: Tools) -> Iterator[tuple[str, ...]]:
+    """The name of each tool, and with it that of each of its parameters."""
+    for tool in tools:
+        described = tool.get("function", tool)
+        yield (described["name"],)
+        parameters = described.get("parameters")
+        properties = parameters.get("properties") if isinstance(parameters, dict) else None
+        yield from ((described["name"], name) for name in (properties if isinstance(properties, dict) else ()))
+
+
+def _missing_tool(name: str, parameter: str = "") -> Refusal:
+    said = f"the parameter {quoted(parameter)} of the tool" if parameter else "the tool"
+    return Refusal(
+        f"The model's chat template leaves out {said} {quoted(name)}: remove it, or describe it in the prompt.", "tools"
+    )
 
 
 def _is_written(marker: str, text: str) -> bool:
