@@ -11,6 +11,7 @@ from toys import END, byte_tokenizer
 from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.grammar.matcher import GrammarEngine
+from support.tokenizer_kinds import KINDS
 
 TOKENIZER = byte_tokenizer(merges=80)
 PADDING = 7
@@ -105,6 +106,14 @@ def test_the_mask_is_as_wide_as_the_model_and_bans_rows_without_a_token(engine):
     mask = engine.compile("regex", "(?s:.*)").matcher().mask()
     assert mask.shape == (TOKENS.vocabulary,)
     assert not mask[-PADDING:].any()
+
+
+@pytest.mark.parametrize("kind, said", [("t5", "joined by Metaspace"), ("bert", "WordPiece"), ("words", "no decoder")])
+def test_a_tokenizer_whose_tokens_are_no_bytes_is_refused_in_words(kind, said):
+    tokenizer = KINDS[kind]()
+    with pytest.raises(Refusal, match=f"Grammars do not work with this model's tokenizer .it[s ].*{said}") as refused:
+        GrammarEngine(tokenizer, len(tokenizer), [])
+    assert "Some(" not in str(refused.value)
 
 
 def test_a_model_with_fewer_rows_than_the_tokenizer_gets_a_mask_of_its_own_width():

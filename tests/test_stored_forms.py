@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from toys import network, save
 
 import playground
+from playground.engine.loading import read_tokenizer
 from playground.engine.loading.load import Loading, Shelf, estimate, load
 from playground.engine.loading.loaded_model import loaded_model
 from playground.errors import Refusal
@@ -245,6 +246,18 @@ def test_a_tokenizer_that_drops_merges_at_random_reads_a_text_in_one_way(copy, s
     ours, plain = (load(str(folder), CPU)[1] for folder in (copy, saved))
     text = "The green bird sings, and the red fox listens."
     assert all(ours.encode(text) == plain.encode(text) for _ in range(5))
+
+
+def test_a_tokenizer_of_sentencepiece_alone_names_the_packages_that_read_it(copy, monkeypatch):
+    """Without them the library takes its file for one of tiktoken."""
+    monkeypatch.setattr(read_tokenizer, "is_sentencepiece_available", lambda: False)
+    (copy / "tokenizer.json").unlink()
+    (copy / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02")
+    with pytest.raises(Refusal, match=r"for SentencePiece alone \(tokenizer.model\): install the packages"):
+        load(str(copy), CPU)
+    (copy / "tokenizer.model").write_bytes(b"IQ== 0\n")  # of tiktoken
+    with pytest.raises(Refusal, match="cannot be read.*tiktoken"):
+        load(str(copy), CPU)
 
 
 def test_a_tokenizer_that_is_code_alone_is_refused(copy):

@@ -46,7 +46,7 @@ class GrammarEngine:
                 self._known.description, n_vocab=self._known.width, eos_token=list(self._known.ends) or None
             )
         except ValueError as reason:
-            raise _unfit(str(reason)) from None
+            raise _unfit(_in_words(tokenizer, str(reason))) from None
         self._cache = ContentCache(limits.GRAMMARS, limits.GRAMMARS_BYTES, lambda grammar: grammar.bytes)
 
     def compile(self, kind: str, source: str) -> Grammar:
@@ -79,6 +79,14 @@ def _description(tokenizer: PreTrainedTokenizerBase) -> str:
 
 def _own_end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+
+
+def _in_words(tokenizer: PreTrainedTokenizerFast, reason: str) -> str:
+    """Why llguidance cannot read a tokenizer, without its notation."""
+    if "decoder" not in reason:
+        return " ".join(reason.split())[:200]
+    decoder = tokenizer.backend_tokenizer.decoder
+    return f"its tokens are joined by {type(decoder).__name__}, not as bytes" if decoder else "it has no decoder"
 
 
 def _unfit(reason: str) -> Refusal:

@@ -8,10 +8,12 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.models.auto.tokenization_auto import tokenizer_class_from_name
+from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from playground.engine.checkpoint.gguf_files import gguf_tokenizer
 from playground.engine.checkpoint.hub_files import first_sentence
 from playground.engine.checkpoint.model_files import tokenizer_folder
+from playground.engine.checkpoint.stored_forms import first_bytes
 from playground.errors import Refusal
 
 GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -46,6 +48,9 @@ def read_tokenizer(name: str, folder: Path, gguf: Path | None = None) -> PreTrai
         if "custom code" in str(reason):
             raise Refusal(f"The tokenizer of {name} is code of its own, which is never run here: save a tokenizer.json "
                           "beside the weights.", "model") from None
+        if pieces := _sentencepiece_alone(folder):
+            raise Refusal(f"The tokenizer of {name} is stored for SentencePiece alone ({pieces}): install the packages "
+                          "sentencepiece and protobuf, or save a tokenizer.json beside the weights.", "model") from None
         raise Refusal(f"The tokenizer of {name} cannot be read ({first_sentence(reason)}): "
                       "save a tokenizer.json beside the weights.", "model") from None
     if not tokenizer.is_fast:
@@ -55,6 +60,15 @@ def read_tokenizer(name: str, folder: Path, gguf: Path | None = None) -> PreTrai
     _without_dropout(tokenizer)
     tokenizer.chat_template = tokenizer.chat_template or _processors_template(folder)
     return tokenizer
+
+
+def _sentencepiece_alone(folder: Path) -> str:
+    """The name of a file of SentencePiece in a folder without a tokenizer.json, if the packages that read it are not
+    both there: the library takes it for one of tiktoken then. It begins with a piece, field 1 of its message.
+    """
+    if (folder / "tokenizer.json").exists() or is_sentencepiece_available() and is_protobuf_available():
+        return ""
+    return next((path.name for path in sorted(folder.glob("*.model")) if first_bytes(path, 1) == b"\n"), "")
 
 
 def _without_dropout(tokenizer: PreTrainedTokenizerBase) -> None:
