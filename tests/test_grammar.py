@@ -261,6 +261,7 @@ def test_the_state_describes_the_position_in_words(engine):
     [
         ("json_schema", '{"type": "objec"}', "Invalid type: objec"),
         ("json_schema", '{"not": {}}', 'Unimplemented keys: \\["not"\\]'),
+        ("json_schema", '{"dependencies": {"a": ["b"]}}', "Write dependentRequired or .*, and use checked_schema"),
         ("json_schema", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json_schema", '{"type": "array", "contains": {"type": "null"}}', "contains"),
         (

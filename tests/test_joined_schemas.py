@@ -29,6 +29,10 @@ JOINED = {
     "a base and more": {**DEFINITIONS, "allOf": [BASE, {"properties": {"b": INTEGER}, "required": ["b"]}]},
     "more beside a base": {**DEFINITIONS, "allOf": [BASE], **B},
     "more beside a reference": {**DEFINITIONS, **BASE, **B},
+    "schemas where OpenAPI has them": {
+        "components": {"schemas": {"a": A, "a b": {"allOf": [{"$ref": "#/components/schemas/a"}, B]}}},
+        "$ref": "#/components/schemas/a%20b",
+    },
     "one of several beside a property": {"properties": {"a": INTEGER}, "anyOf": [A, B], "type": "object"},
     "one of the keys": {**record(), "properties": {"a": INTEGER, "b": INTEGER},
                         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]},

@@ -46,6 +46,13 @@ NO_DOCUMENT = {
     "as many properties": {"type": "object", "additionalProperties": {"$ref": "#"}, "minProperties": 1},
     "every alternative": {"anyOf": [{"$ref": "#/$defs/d"}, closed({"a": {"$ref": "#"}}, required=["a"])], **DEFS},
     "asked for elsewhere": {"type": "object", "properties": {"n": {"$ref": "#"}}, "allOf": [{"required": ["n"]}]},
+    "where OpenAPI has schemas": {
+        "components": {"schemas": {"N": closed({"n": {"$ref": "#/components/schemas/N"}}, required=["n"])}},
+        "$ref": "#/components/schemas/N",
+    },
+    "a reference with a percent sign": {
+        "$defs": {"a b": closed({"n": {"$ref": "#/$defs/a%20b"}}, required=["n"])}, "$ref": "#/$defs/a%20b",
+    },
     "apart": {"allOf": [{"type": "object", "required": ["n"]}, {"properties": {"n": {"$ref": "#"}}}]},
 }
 FINITE = {  # schema, and what is left out of it

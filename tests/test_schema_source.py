@@ -99,6 +99,12 @@ def test_a_schema_that_says_nothing_is_remarked_on():
         assert understood(empty).remarks[-1] == "The JSON Schema says nothing about a value: any JSON fits it."
 
 
+def test_a_name_that_a_reference_leads_through_is_known():
+    schema = {"components": {"schemas": {"a": {"type": "integer"}}}, "$ref": "#/components/schemas/a"}
+    assert not understood(schema).remarks
+    assert "'components'" in understood({**schema, "$ref": "#/$defs/a", "$defs": {"a": {}}}).remarks[0]
+
+
 def test_a_value_that_a_keyword_cannot_have_is_remarked_on_where_the_engine_does_not_read_it():
     """`required` as draft 3 and many hands write it, in the property that is meant."""
     optional = {"type": "object", "properties": {"a": {"type": "integer", "required": True}}}

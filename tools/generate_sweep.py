@@ -83,6 +83,7 @@ ENDS: dict[str, Callable[[int, int], tuple[object, object]]] = {  # of config.js
     "config": lambda own, other: (own, None),
     "generation": lambda own, other: (None, own),
     "several": lambda own, other: (own, [other, own]),
+    "listed": lambda own, other: ([other, own], None),
     "another": lambda own, other: (own, other),
     "no end": lambda own, other: (None, None),
 }
@@ -112,7 +113,7 @@ def network_of(case: Case, tokenizer: PreTrainedTokenizerFast, prompt: list[int]
                      num_key_value_heads=2, max_position_embeddings=512, initializer_range=0.4)
         return Qwen2ForCausalLM(Qwen2Config(**shape, **sizes))
     answer = tokenizer(ANSWERS[sum(map(ord, case.tokenizer + case.ends)) % 3], add_special_tokens=False)["input_ids"]
-    end = other if case.ends in ("another", "several") else tokenizer.eos_token_id
+    end = other if case.ends in ("another", "several", "listed") else tokenizer.eos_token_id
     tie = case.form == "tied"
     network = scripted(rows, chain([prompt[-1], *answer[:12], end, *answer[:3]]), tie_word_embeddings=tie)
     return network.to(getattr(torch, case.form)) if case.form in HALF else network

@@ -247,6 +247,8 @@ def _not_by_a_mask(keys: list[str]) -> Refusal:
     """Which constraint enforces the keywords that llguidance does not."""
     others = [key for key in keys if key not in CHECKABLE]
     start = f"The JSON Schema cannot be used: Unimplemented keys: {json.dumps(keys)}."
+    if others == ["dependencies"]:
+        return Refusal(f"{start} Write dependentRequired or dependentSchemas, and use checked_schema: it checks them.")
     if others:
         return Refusal(f"{start} No constraint here enforces {', '.join(others)}: write the schema without.")
     return Refusal(f"{start} No mask enforces them: use checked_schema, which checks the text as well.")

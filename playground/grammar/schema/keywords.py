@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any
+from urllib.parse import unquote
 
 SCHEMA, NUMBER, MAP = (dict, bool), (int, float), (dict,)
 KINDS: dict[tuple[type, ...], str] = {
@@ -73,13 +75,35 @@ LOOKED_UP, LONGEST = 12, 40  # names compared with the known ones, and their cha
 
 
 def located(schema: Any) -> Iterator[tuple[str, dict]]:
-    """Every schema that is an object, itself first, with its place as a JSON pointer: "#", "#/properties/a"."""
-    waiting = [("#", schema)]
-    while waiting:
-        place, part = waiting.pop()
-        if isinstance(part, dict):
+    """Every schema that is an object, itself first, with its place as a JSON pointer: "#", "#/properties/a". Those that
+    only a $ref leads to, as under #/components/schemas of OpenAPI, are last.
+    """
+    waiting, elsewhere, seen = [("#", schema)], {}, set()
+    while waiting or elsewhere:
+        place, part = waiting.pop() if waiting else (found := next(iter(elsewhere)), elsewhere.pop(found))
+        if isinstance(part, dict) and place not in seen:
+            seen.add(place)
             yield place, part
             waiting += reversed([(f"{place}/{step}", inner) for step, inner in below(part)])
+            if (other := reference(part)) and other not in seen:
+                elsewhere[other] = at(schema, other)
+
+
+def reference(schema: dict) -> str:
+    """The place in the same document that the $ref of a schema names; empty if there is none."""
+    name = schema.get("$ref")
+    return unquote(name) if isinstance(name, str) and (name == "#" or name.startswith("#/")) else ""
+
+
+def at(schema: Any, place: str) -> Any:
+    """The value at a place of a JSON value; None if it has no such place."""
+    for step in place.split("/")[1:]:
+        step = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(schema, list) and step.isdecimal():
+            schema = schema[int(step)] if int(step) < len(schema) else None
+        else:
+            schema = schema.get(step) if isinstance(schema, dict) else None
+    return schema
 
 
 def below(schema: dict) -> Iterator[tuple[str, Any]]:
@@ -129,8 +153,14 @@ def _fits(part: Any, kinds: tuple[type, ...]) -> bool:
 
 
 def unknown_keywords(schema: Any) -> list[tuple[str, dict, list[str]]]:
-    """The places with unknown names: the place, the schema there, and the names."""
-    return [(place, part, names) for place, part in located(schema) if (names := unknown(part))]
+    """The places with unknown names: the place, the schema there, and the names. One through which a $ref leads is
+    known.
+    """
+    parts = list(located(schema))
+    led = {way for _, part in parts for way in accumulate(reference(part).split("/"), "{}/{}".format)}
+    found = ((place, part, [name for name in unknown(part) if f"{place}/{escaped(name)}" not in led])
+             for place, part in parts)
+    return [(place, part, names) for place, part, names in found if names]
 
 
 def nearest(name: str) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from playground.errors import Refusal
-from playground.grammar.schema.keywords import DATA, NAMED, escaped, located
+from playground.grammar.schema.keywords import DATA, NAMED, escaped, located, reference
 
 Types = frozenset[str]
 NONE: Types = frozenset()
@@ -80,7 +80,7 @@ class _Graph:
         found, waiting = {place: None}, [place]
         while waiting and len(found) < TOGETHER:
             part = self.parts[each := waiting.pop()]
-            more = [str(part.get("$ref")), *(f"{each}/allOf/{i}" for i in range(len(_list(part, "allOf"))))]
+            more = [reference(part), *(f"{each}/allOf/{i}" for i in range(len(_list(part, "allOf"))))]
             new = [other for other in more if other in self.parts and other not in found]
             found |= dict.fromkeys(new)
             waiting += new
@@ -109,8 +109,8 @@ class _Graph:
     def _types(self, place: str, of: Callable[[str, Any], Types]) -> Types:
         part = self.parts[place]
         types = _declared(part)
-        if isinstance(part.get("$ref"), str):
-            types &= of(part["$ref"], True)
+        if other := reference(part):
+            types &= of(other, True)
         for key in ("anyOf", "oneOf"):
             if isinstance(part.get(key), list):
                 types &= frozenset().union(*(of(f"{place}/{key}/{i}", each) for i, each in enumerate(part[key])))
@@ -217,8 +217,8 @@ def _circle(schema: Any, lost: dict[str, Lost]) -> str:
 
 
 def _needed(part: dict, place: str, required: set[str]) -> Iterator[str]:
-    if isinstance(part.get("$ref"), str):
-        yield part["$ref"]
+    if other := reference(part):
+        yield other
     yield from (f"{place}/properties/{escaped(name)}" for name in sorted(required))
     yield f"{place}/additionalProperties"
     for key in ("allOf", "anyOf", "oneOf", "prefixItems", "items"):

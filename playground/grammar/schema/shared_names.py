@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from playground.grammar.schema.keywords import located
+from playground.grammar.schema.keywords import located, reference
 
 Others = Callable[[str, dict], Iterator[str]]
 """Further places whose schemas hold for objects of the schema at a place."""
@@ -67,8 +67,8 @@ class _Groups:
 
 def _always(place: str, part: dict) -> Iterator[str]:
     """Places that hold for every object of a schema."""
-    if isinstance(part.get("$ref"), str):
-        yield part["$ref"]
+    if other := reference(part):
+        yield other
     yield from _listed(place, part, "allOf")
 
 
