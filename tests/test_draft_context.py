@@ -72,6 +72,7 @@ def test_a_text_goes_on_without_drafts_and_stays_that_of_greedy(models, lane):
     drafted, events = run(models, lane)
     assert drafted.token_ids == plain.token_ids and len(drafted.token_ids) == LENGTH
     assert len(notes(events)) == 1 and any(isinstance(event, Draft) for event in events)
+    assert "The context of the draft model is full: the text goes on without drafts" in " ".join(drafted.notes)
 
 
 @pytest.mark.parametrize("lane", lanes(), ids=named)
@@ -104,7 +105,7 @@ def test_the_length_that_was_asked_for_needs_no_sentence(models):
 def test_a_text_that_ends_at_the_context_of_the_model_says_so(models):
     result, events = run(models, LaneConfig("greedy"), length=300)
     assert events[-1] == Done("length", "The text ends at 96 tokens, prompt included: target reads at most 96.")
-    assert result.message == events[-1].limit and result.to_json()["message"] == result.message
+    assert result.message == events[-1].limit and result.to_dict()["message"] == result.message
 
 
 @pytest.mark.parametrize("strategy", ["contrastive_decoding", "anchored", "ead"])

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from playground.errors import Refusal
-from playground.events import Branches, Commit, Done, Event, Failed, Header, Judged, Reason
+from playground.events import Branches, Commit, Done, Event, Failed, Header, Judged, Note, Reason
 from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMN_TYPES, COLUMNS, rows
@@ -102,6 +102,13 @@ class Result:
         if isinstance(last, Done):
             return last.limit
         return next((event.message for event in self._events if isinstance(event, Failed)), "")
+
+    @property
+    def notes(self) -> list[str]:
+        """What the lane said of itself while it ran, each sentence once: that the draft model's context was full, what
+        of a constraint enforces nothing, which settings of the checkpoint it applied.
+        """
+        return list(dict.fromkeys(event.text for event in self._events if isinstance(event, Note)))
 
     @property
     def judged(self) -> Judged | None:
