@@ -332,6 +332,7 @@ class Part:
     name: str
     kind: str
     knobs: dict[str, Any] = field(default_factory=dict)
+    title: str = ""  # empty in traces of earlier versions
 
 
 @dataclass(slots=True)

@@ -41,26 +41,6 @@ function icon(name) {
   return svg;
 }
 
-// ---- the summary of a lane
-
-const shown = (value) => (typeof value === "string" && value.length > 24 ? `${value.slice(0, 23)}…` : String(value));
-
-function phrase(name, knobs, isMain) {
-  // Changed knobs; for an added part also its first numeric knob.
-  const first = isMain ? null : byName.get(name)?.knobs.find((knob) => ["int", "float"].includes(knob.type));
-  const named = { ...(first ? { [first.name]: first.default } : {}), ...knobs };
-  const settings = Object.entries(named).map(([k, v]) => (k.length > 1 && !name.endsWith(k) ? `${words(k)} ${shown(v)}` : shown(v)));
-  return settings.length ? `${name} ${settings.join(", ")}` : name;
-}
-
-function recipe(lane) {
-  const main = byName.get(lane.strategy);
-  const slots = (main?.slots || []).map((slot) => filling(lane, slot));
-  const rest = lane.extras.filter(([name]) => !(main?.slots || []).some((slot) => slot.kind === byName.get(name)?.kind));
-  const own = [...(lane.weights ? [phraseOf(lane.weights)] : []), ...(lane.seed === undefined ? [] : [`seed ${lane.seed}`])];
-  return [...[[lane.strategy, lane.knobs], ...slots, ...rest].map(([name, knobs], at) => phrase(name, knobs, at === 0)), ...own];
-}
-
 // ---- the chosen model
 
 /** Why the chosen model cannot run a decoder, or an empty text. */
@@ -79,6 +59,7 @@ function unfit(main) {
 function commit() {
   props.value = JSON.parse(JSON.stringify(lanes));
   trigger("change", {});
+  nameCards();
   announce();
   clearTimeout(timer);
   timer = setTimeout(ask, 150);
@@ -142,7 +123,8 @@ function complain(card, text, about) {
   card.querySelectorAll(".complaint").forEach((node) => node.remove());
   card.querySelectorAll(".wrong").forEach((node) => node.classList.remove("wrong"));
   if (!text) return;
-  const place = [...card.querySelectorAll("[data-about]")].find((node) => node.dataset.about === about && node.offsetParent);
+  const isOpen = card.classList.contains("open"); // a closed card has it below its head, where the text would be
+  const place = isOpen && [...card.querySelectorAll("[data-about]")].find((node) => node.dataset.about === about && node.offsetParent);
   const note = h("p", { class: "complaint", role: "alert" }, text, ...(about ? remedies(Number(card.dataset.lane), about, place) : []));
   if (place) { place.classList.add("wrong"); place.append(note); } else card.append(note);
 }
@@ -506,13 +488,6 @@ function weightsRow(lane, i) {
   h("small", { class: "help" }, "Quantised weights of the target, a LoRA adapter on it, or both, in this lane only: what they change and what they cost."));
 }
 
-/** What a lane is made of, without a name that its title says already. */
-function recipeNodes(lane) {
-  const pieces = recipe(lane);
-  const said = words(pieces[0]).toLowerCase() === titleOf(lane).toLowerCase();
-  return pieces.slice(said ? 1 : 0).flatMap((piece, at) => (at ? [h("i", {}, " · "), h("span", {}, piece)] : [h("span", {}, piece)]));
-}
-
 function body(lane, i) {
   const main = byName.get(lane.strategy);
   if (!main) return h("div", { class: "body" });
@@ -526,15 +501,6 @@ function body(lane, i) {
 
 function mainStrategies() {
   return byAdvice(strategies.filter((s) => MAIN.includes(s.kind)), misfit);
-}
-
-/** What a lane is known for: its decoder, or the part in the slot `known_by` where that is not the default. */
-function titleOf(lane) {
-  const main = byName.get(lane.strategy);
-  if (!main) return `${lane.strategy} (unknown)`;
-  const telling = main.slots.find((slot) => slot.field === main.known_by);
-  const part = telling && filling(lane, telling)[0];
-  return part && part !== telling.default ? byName.get(part)?.title || words(part) : main.title || words(main.name);
 }
 
 function picker(lane, i) {
@@ -554,7 +520,7 @@ function card(lane, i) {
   const opened = open.has(i);
   const toggle = () => { if (opened) open.delete(i); else openAlone(i); redraw(i); judge(i); root.querySelector(`.lane-card[data-lane="${i}"] .edit`)?.focus(); };
   return h("article", { class: `lane-card${opened ? " open" : ""}`, "data-lane": i },
-    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), h("span", { class: "lane-title", "aria-hidden": "true" }, titleOf(lane)), picker(lane, i), ...movers(i),
+    h("header", { class: "head" }, h("span", { class: "number", "aria-hidden": "true" }, String(i + 1)), h("span", { class: "lane-title", "aria-hidden": "true" }), picker(lane, i), ...movers(i),
       h("button", { type: "button", class: "icon", "aria-label": `Duplicate lane ${i + 1}`, title: "Duplicate", disabled: lanes.length >= most, onclick: () => duplicate(i) }, icon("copy")),
       h("button", { type: "button", class: "icon", "aria-label": `Remove lane ${i + 1}`, title: "Remove", onclick: () => remove(i) }, icon("cross"))),
     h("p", { class: "recipe", title: main?.summary }, ...recipeNodes(lane)),
@@ -578,6 +544,7 @@ function movers(i) {
 function redraw(i) {
   const old = root.querySelector(`.lane-card[data-lane="${i}"]`);
   if (old) old.replaceWith(card(lanes[i], i));
+  nameCards();
 }
 
 /** A new lane gets the hue of its place, or the first one that is free. */
@@ -596,6 +563,7 @@ function draw() {
   root.dataset.count = lanes.length;
   root.style.setProperty("--lanes", lanes.length || 1);
   root.replaceChildren(...lanes.map(card), ...(lanes.length < most ? [laneAdder()] : []));
+  nameCards();
   lanes.forEach((lane, i) => judge(i));
   if (search) reopenMenu(search.getAttribute("aria-label"), typed);
 }

@@ -28,8 +28,8 @@ const REASONS = {
 };
 
 class LaneCard {
-  constructor(record, order, app, title) {
-    this.title = title;
+  constructor(record, order, app, { name, short }) {
+    Object.assign(this, { title: name, short });
     this.order = order;
     this.record = record;
     this.app = app;
@@ -40,7 +40,7 @@ class LaneCard {
     this.node = el("article", "lane");
     this.node.dataset.lane = order;
     this.node.style.setProperty("--expected-tokens", record.header.max_new_tokens || 0);
-    this.node.setAttribute("aria-label", `Lane ${order + 1}, ${title}`);
+    this.node.setAttribute("aria-label", `Lane ${order + 1}, ${name}`);
     this.status = el("span", "status");
     this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
     this.branch = el("p", "branch-shown");
@@ -191,7 +191,7 @@ class LaneCard {
     const { state, app } = this;
     if (state.failed) return ["failed", "failed"];
     if (state.done) return [state.done.reason, state.done.limit || REASONS[state.done.reason] || state.done.reason];
-    if (!atHead) return ["replay", "earlier"];
+    if (!atHead) return ["earlier", "earlier"];
     if (app.trace.interrupted) return ["stopped", "interrupted"];
     if (app.trace.recorded || app.trace.state === "done") return ["replay", "recording ends here"];
     return app.trace.state === "held" ? ["held", "held"] : ["running", "running"];
@@ -221,19 +221,14 @@ function badge(label, help) {
   return node;
 }
 
-/** Titles for all lanes; of lanes with the same title the parts or knobs in which they differ come first. */
-function distinctTitles(headers) {
-  const plain = headers.map((header) => header.title || header.strategy);
-  const traits = headers.map((header) => [...header.parts.map((part) => part.name.replaceAll("_", " ")), ...knobsOf(header), `seed ${header.seed}`]);
-  return headers.map((header, i) => {
-    const namesakes = traits.filter((_, j) => j !== i && plain[j] === plain[i]);
-    const telling = differences(traits[i], namesakes).join(", ");
-    return [telling ? `${capital(telling)} · ${plain[i]}` : plain[i], ...forkOf(header)].join(", ");
-  });
-}
-
-function capital(text) {
-  return text.charAt(0).toUpperCase() + text.slice(1);
+/** The names of the lanes of a run: [{name, short}]. */
+function namesOfRun(headers) {
+  return namesOf(headers.map((header) => ({
+    title: header.title || header.strategy,
+    parts: header.parts.map((part) => ({ title: part.title || part.name.replaceAll("_", " "), kind: part.kind, knobs: part.knobs })),
+    own: [`seed ${header.seed}`],
+    fork: forkOf(header),
+  })));
 }
 
 /** Where a lane was forked; if that was not recorded, how many tokens it was given. */
@@ -242,26 +237,14 @@ function forkOf(header) {
   return [header.forked_at >= 0 ? `forked at token ${header.forked_at + 1}` : `begins with ${count(header.forced.length, "given token")}`];
 }
 
-/** At most two of the traits, those shared with the fewest other lanes first. */
-function differences(traits, others, most = 2) {
-  const sharing = (trait) => others.filter((other) => other.includes(trait));
-  const [best] = [...traits].sort((a, b) => sharing(a).length - sharing(b).length);
-  if (!most || best === undefined || sharing(best).length === others.length) return [];
-  return [best, ...differences(traits, sharing(best), most - 1)];
-}
-
-function knobsOf(header) {
-  return header.parts.flatMap((part) => Object.entries(part.knobs || {}).map(([name, value]) => `${name.replaceAll("_", " ")} ${shorten(value)}`));
-}
-
 /** The setting of a lane on one line: parts and knobs, then the models; the seed if it differs between lanes. */
 function describe(header, all) {
   const parts = header.parts.filter((part) => part.name !== header.strategy || Object.keys(part.knobs || {}).length);
   const model = [shortName(header.model), header.quantization !== "none" ? header.quantization : header.dtype].filter(Boolean).join(" ");
   const draft = header.draft ? [`draft ${shortName(header.draft)}`] : [];
-  const context = header.context ? [`context “${shorten(header.context)}”`] : [];
+  const context = header.context ? [`context “${shortened(header.context)}”`] : [];
   const names = toolNames(header.tools);
-  const tools = names.length ? [`tools ${shorten(names.join(", "))}`] : [];
+  const tools = names.length ? [`tools ${shortened(names.join(", "))}`] : [];
   const memory = header.memory ? ["uses memory from earlier runs"] : [];
   const seed = all.some((other) => other.seed !== header.seed) ? [`seed ${header.seed}`] : [];
   return [...parts.map(describePart), ...seed, ...tools, ...context, ...memory, model, ...draft].filter(Boolean).join(" · ");
@@ -280,7 +263,7 @@ function shortName(model) {
 }
 
 function describePart(part) {
-  const knobs = Object.entries(part.knobs || {}).map(([name, value]) => `${name} ${shorten(value)}`);
+  const knobs = Object.entries(part.knobs || {}).map(([name, value]) => `${name} ${shortened(value)}`);
   const name = part.kind === "weights" ? namedWeights(String(part.name)) : String(part.name).replaceAll("_", " ");
   return knobs.length ? `${name} (${knobs.join(", ")})` : name;
 }
@@ -288,9 +271,4 @@ function describePart(part) {
 /** Weights of a lane's own, adapters by the last component of their paths. */
 function namedWeights(name) {
   return name.split(" + ").map((part) => (part.startsWith("adapter:") ? `adapter ${part.slice(8).split("/").filter(Boolean).pop()}` : part)).join(" + ");
-}
-
-function shorten(value) {
-  const text = typeof value === "string" ? value : JSON.stringify(value);
-  return text.length > 24 ? text.slice(0, 23) + "…" : text;
 }

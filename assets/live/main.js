@@ -203,8 +203,8 @@ class App {
     this.player.restart();
     this.chosen = Math.max(0, Math.min(this.chosen, this.trace.lanes.length - 1));
     this.bar.draw(this.player, this.trace, this.chosen); // at once: the slider must not keep the range of the previous run
-    const titles = distinctTitles(this.trace.lanes.map((record) => record.header));
-    this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, titles[order]));
+    const names = namesOfRun(this.trace.lanes.map((record) => record.header));
+    this.cards = this.trace.lanes.map((record, order) => new LaneCard(record, order, this, names[order]));
     this.numbersLook = "";
     for (const card of this.cards) card.plain = plainLane(card, this.cards);
     this.lanes.replaceChildren(...this.cards.map((card) => card.node));
@@ -636,13 +636,13 @@ class App {
   drawChooser() {
     const tabs = this.cards.map((card, order) => {
       const seat = this.stage?.seats.length ? this.stage.seatOf(order) : order;
-      const tab = button("tab", "", `Key ${order + 1}`, () => this.choose(order));
+      const tab = button("tab", "", `${card.title} (key ${order + 1})`, () => this.choose(order));
       tab.setAttribute("aria-pressed", String(order === this.chosen));
       tab.dataset.lane = order;
       if (this.isCalm) tab.tabIndex = -1; // keys 1 to 4 choose a lane, too
       tab.hidden = seat < 0;
       tab.style.order = seat;
-      tab.append(el("span", "number", String(seat + 1)), el("span", "title", card.title));
+      tab.append(el("span", "number", String(seat + 1)), el("span", "title", card.short));
       card.node.classList.toggle("in-view", order === this.chosen);
       card.text.node.tabIndex = this.isCalm && order !== this.chosen ? -1 : 0; // arrow keys lead to the others
       return tab;

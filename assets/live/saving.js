@@ -40,7 +40,7 @@ function download(blob, name) {
 
 /** A file name without its ending that says lanes and prompt: "greedy-vs-eagle-tell-me-a-story". */
 function fileStem({ headers, run }) {
-  const lanes = distinctTitles(headers).map((title) => slug(title, LONGEST_NAME / 2)).filter(Boolean).join("-vs-");
+  const lanes = namesOfRun(headers).map(({ name }) => slug(name, LONGEST_NAME / 2)).filter(Boolean).join("-vs-");
   const prompt = headers.length ? slug(headers[0].prompt, LONGEST_NAME / 2) : "";
   return [lanes.slice(0, LONGEST_NAME), prompt].filter(Boolean).join("-") || `run-${slug(run, LONGEST_NAME)}`;
 }

@@ -124,7 +124,7 @@ class Stage {
   /** Put the lanes of the run where their cards in the editor are, and an empty card where a lane waits for Run. */
   seat() {
     const { app } = this;
-    const titles = [...document.querySelectorAll("#editor .lane-title")].map((node) => node.textContent);
+    const titles = [...document.querySelectorAll("#editor .lane-title")].map((node) => node.dataset.short);
     const seats = this.seatsOfChosen || ownSeats(app.trace.lanes);
     const look = [app.trace.run, seats, seats.includes(-1) && [titles, this.chosenHues]].join("/");
     if (look === this.seatsLook) return;

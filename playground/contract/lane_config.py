@@ -63,6 +63,12 @@ def program_runners(lane: LaneConfig) -> list[str]:
     ]
 
 
+def title_of(strategy: str) -> str:
+    """The title of a strategy, which names a lane that cannot be assembled; its name if it is unknown."""
+    known = discover().get(strategy)
+    return known.title if known else strategy
+
+
 @dataclass
 class Assembly:
     """The strategies of one lane, checked for compatibility."""
@@ -155,7 +161,7 @@ class Assembly:
         return getattr(self.decoder, slot).title
 
     def parts(self) -> list[Part]:
-        return [Part(part.name, part.kind, part.values()) for part in self.strategies()]
+        return [Part(part.name, part.kind, part.values(), part.title) for part in self.strategies()]
 
 
 def share(

@@ -18,7 +18,7 @@ from functools import cache
 
 import torch
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context
+from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, title_of
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.checkpoint_sampler import add_settings, note_settings, with_stops
 from playground.decoding.lane import Lane
@@ -178,7 +178,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
     for index, config in enumerate(configs):
         lane_limits = _limits_of(limits, config)
         header = header_of(models, prompt, ids, lane_limits)
-        header.lane, header.strategy, header.title = index, config.strategy, config.strategy
+        header.lane, header.strategy, header.title = index, config.strategy, title_of(config.strategy)
         header.forced, header.forked_at = list(config.forced), config.forked_at
         header.remarks = remarks
         headers.append(header)

@@ -47,4 +47,4 @@ def run_scripts(browser: Browser) -> Evaluate:
 @pytest.fixture(scope="module")
 def rule_scripts(browser: Browser) -> Evaluate:
     """The editor's rules of a lane, with the catalogue of the strategies."""
-    return evaluating(browser, source_of("rules").replace("__CATALOGUE__", catalogue()))
+    return evaluating(browser, source_of("editor/rules").replace("__CATALOGUE__", catalogue()))

@@ -48,5 +48,5 @@ function sayFork({ lane, position, instead, taken, length, into, replaces }) {
 function sayRun(trace) {
   const headers = trace.lanes.map(({ header }) => header);
   const opened = trace.fromFile ? "opened: " : "";
-  return `${opened}${distinctTitles(headers).join(" · ")}, “${pieceLabel(headers[0].prompt, 48)}”`;
+  return `${opened}${namesOfRun(headers).map(({ name }) => name).join(" · ")}, “${pieceLabel(headers[0].prompt, 48)}”`;
 }

@@ -24,8 +24,8 @@ from playground.ui.components.event_fields import MAX_INDEX
 from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import WIDEST, Settings
 
-SOURCES = ASSETS / "editor"
-SCRIPTS = ("rules", "sweep", "advice", "editor")  # in this order: they share one scope
+SCRIPTS = ("live/lane_names", "editor/rules", "editor/summary", "editor/sweep", "editor/advice", "editor/editor")
+"""In this order: they share one scope."""
 TOGGLES = ("sampler", *SINGLE_KINDS)
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
@@ -73,11 +73,11 @@ def _script(most: int) -> str:
 
 def source_of(name: str) -> str:
     """One of the SCRIPTS."""
-    return (SOURCES / f"{name}.js").read_text(encoding="utf-8")
+    return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
 
 
 def catalogue(most: int = LANES) -> str:
-    """What the scripts know of the strategies, as a literal in place of __CATALOGUE__ in `rules`."""
+    """What the scripts know of the strategies, as a literal in place of __CATALOGUE__ in `editor/rules`."""
     known = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES, "denoisers": DENOISERS}
     return _literal(known)
 
