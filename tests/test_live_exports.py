@@ -173,10 +173,25 @@ def test_saving_a_painted_view_leaves_the_page_as_it_was(page, feed, tmp_path):
     )
 
 
-def test_a_text_view_offers_no_picture(page, feed):
+def test_a_view_of_text_is_saved_as_the_page_writes_it(page, feed, tmp_path):
     show(page, feed)
-    for kind in ("svg", "png"):
-        expect(page.locator(f".panel-difference .as-{kind}")).to_be_hidden()
+    choose(page, 1)
+    drawing = ElementTree.parse(saved(page, tmp_path, ".panel-difference .as-svg")).getroot()
+    title, lanes = words_of(drawing)[:2]
+    assert title == "Difference" and f"2 {RUN.headers[1].title}" in lanes
+    shown = "".join(page.locator(".panel-difference .word-diff").inner_text().split())
+    assert shown and shown in "".join("".join(words_of(drawing)).split())
+    width, height = (float(drawing.get(side)) for side in ("width", "height"))
+    lines = [text for text in drawing.iter(f"{SVG}text") if text.get("font-family")]
+    assert all(0 <= float(text.get("x")) < width and float(text.get("y")) < height for text in lines)
+    assert saved(page, tmp_path, ".panel-difference .as-png").read_bytes()[1:4] == b"PNG"
+
+
+def test_a_view_that_has_nothing_yet_offers_no_picture(page, feed):
+    show(page, feed)
+    choose(page, 1)
+    seek(page, 0)
+    expect(page.locator(".panel-tree .as-svg")).to_be_hidden()
 
 
 def test_a_saved_figure_names_the_view_the_lanes_the_prompt_and_its_axes(page, feed, tmp_path):

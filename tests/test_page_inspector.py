@@ -2,6 +2,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from xml.etree import ElementTree
 
 import pytest
 from app_page import address, expect, tokens, visit  # noqa: F401
@@ -11,6 +13,11 @@ from playground.ui.components.settings import Settings
 from playground.ui.models.model_sheet import proposal_button
 from playground.ui.play.gallery import examples, free_prompt_note
 
+ADDED = [[], ["h2o"], ["snapkv"], ["tova"]]
+CACHES = [{"strategy": "greedy", "extras": [[name, {}] for name in added]} for added in ADDED]
+CACHE_NAMES = ["Greedy", "Heavy hitters (H2O)", "Prompt snapshot (SnapKV)", "By the last token's attention (TOVA)"]
+DEPTHS = [{"strategy": "speculative", "extras": [["draft_model", {"depth": depth}]]} for depth in (2, 5, 8, 12)]
+SVG = "{http://www.w3.org/2000/svg}"
 TWO = Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}])
 
 
@@ -107,3 +114,44 @@ def test_a_prompt_of_ones_own_to_a_toy_model_is_answered_with_what_it_knows():
     known = next(example["prompt"] for example in examples() if example.get("prompt"))
     for prompt in (known, " "):
         assert free_prompt_note(Settings(prompt=prompt), "pocket", real) == ""
+
+
+@pytest.mark.parametrize("width", [1440, 1280])
+@pytest.mark.parametrize("lanes, names", [
+    (CACHES, CACHE_NAMES), (DEPTHS, ["Depth 2", "Depth 5", "Depth 8", "Depth 12"]),
+], ids=["caches", "depths"])
+def test_four_lanes_are_told_apart_by_whole_names(page, address, lanes, names, width):
+    page.set_viewport_size({"width": width, "height": 900})
+    visit(page, address, Settings(prompt="The green bird", length=12, lanes=lanes))
+    page.click("#run")
+    tabs = page.locator(".live .chooser .title")
+    expect(tabs).to_have_text(names)
+    assert all(tabs.evaluate_all("all => all.map((tab) => tab.scrollWidth <= tab.clientWidth)"))
+    heads = page.locator("#editor .lane-title").all_inner_texts()
+    assert [head.split(" · ")[0] for head in heads] == names
+    assert heads == page.locator(".live .lane .lane-name .title").all_text_contents()  # the run names a lane alike
+
+
+def test_a_lane_that_cannot_start_has_its_title_and_its_reason_below_it(page, address):
+    visit(page, address, replace(TWO, lanes=[{"strategy": "greedy"}, {"strategy": "medusa"}]))
+    page.click("#run")
+    expect(page.locator(".live .chooser .title")).to_have_text(["Greedy", "Medusa"])
+    expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_contain_text("Medusa is a drafter")
+    head, reason = box(page, ".lane-card[data-lane='1'] > .head"), box(page, ".lane-card[data-lane='1'] .complaint")
+    assert reason["y"] >= head["y"] + head["height"]
+
+
+def test_the_choice_is_saved_with_its_candidates_and_their_probabilities(page, tmp_path):
+    page.locator(".live .lane[data-lane='0'] .tokens > *").nth(2).click()
+    panel = page.locator(".live .panel-choice")
+    expect(panel.locator(".choice-row").first).to_be_visible()
+    with page.expect_download() as saved:
+        panel.locator(".as-svg").click()
+    saved.value.save_as(tmp_path / "choice.svg")
+    texts = list(ElementTree.parse(tmp_path / "choice.svg").getroot().iter(f"{SVG}text"))
+    words = ["".join(text.itertext()).strip() for text in texts]
+    assert words[0] == panel.get_attribute("aria-label")
+    candidates = panel.locator(".choice-row .piece").all_inner_texts()
+    assert len(candidates) > 2 and {piece.strip() for piece in candidates if piece.strip()} <= set(words)
+    assert set(panel.locator(".choice-row .num").all_inner_texts()) <= set(words)
+    assert not any(word.startswith("Choose another word") for word in words)  # an invitation, not a finding

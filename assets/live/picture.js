@@ -1,5 +1,6 @@
-// Export of a panel's drawing under its title, with its key: SVG with all styles written out, so that it looks the same without the page,
-// or PNG rendered from that SVG at twice its size. What the page paints on a canvas is drawn once more by a pen that writes SVG.
+// Export of a view under its title, with its key: SVG with all styles written out, so that it looks the same without the page, or PNG
+// rendered from that SVG at twice its size. What the page paints on a canvas is drawn once more by a pen that writes SVG, and a view
+// without a drawing is saved with its text and tables.
 
 const DRAWN = 'svg[role="img"], canvas, .chart-key, .history-title'; // the parts of a picture, stacked as on the page
 const WORDS = ".chart-key, .history-title";
@@ -14,8 +15,8 @@ function pictureButtons(panel, app) {
   const host = el("span", "picture");
   host.append(...["svg", "png"].map((kind) => {
     const name = kind.toUpperCase();
-    const save = button(`as-${kind}`, name, `Save this drawing and its key as ${name}`, () => {
-      savePicture(panel, app, kind).catch((reason) => app.say(`This drawing cannot be saved: ${reason.message}`, true));
+    const save = button(`as-${kind}`, name, `Save this view as ${name}`, () => {
+      savePicture(panel, app, kind).catch((reason) => app.say(`This view cannot be saved: ${reason.message}`, true));
     });
     save.setAttribute("aria-label", `${panel.title}: save as ${name}`);
     return save;
@@ -38,7 +39,7 @@ class Picture {
 
   /** One SVG element: a background, a title and the contents of the panel. */
   of(card, app) {
-    const parts = [...this.panel.body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
+    const parts = this.parts;
     const width = Math.max(...parts.filter((node) => !node.matches(WORDS)).map((node) => boxOf(node).width));
     const drawing = svg("svg", { xmlns: SVG });
     const paper = svg("rect", { fill: this.ink(getComputedStyle(this.panel.node).backgroundColor).colour });
@@ -49,6 +50,13 @@ class Picture {
     for (const node of [drawing, paper]) for (const name in size) node.setAttribute(name, size[name]);
     drawing.setAttribute("viewBox", `0 0 ${size.width} ${size.height}`);
     return drawing;
+  }
+
+  /** The drawings of the view with their keys; the whole view if it has none. */
+  get parts() {
+    const { body } = this.panel;
+    const drawn = [...body.querySelectorAll(DRAWN)].filter((node) => node.getClientRects().length);
+    return drawn.some((node) => !node.matches(WORDS)) ? drawn : [body];
   }
 
   /** Stack the parts; returns the total height, margins included. */
@@ -93,6 +101,7 @@ class Picture {
   }
 
   part(node, width) {
+    if (node === this.panel.body) return new PageText(node, this).part;
     return node.matches("svg") ? this.drawn(node) : this.words(node, width);
   }
 

@@ -62,6 +62,7 @@ class ChoicePanel extends Panel {
     const look = held === null ? "" : `${app.trace.run}/${card.order}/${held}`;
     if (look === this.moreLook) return;
     this.moreLook = look;
+    this.node.classList.toggle("is-held", held !== null);
     if (held === null) return this.more.replaceChildren();
     const back = button("quiet back-to-now", "Back to now", "Show the newest word again (Escape)", () => app.unpin());
     this.more.replaceChildren(back, ...app.card.rest(card.order, card.state, card.state.shown.tokens[held]));

@@ -121,9 +121,9 @@ class Panel {
     }
   }
 
-  /** Mark whether there is a drawing that can be saved. */
+  /** Mark whether there is anything that can be saved. */
   markKind() {
-    this.node.classList.toggle("is-drawn", Boolean(this.body.querySelector('canvas.heat, svg[role="img"]')));
+    this.node.classList.toggle("is-drawn", hasContents(this.body));
   }
 
   /** Draw all of it once more, whatever was painted before. */
