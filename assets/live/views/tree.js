@@ -168,7 +168,11 @@ function treeDrawing(round, text, room) {
   const { draft, verdict } = round;
   const parents = [...draft.parents];
   const extra = round.hasNext ? parents.length : null; // the token after the path is drawn like one more node
-  if (round.hasNext) parents.push(verdict.kept.length ? verdict.kept[verdict.kept.length - 1] : -1);
+  const pieces = [...draft.pieces];
+  if (round.hasNext) {
+    parents.push(verdict.kept.length ? verdict.kept[verdict.kept.length - 1] : -1);
+    pieces[extra] = verdict.piece;
+  }
   const { places, rows } = layout(parents);
   const depth = Math.max(...[...places.values()].map((place) => place.depth));
   const grid = treeGrid(depth, room);
@@ -179,7 +183,7 @@ function treeDrawing(round, text, room) {
   nodes.append(treeNode(nodeBox(places.get(-1), grid), { state: "root", piece: labelBetween(text.slice(0, -1), text.at(-1) ?? ""), under: "text so far" }));
   parents.forEach((parent, node) => {
     if (!places.has(node)) return; // malformed: its parent does not precede it
-    const content = node === extra ? nextNode(verdict) : { ...draftNode(round, node), piece: draftLabel(node, draft, text) };
+    const content = { ...(node === extra ? nextNode(verdict) : draftNode(round, node)), piece: draftLabel(node, { parents, pieces }, text) };
     edges.append(edge(nodeBox(places.get(parent), grid), nodeBox(places.get(node), grid), content.state));
     nodes.append(treeNode(nodeBox(places.get(node), grid), content));
   });
@@ -218,7 +222,7 @@ function draftNode(round, node) {
   const numbers = test ? testNumbers(test) : [["q", q]];
   const words = [STATE_WORDS[round.nodeState(node)], ...numbers.map(([name, value]) => `${TEST_NUMBERS[name]} ${fixed(value, 4)}`)];
   const under = numbers.filter(([name, value]) => isNumber(value) && name !== "q′").map(([name, value]) => `${name} ${short(value)}`);
-  return { node, state: round.nodeState(node), piece: round.draft.pieces[node] ?? "", under: under.join("  "), help: words.join(", ") };
+  return { node, state: round.nodeState(node), under: under.join("  "), help: words.join(", ") };
 }
 
 const TEST_NUMBERS = { p: "p", r: "residual", q: "q", "q′": "q without the rejected siblings", u: "draw" };
@@ -237,7 +241,7 @@ function numbersIn(tests) {
 
 function nextNode(verdict) {
   const origin = ORIGINS[verdict.origin] || { label: verdict.origin, help: "" };
-  return { state: verdict.origin, piece: verdict.piece, under: origin.label, help: origin.help };
+  return { state: verdict.origin, under: origin.label, help: origin.help };
 }
 
 function short(value) {
