@@ -155,7 +155,10 @@ def test_sampling_settings_are_named_with_the_toggles_that_apply_them():
 
 @pytest.mark.parametrize("entry", ["max_length", "max_new_tokens"])
 def test_the_authors_length_is_named_since_that_of_the_run_limits_a_text(entry):
-    assert writes([A, B], **{entry: 20}).bounds.endswith(f"generation_config.json, {entry} 20 not applied")
+    model = writes([A, B], **{entry: 20})
+    assert model.bounds.endswith(f"generation_config.json, {entry} 20 not applied")
+    session = prepare(Models(model), [LaneConfig()], Prompt("A"), Limits(0, 2))
+    assert not [one for one in session if isinstance(one.event, Note)]  # the visitor chose the run's length
 
 
 @pytest.mark.parametrize(

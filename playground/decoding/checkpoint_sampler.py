@@ -68,9 +68,9 @@ def with_stops(limits: Limits, settings: GenerationSettings | None) -> Limits:
 
 
 def note_settings(lane: Lane | Canvas, target: Model) -> None:
-    """Record in a lane what the author of its model set, if anything."""
+    """Record in a lane what the author of its model set for the choice of tokens, if anything."""
     settings = getattr(target, "settings", None)
-    if settings and lane.assembly.decoder.kind != "canvas_decoder" and (line := settings.line()):
+    if settings and lane.assembly.decoder.kind != "canvas_decoder" and (line := settings.without_lengths().line()):
         lane.record(Note(f"Of the generation_config.json of {target.name}: {line}."))
 
 

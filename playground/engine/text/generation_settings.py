@@ -6,7 +6,7 @@ plain lane writes the same. Sampling settings are only named, since a lane has i
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -100,6 +100,7 @@ NAMED = {
     "encoder_no_repeat_ngram_size": "",
     "token_healing": "",
 }
+LENGTHS = ("max_new_tokens", "max_length")
 NEUTRAL = {  # values that change nothing
     "repetition_penalty": 1,
     "no_repeat_ngram_size": 0,
@@ -184,6 +185,10 @@ class GenerationSettings:
             more = (self.applied.get("forced_bos_token_id"),) if name == "begin_suppress_tokens" else ()
             made.append(PROCESSORS[name](value, at, *more))
         return made
+
+    def without_lengths(self) -> GenerationSettings:
+        """The settings but for the limits of a text's length: every run has its own, which its visitor chose."""
+        return replace(self, named={name: value for name, value in self.named.items() if name not in LENGTHS})
 
     def line(self) -> str:
         """What is applied and what is not, on one line; empty if the author set nothing."""
