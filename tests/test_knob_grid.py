@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from app_page import address, browser, expect, page, visit  # noqa: F401
+from app_page import address, browser, expect, open_settings, page, visit  # noqa: F401
 from tables import TableModel
 
 from playground.contract import find
@@ -140,6 +140,7 @@ def test_a_cell_is_filled_when_its_lane_has_ended_and_texts_are_escaped():
 def test_a_grid_is_run_and_a_cell_is_opened_as_a_lane(page, address):
     lanes = [{"strategy": "greedy"}, {"strategy": "sample"}]
     visit(page, address, Settings(prompt="The red fox", length=6, seed=2, lanes=lanes))
+    open_settings(page)
     page.get_by_role("button", name="One lane, a grid of knobs").press("Enter")
     page.locator("#sweep-lane input").click()
     page.get_by_role("option", name="Lane 2", exact=True).click()

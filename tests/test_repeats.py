@@ -5,7 +5,7 @@ import re
 from types import SimpleNamespace
 
 import pytest
-from app_page import address, browser, expect, new_tab, page, visit  # noqa: F401
+from app_page import address, browser, expect, new_tab, open_settings, page, visit  # noqa: F401
 from counting import Counting, open_page
 from tables import TableModel
 
@@ -178,6 +178,7 @@ def test_step_details_are_not_stored_in_repeated_runs():
 # --- on the page ---
 
 def open_panel(page, lane: str = "Lane 1", runs: int = 5):
+    open_settings(page)
     page.get_by_role("button", name="One lane, many seeds").press("Enter")
     page.locator("#repeat-lane input").click()
     page.get_by_role("option", name=lane, exact=True).click()

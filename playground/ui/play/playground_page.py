@@ -175,6 +175,7 @@ class Page:
                 self._question()
             self.remote = RemotePanel(visible=not self.site.rules.public)
             self._actions()
+            self._sweeps()
 
     def _question(self) -> None:
         start = self.start
@@ -290,10 +291,14 @@ class Page:
             )
             self.frame = gr.Textbox(visible="hidden", elem_id="frame")
 
-    def _figures(self) -> None:
-        with gr.Row(elem_classes="folds"):
+    def _sweeps(self) -> None:
+        """Many runs of one lane: they are set up as a run is, and their results do not move the text."""
+        with gr.Column(elem_classes="folds"):
             self.repeats = Repeats(self.site)
             self.knobs = KnobSweepPanel(self.site)
+
+    def _figures(self) -> None:
+        with gr.Row(elem_classes="folds"):
             self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
         self.studied = gr.HTML("", visible=False, elem_classes="studied", elem_id="studied", apply_default_css=False)
 
