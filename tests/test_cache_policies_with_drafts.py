@@ -1,26 +1,42 @@
-"""Cache policies where several tokens are read in one forward: the same text as without drafts, or a note that says why
-it may differ; and one prompt for several texts.
+"""Cache policies where several tokens are read in one forward, as drafts or by texts that grow side by side: each text
+is that of the policy alone, which reads one token after the other.
 """
 from __future__ import annotations
+
+from dataclasses import dataclass, replace
 
 import pytest
 from pairs import pair
 from registry import registered
 from runs import run
 
-from playground.contract import find
-from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract import Decoder, find, make
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.lane import Lane
+from playground.decoding.lane_runner import Runner
+from playground.decoding.limits import Limits
+from playground.decoding.recorder import Silent
+from playground.decoding.rows_in_turn import RowsInTurn
 from playground.decoding.sequence import Sequence
+from playground.engine.attention.attention_mask import EMPTY
 from playground.errors import Refusal
-from playground.events import Event, Note, Verdict
+from playground.events import Cache, Event, Verdict
 
 PROMPT = [35, 80, 12, 77, 200, 9, 51, 144, 63, 7] * 3
 BUDGET = 26  # tokens: fewer than the prompt has, and so many that the draft is often right
 POLICIES = [cls.name for cls in registered("cache_policy")]
-ON_THE_PROMPT = [name for name in POLICIES if find(name).prompt_only]
 AS_IT_GOES = [name for name in POLICIES if not (find(name).prompt_only or find(name).row_wise)]
 DRAFTERS = ["draft_model", "prompt_lookup"]
-FALLS_BEHIND = "the text may differ from that of"
+# all that draft without being fitted; among them drafters of trees, and some that run the target's first layers alone
+OTHER_DRAFTERS = [
+    cls.name for cls in registered("drafter") if not make(cls.name).trained and cls.name not in DRAFTERS
+]
+# one that sums attention, one that merges, one that quantises, one that selects slots for each row
+KINDS = ["h2o", "ems", "kivi", "loopserve"]
+SEVERAL = [
+    ("best_of_n", {"n": 3, "temperature": 0.0}), ("self_consistency", {"n": 3, "temperature": 0.0}),
+    ("beam_search", {"beams": 1}),
+]
 
 
 def tight(name: str) -> dict:
@@ -28,15 +44,16 @@ def tight(name: str) -> dict:
     return find(name).knobs_for_budget(BUDGET, len(PROMPT)) or {}
 
 
-def decoded(decoder: str, *extras: tuple[str, dict], **knobs) -> tuple[Sequence, list[Event]]:
-    """The text of a lane with its log-probabilities, and its events. The draft model is nearly the target."""
+def lane_of(decoder: str, *extras: tuple[str, dict], **knobs) -> tuple[Lane, list[Event]]:
+    """A lane at its end, and its events. The draft model is nearly the target."""
     models = {"target": pair().target, "draft": pair(noise=1e-4).draft}
-    lane, events = run(LaneConfig(decoder, knobs, list(extras)), models, PROMPT, 20)
+    return run(LaneConfig(decoder, knobs, list(extras)), models, PROMPT, 20)
+
+
+def decoded(decoder: str, *extras: tuple[str, dict], **knobs) -> tuple[Sequence, list[Event]]:
+    """The text of a lane with its log-probabilities, and its events."""
+    lane, events = lane_of(decoder, *extras, **knobs)
     return lane.main, events
-
-
-def notes_of(events: list[Event]) -> list[str]:
-    return [event.text for event in events if isinstance(event, Note)]
 
 
 def alone(name: str) -> Sequence:
@@ -56,43 +73,97 @@ def claims(name: str) -> list[str]:
     return assemble(LaneConfig("speculative", {}, [("greedy_match", {}), (name, tight(name))])).claims()
 
 
+@dataclass
+class Dictated(Decoder):
+    """Commits given tokens, one after the other."""
+
+    text: tuple[int, ...] = ()
+
+    def decode(self, lm):
+        rows = yield lm.prefill()
+        for token in self.text:
+            yield lm.keep(replace(lm.pick(rows), token=token))
+            rows = yield lm.extend()
+
+
+def dictated(name: str, text: list[int]) -> Sequence:
+    """A text that the policy reads token by token, with its log-probabilities."""
+    assembly = Assembly(Dictated(tuple(text)), cache_policy=make(name, **tight(name)))
+    return run(assembly, {"target": pair().target}, PROMPT, len(text))[0].main
+
+
 @pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", [name for name in POLICIES if name not in AS_IT_GOES])
-def test_with_a_policy_by_position_or_on_the_prompt_drafts_change_nothing(name, drafter):
+@pytest.mark.parametrize("name", POLICIES)
+def test_drafts_do_not_change_the_text_of_a_policy(name, drafter):
     drafted, events = speculated(name, drafter)
     assert agree(drafted, alone(name)) and "greedy_identical" in claims(name)
-    assert not any(FALLS_BEHIND in note for note in notes_of(events))
     if drafter == "draft_model":
         accepted = [len(event.kept) for event in events if isinstance(event, Verdict)]
         assert max(accepted) > 0, "several tokens of one forward are committed"
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("name", AS_IT_GOES)
-def test_a_policy_that_acts_as_the_text_grows_is_heuristic_with_drafts_and_says_why(name, drafter):
-    _, events = speculated(name, drafter)
-    assert "greedy_identical" not in claims(name) and "heuristic" in claims(name)
-    assert any(FALLS_BEHIND in note for note in notes_of(events))
-    assert not any(FALLS_BEHIND in note for note in notes_of(decoded("greedy", (name, tight(name)))[1]))
+@pytest.mark.matrix
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("drafter", OTHER_DRAFTERS)
+def test_whatever_drafts_the_text_is_that_of_the_policy(drafter, name):
+    assert agree(speculated(name, drafter)[0], alone(name))
 
 
 @pytest.mark.parametrize("name", ["h2o", "tova", "key_diff", "expected_attention", "random_keep"])
-def test_drafts_change_what_later_tokens_see_of_a_policy_that_acts_as_the_text_grows(name):
-    """Otherwise it would deserve the guarantee; the comparison notices it."""
+def test_a_policy_that_acts_only_after_the_verdict_writes_another_text(name, monkeypatch):
+    """The wrong variant: all draft tokens see the cache as it was before the first of them."""
+    monkeypatch.setattr(RowsInTurn, "applies", lambda *_: False)
     assert not all(agree(speculated(name, drafter)[0], alone(name)) for drafter in DRAFTERS)
 
 
-@pytest.mark.parametrize("decoder, knobs", [
-    ("best_of_n", {"n": 3, "temperature": 0.0}), ("self_consistency", {"n": 3, "temperature": 0.0}),
-    ("beam_search", {"beams": 1}),
-], ids=lambda value: value if isinstance(value, str) else "")
-@pytest.mark.parametrize("name", ON_THE_PROMPT)
-def test_several_texts_continue_the_prompt_that_a_policy_left(name, decoder, knobs):
+@pytest.mark.parametrize("name", [name for name in POLICIES if "budget_respected" in find(name).guarantee])
+def test_after_accepted_drafts_a_policy_holds_no_more_slots_than_its_budget(name):
+    lane = lane_of("speculative", ("draft_model", {}), ("greedy_match", {}), (name, tight(name)))[0]
+    most = max(int((slots.positions != EMPTY).sum(1).max()) for slots in lane.target.store.slots)
+    assert 0 < most <= make(name, **tight(name)).budget(20)
+
+
+@pytest.mark.parametrize("decoder, knobs", SEVERAL, ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize("name", POLICIES)
+def test_each_of_several_texts_is_that_of_the_policy_alone(name, decoder, knobs):
     several, _ = decoded(decoder, (name, tight(name)), **knobs)
     assert agree(several, alone(name))
 
 
-def test_policies_that_act_as_the_text_grows_are_refused_where_several_texts_grow():
-    for name in AS_IT_GOES:
-        with pytest.raises(Refusal, match="depends on the path of one text"):
-            assemble(LaneConfig("best_of_n", {}, [(name, {})]))
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_beam_has_the_probabilities_of_its_tokens_under_the_policy_alone(name):
+    beam, _ = decoded("beam_search", (name, tight(name)), beams=3)
+    assert agree(beam, dictated(name, beam.written))
+
+
+def test_beams_that_see_the_uncompressed_text_have_other_probabilities(monkeypatch):
+    """The wrong variant: the policy does not act on the texts that grow side by side."""
+    monkeypatch.setattr(RowsInTurn, "applies", lambda *_: False)
+    beam, _ = decoded("beam_search", ("h2o", tight("h2o")), beams=3)
+    assert not agree(beam, dictated("h2o", beam.written))
+
+
+@pytest.mark.parametrize("name", ["h2o", "lococo", "kivi", "snapkv", "think"])
+def test_a_fork_goes_on_as_the_text_that_it_repeats(name):
+    whole, config = alone(name), assemble(LaneConfig("greedy", {}, [(name, tight(name))]))
+    target, limits = pair().target, Limits(0, 20, forced=tuple(whole.written[:6]))
+    runner = Runner(Lane(PROMPT, {"target": target}, config, limits, Silent(target.tokens)), config)
+    while not runner.finished:
+        runner.advance()
+    assert runner.lane.main.written == whole.written
+
+
+def test_texts_that_grow_side_by_side_hold_caches_of_their_own():
+    _, events = decoded("best_of_n", ("h2o", tight("h2o")), n=3, temperature=0.0)
+    sizes = [event.bytes for event in events if isinstance(event, Cache)]
+    assert max(sizes) > 2 * sizes[-1], "their memory is counted until one text is chosen"
+
+
+def test_where_a_compute_policy_decides_for_all_rows_a_policy_by_path_is_refused_for_several_texts():
+    with pytest.raises(Refusal, match="depends on the path of one text"):
+        assemble(LaneConfig("best_of_n", {}, [("h2o", {}), ("stop_exit", {})]))
+
+
+def test_beside_a_compute_policy_drafts_may_change_the_text_and_the_lane_says_so():
+    assembly = assemble(LaneConfig("speculative", {}, [("greedy_match", {}), ("h2o", {}), ("stop_exit", {})]))
+    assert "greedy_identical" not in assembly.claims() and "before the first of them" in assembly.remarks()[0]

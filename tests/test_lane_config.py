@@ -161,10 +161,10 @@ def test_a_lane_is_greedy_identical_or_distribution_preserving_or_neither(config
     assert [claim for claim in assemble(config).claims() if claim in same] == claimed
 
 
-def test_under_a_policy_that_depends_on_the_path_nothing_is_lossless():
-    assembly = assemble(LaneConfig("speculative", {}, [("sink_window", {})]))
-    assembly.cache_policy.row_wise = False
-    assert "greedy_identical" not in assembly.guarantee() and "heuristic" in assembly.guarantee()
+def test_a_cache_policy_by_path_keeps_lossless_lanes_lossless_unless_a_compute_policy_leaves_layers_out():
+    assert "greedy_identical" in assemble(LaneConfig("speculative", {}, [("h2o", {})])).guarantee()
+    beside = assemble(LaneConfig("speculative", {}, [("h2o", {}), ("stop_exit", {})]))
+    assert "greedy_identical" not in beside.guarantee() and "heuristic" in beside.guarantee()
 
 
 # --- knobs ---

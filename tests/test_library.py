@@ -118,7 +118,7 @@ def test_lossless_names_its_baseline():
     ("adadec", ["samplers that draw at random"]),
     ("greedy_match", ["samplers that draw at random"]),
     ("k_seq", ["draft tokens that are drawn without replacement", "draft tokens that are not drawn at all"]),
-    ("h2o", ["decoders that generate several texts"]),
+    ("h2o", []),
     ("masked_diffusion", ["samplers", "cache policies", "compute policies",
                           "constraints, unless it fills one position after the other"]),
     ("greedy", []),

@@ -108,7 +108,7 @@ def due(part: str, exact: int) -> int:
 
 
 def pack(store: KVCache) -> None:
-    store.quantise(due, lambda layer, part: tenths)
+    store.quantise(range(store.depth), due, lambda layer, part: tenths)
 
 
 @dataclass

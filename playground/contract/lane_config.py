@@ -105,14 +105,15 @@ class Assembly:
     def guarantee(self) -> list[str]:
         """The guarantees of the whole lane. Lossless means: same as plain decoding under the same toggles.
 
-        Row-wise toggles preserve it, and cache policies that act on the prompt alone. A toggle that depends on the path
-        sees another path if several draft tokens are verified at once.
+        Row-wise toggles preserve it, and cache policies, which act on the prompt alone or between the rows of a
+        forward. Any other toggle that depends on the path sees another one if several draft tokens are verified at
+        once.
         """
         guarantees = [each for each in self.decoder.guarantee if each not in self._lost()] or ["heuristic"]
         policies = [policy for policy in (self.cache_policy, self.compute_policy) if policy]
         if (
             self.compute_policy and not self.compute_policy.row_wise
-            or self.cache_policy and not (self.cache_policy.row_wise or self.cache_policy.prompt_only)
+            or self._acts_late()
             or self.verifies and not all(sampler.row_wise for sampler in self.samplers)
         ):
             guarantees = ["heuristic"]
@@ -124,14 +125,29 @@ class Assembly:
         """Whether several draft tokens are read in one forward and verified."""
         return "verifier" in self.decoder.slots().values()
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the cache policy acts between the rows of one forward, as it would if each were read alone.
+
+        It needs the attention of whole layers, which a compute policy may leave out.
+        """
+        policy = self.cache_policy
+        return policy is not None and not (policy.row_wise or policy.prompt_only or self.compute_policy)
+
+    def _acts_late(self) -> bool:
+        """Whether the cache policy depends on the path and does not act between the rows of one forward."""
+        policy = self.cache_policy
+        return policy is not None and not (policy.row_wise or policy.prompt_only or self.takes_turns)
+
     def remarks(self) -> list[str]:
         """What is to know about the combination before the run."""
-        policy = self.cache_policy
-        if not (self.verifies and policy) or policy.row_wise or policy.prompt_only:
+        policy, other = self.cache_policy, self.compute_policy
+        if not (self.verifies and policy and other and self._acts_late()):
             return []
         return [
-            f"{policy.title} acts once tokens are committed, so the draft tokens of one forward see the cache as it "
-            f"was before the first of them: the text may differ from that of {policy.title} without drafts."
+            f"Beside {other.title}, {policy.title} acts once tokens are committed, so the draft tokens "
+            "of one forward see the cache as it was before the first of them: the text may differ from that without "
+            "drafts."
         ]
 
     def _lost(self) -> set[str]:
@@ -338,12 +354,6 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
 
 def _add(assembly: Assembly, toggle: Strategy) -> None:
     decoder = assembly.decoder
-    if isinstance(toggle, CachePolicy) and decoder.several and not (toggle.row_wise or toggle.prompt_only):
-        raise Refusal(
-            f"{toggle.title} depends on the path of one text, and {decoder.title} grows several: remove "
-            f"{toggle.title}.",
-            toggle.name,
-        )
     if toggle.kind == "constraint" and isinstance(decoder, CanvasDecoder) and not decoder.left_to_right:
         raise Refusal(
             f"{toggle.title} judges a text from its beginning, and {decoder.title} fills positions while others to "
@@ -397,6 +407,12 @@ def _check_compute(assembly: Assembly) -> None:
             f"{reader.title} reads the keys and values of the last layer, and {policy.title} may leave them out: "
             "remove one.",
             policy.name,
+        )
+    if cache_policy and assembly.decoder.several and not (cache_policy.row_wise or cache_policy.prompt_only):
+        raise Refusal(
+            f"{cache_policy.title} depends on the path of one text, {assembly.decoder.title} grows several, and "
+            f"{policy.title} decides for all their rows at once: remove one of them.",
+            cache_policy.name,
         )
     if cache_policy and (policy.skips_attention or isinstance(cache_policy, CutsPrompt)):
         raise Refusal(

@@ -26,7 +26,8 @@ from playground.contract import (
     SelectsPerRow,
     Strategy,
 )
-from playground.decoding.recorder import Recorder, Settled
+from playground.decoding.recorder import Recorder, Settled, combined
+from playground.decoding.rows_in_turn import RowsInTurn
 from playground.engine.attention.attention_mask import Focus, Renumbering, Window
 from playground.engine.heap_memory import give_back
 from playground.engine.host_copies import on_device
@@ -61,8 +62,20 @@ class CacheManager:
         self._queries_observed: dict[int, int] = {}
         self._heads_observed: dict[int, int] = {}
         self.rehearsing = False  # whether probe tokens are read
+        self._rotate_back = rotate_back
+        self.turns: RowsInTurn | None = None  # of a policy that acts between the rows of a forward
+        self._acted_at = 0  # tokens of the text when the policy acted last
+        self._before: list[Settled] = []  # what it did between the tokens of a commit
         if policy:
             self._connect(policy, rotate_back)
+
+    def take_turns(self) -> None:
+        """Let the policy act between the rows of a forward, as it does when each is read alone."""
+        self.turns = self.store.in_turn = RowsInTurn(self)
+
+    def beside(self, store: KVCache, policy: CachePolicy) -> CacheManager:
+        """A manager of a copy of the policy for a copy of the cache."""
+        return CacheManager(policy, store, self.prompt, self.recorder, self._rotate_back)
 
     def _connect(self, policy: CachePolicy, rotate_back: RotateBack | None) -> None:
         store = self.store
@@ -176,9 +189,8 @@ class CacheManager:
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        begun = self.policy and self.store.length  # another model may write the first tokens
-        settled = self._apply(moment, next_position) if begun else Settled()
-        self.store.memory_bytes = self.policy.memory_bytes if isinstance(self.policy, AddsMemory) else 0
+        settled = self._settled(moment, next_position)
+        self.store.memory_bytes = self._bytes_beside()
         events = self.recorder.cache(self.store, drafted, settled)
         if not self.policy:
             return events
@@ -186,12 +198,64 @@ class CacheManager:
             give_back()
         return [*events, *self.policy.explain(self.prompt, self.store.depth)]
 
-    def _apply(self, moment: str, next_position: int) -> Settled:
-        """Evict, merge and quantise as the policy decides."""
+    # --- one token after the other ---
+
+    @property
+    def is_due(self) -> bool:
+        """Whether tokens were committed since the policy acted."""
+        return self.store.length > self._acted_at
+
+    def commit(self, node: int) -> None:
+        """Append the path to a scratch node to the trunk, and let a policy that takes turns act between its tokens."""
+        store = self.store
+        if not (self.turns and self.turns.active) or node == -1:
+            store.commit(node)
+            return
+        path = store.path(node)
+        while path:
+            if self.is_due:
+                self._before.append(self._apply("keep", store.length))
+            first, *others = path
+            remaining = store.commit(first)
+            path = [remaining.index(each) for each in others]
+
+    def act_on(self, layer: int) -> None:
+        """Let the policy act on one layer after a token was committed."""
         policy, store = self.policy, self.store
         policy.text_length = store.length
         if isinstance(policy, Quantises):
-            store.quantise(policy.quantise_count, self._encoder)
+            store.quantise([layer], policy.quantise_count, self._encoder)
+        held = self._held(layer, "keep", store.length)
+        live = policy.retain_all([held])
+        if isinstance(policy, Merges):
+            self._merge(policy, held, live[0])
+        store.evict(live)
+
+    # --- acting ---
+
+    def _settled(self, moment: str, next_position: int) -> Settled:
+        """What the policy does now, together with what it did between the tokens of a commit."""
+        if not self.policy or not self.store.length:  # another model may write the first tokens
+            return Settled()
+        if self.turns:
+            self.turns.active = self.turns.active or moment != "chunk"
+            if moment == "branch":  # each text has its own cache until one is chosen
+                return Settled()
+        before, self._before = self._before, []
+        settled = [*before, self._apply(moment, next_position)]
+        return combined(settled, lambda layer: self.store.slots_of(layer).positions)
+
+    def _bytes_beside(self) -> int:
+        """Memory of what a policy holds beside the slots, and of the caches of texts that are not committed."""
+        own = self.policy.memory_bytes if isinstance(self.policy, AddsMemory) else 0
+        return own + (self.turns.bytes() if self.turns else 0)
+
+    def _apply(self, moment: str, next_position: int) -> Settled:
+        """Evict, merge and quantise as the policy decides."""
+        policy, store = self.policy, self.store
+        policy.text_length = self._acted_at = store.length
+        if isinstance(policy, Quantises):
+            store.quantise(range(store.depth), policy.quantise_count, self._encoder)
         if policy.row_wise:
             next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))

@@ -4,6 +4,7 @@ A lane has one recorder. `Silent` records only the text; the benchmark uses it t
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -42,6 +43,27 @@ class Settled(NamedTuple):
 
     freed: int = 0  # slots evicted, over layers and heads
     joined: list[MergedTokens | None] = []  # by layer, the slots merged into others; empty if no layer merged any
+
+
+def combined(settled: list[Settled], positions_of: Callable[[int], Tensor]) -> Settled:
+    """What a policy did in several steps; `positions_of` a layer are [1 or kv_heads, slots] after the last one."""
+    joined = [each.joined for each in settled if each.joined]
+    if len(joined) < 2:
+        return Settled(sum(each.freed for each in settled), joined[0] if joined else [])
+    layers = [_followed(list(filter(None, merges)), positions_of(layer)) for layer, merges in enumerate(zip(*joined))]
+    return Settled(sum(each.freed for each in settled), layers)
+
+
+def _followed(steps: list[MergedTokens], positions: Tensor) -> MergedTokens | None:
+    """Merges of one layer in several steps, each with the slot that it has ended in; those evicted since are left out.
+    """
+    ends: dict[tuple[int, int], int] = {}
+    for step in steps:
+        moves = {(head, source): target for head, source, target in zip(*(column.tolist() for column in step))}
+        ends = {slot: moves.get((slot[0], end), end) for slot, end in ends.items()} | moves
+    live = [set(head) for head in positions.tolist()]
+    kept = sorted((head, source, end) for (head, source), end in ends.items() if end in live[head % len(live)])
+    return type(steps[0])(*(column.new_tensor(own) for column, own in zip(steps[0], zip(*kept)))) if kept else None
 
 
 class RowNumbers(NamedTuple):

@@ -103,6 +103,7 @@ class AttentionWindow:
     def add(self, weights: Tensor, slots: Tensor) -> None:
         """Add rows [kv_heads, n, slots]; an empty slot has no weight."""
         columns, _ = self.columns(slots)
+        self.weights = self.weights.clone()  # a copy of the policy may still read the former ones
         for row in weights.unbind(1):
             self.weights[:, self.rows % self.weights.shape[1]].zero_().scatter_add_(1, columns, row)
             self.rows += 1

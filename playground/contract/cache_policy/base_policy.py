@@ -19,7 +19,9 @@ class CachePolicy(Strategy):
     """Decides which KV slots stay, after the prefill and after every commit, of committed tokens only.
 
     A policy implements one of two methods: `visible`, a mask that depends on positions alone, where slots that no later
-    row can see are freed, or `retain`, which selects the slots of one layer. Eviction is irreversible.
+    row can see are freed, or `retain`, which selects the slots of one layer. Eviction is irreversible. Tokens that may
+    still be rejected are read by copies of the policy, which share its tensors: it replaces them, and changes none in
+    place.
 
     Whatever else a policy needs or does is a capability, a small class from which it derives instead, such as
     `ReadsAttention`. A policy is asked only about the capabilities it has.
@@ -27,7 +29,8 @@ class CachePolicy(Strategy):
 
     kind = "cache_policy"
     row_wise: ClassVar[bool] = True  # what a row sees depends on its position alone: the policy implements `visible`
-    prompt_only: ClassVar[bool] = False  # acts on the prompt alone: what is generated after it stays as it is
+    # acts on the prompt alone: what is generated after it stays as it is, and no copy of the policy is needed
+    prompt_only: ClassVar[bool] = False
     text_length = 0  # tokens of the text, set before the policy acts or receives attention
 
     def __init_subclass__(cls, capability: bool = False, **kwargs: Any) -> None:

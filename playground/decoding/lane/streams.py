@@ -127,7 +127,10 @@ class ModelStreams(RunningText, LaneModels):
                 policy.spell = lambda text: self.spell(text)
             if isinstance(policy, ReadsParts):
                 policy.begin(model.parts)
-        return CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
+        manager = CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
+        if self.assembly.takes_turns and model.attends:
+            manager.take_turns()
+        return manager
 
     def _new_compute_manager(self) -> ComputeManager | None:
         policy = self.assembly.compute_policy

@@ -137,10 +137,17 @@ class StreamForwards:
         answer = yield from self._feed(work, count)
         if not count:
             return answer if fed else concat([self._root, answer])
-        self.store.commit(count - 1)
+        self._commit(count - 1)
         rows = answer[-nodes - 1:]
         self._root = rows[:1]
         return rows
+
+    def _commit(self, node: int) -> None:
+        """Append the path to a scratch node to the trunk."""
+        if self.cache_manager:
+            self.cache_manager.commit(node)
+        else:
+            self.store.commit(node)
 
     def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""

@@ -105,18 +105,21 @@ class Stream(PromptReading):
 
     def _prefill(self) -> Steps:
         """Read the prompt. The tokens that a fork begins with go along as a draft that is always accepted."""
-        given, lane = chain(list(self.lane.limits.forced), "fork"), self.lane
-        rows = yield from self._extend(given)
-        if len(given):
-            lane.commit_forced(rows)
-            if lane.reason:
-                return rows
-            rows = yield from self._extend(TokenTree())
-        if self.cache_manager:  # only the target has one; a decoder may begin with the draft model
-            yield from self._settle_prefill(self.cache_manager)
-            if (logits := self.cache_manager.logits_after_prompt()) is not None:
+        given, manager = chain(list(self.lane.limits.forced), "fork"), self.cache_manager
+        if len(given) and not (manager and manager.policy):
+            return (yield from self._read_given(given))
+        rows = yield from self._extend(TokenTree())
+        if manager:  # only the target has one; a decoder may begin with the draft model
+            yield from self._settle_prefill(manager)
+            if (logits := manager.logits_after_prompt()) is not None:
                 rows = self._replace_root(rows, logits)
-        return rows
+        return (yield from self._read_given(given)) if len(given) else rows
+
+    def _read_given(self, given: TokenTree) -> Steps:
+        """Commit the tokens that a fork begins with, and read on after them."""
+        rows = yield from self._extend(given)
+        self.lane.commit_forced(rows)
+        return rows if self.lane.reason else (yield from self._extend(TokenTree()))
 
     def _replace_root(self, rows: Rows, logits: Tensor) -> Rows:
         """The row after the prompt with logits [V] of the cache policy."""
@@ -240,7 +243,7 @@ class Stream(PromptReading):
         yield [feed]
         feed.captured |= {layer: early.entering(layer) for layer in self._captured_layers if layer < early.layer}
         self.states.read(feed.captured, self.store.length, early.missing)
-        self.store.commit(early.missing - 1)
+        self._commit(early.missing - 1)
         rows, self._left_early = answer_of(feed, self.captures)[early.missing - 1:], EarlyRows()
         self._root = rows[:1]
         return rows, ROOT
@@ -252,7 +255,7 @@ class Stream(PromptReading):
         node = ROOT if self._left_early else self._tree.follow(self.unread(), len(self.store.parents))
         if self.states.layers:
             self.states.commit(self.store.path(node))
-        self.store.commit(node)
+        self._commit(node)
         if node != ROOT or self.behind():
             known = self.seen and self.seen.tree is self._tree and not self.behind()
             self._root = self._row_after(node) if known else None

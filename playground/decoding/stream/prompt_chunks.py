@@ -42,7 +42,7 @@ class PromptReading(StreamForwards):
         while self.behind() > chunk:
             work = ForwardInput(self.store, self.unread()[:chunk], in_chain(chunk), last_only=True)
             self._root = yield from self._feed(work, chunk)
-            self.store.commit(chunk - 1)
+            self._commit(chunk - 1)
             if self._acts_after() and self.store.length < len(self.prompt):
                 probe = self.cache_manager.chunk_probe(self.prompt)
                 yield from self._rehearse(probe[:self.model.context - self.store.length])

@@ -124,7 +124,7 @@ def _rows_of(plan: LayerPlan, rows: slice) -> LayerPlan:
 def _check(segment: Segment) -> None:
     store = segment.store
     held = len(store.slots) == 1 and store.slots[0].dense and store.slots[0].count == store.length
-    if segment.watched or segment.focused or segment.renumbers or segment.reports_queries or store.window or not held:
+    if segment.watched or segment.needs_keys or store.window or not held:
         raise Refusal(
             "This model's attention runs inside the transformers library, where the playground can neither read its "
             "weights nor change its mask: choose another model, or another strategy.",

@@ -38,6 +38,23 @@ QKV = Sequence[Tensor]
 """Query, key and value states of new rows, [heads, rows, d] or [kv_heads, rows, d]."""
 
 
+class InTurn(Protocol):
+    """Reads rows of one forward one after the other, and follows what becomes of the scratch nodes."""
+
+    def applies(self, first: int, rows: int) -> bool:
+        """Whether so many rows, of which the first is scratch node `first`, are read in turn."""
+
+    def attend(self, layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: Reach,
+               scoring: Scoring | None) -> Tensor:
+        """Attention of these rows, [heads, rows, d], as `Segment.attend` gives it."""
+
+    def commit(self, path: list[int], remaining: list[int]) -> None:
+        """A path of nodes was committed; the remaining ones are renumbered from 0."""
+
+    def keep_only(self, nodes: list[int]) -> None:
+        """Only these nodes, ascending, remain in the scratch; they are renumbered from 0."""
+
+
 class SlotStore(Protocol):
     """What a segment reads of the KV cache it belongs to (`engine.kv_cache.KVCache`)."""
 
@@ -58,6 +75,7 @@ class SlotStore(Protocol):
     on_attention: Callable | None
     on_queries: Callable | None
     on_query_heads: Callable | None
+    in_turn: InTurn | None
     recurrent: RecurrentMemory | None
     devices: tuple[torch.device, ...]
 
@@ -90,8 +108,11 @@ class Segment:
         self.focused = store.focus is not None and any(map(store.focus.among, self.positions))
         self.renumbers = store.renumbering is not None  # uses their index in the cache as position,
         self.reports_queries = store.on_queries is not None  # reads their query states,
+        self.in_turn = store.in_turn is not None and store.in_turn.applies(self.first, self.rows)  # acts between them,
         # or acts on their queries and keys in any way, apart from masks by position
-        self.needs_keys = self.focused or self.renumbers or self.reports_queries or store.memory is not None
+        self.needs_keys = (
+            self.focused or self.renumbers or self.reports_queries or self.in_turn or store.memory is not None
+        )
 
     def _true_positions(self) -> list[int]:
         return [self.store.length + depth for depth in self.store.depths[self.first:self.end]]
@@ -469,6 +490,8 @@ def _attend_alone(
     """Attention of the new rows of one KV cache, [heads, rows, d]."""
     query, new_keys, new_values = new
     keys, values = segment.write(layer, new_keys, new_values)
+    if segment.in_turn:
+        return segment.store.in_turn.attend(layer, segment, new, scaling, sliding_window, scoring)
     if segment.needs_keys:
         segment.report_queries(layer, query.unflatten(0, (len(keys), -1)))
         if segment.renumbers:

@@ -169,6 +169,16 @@ class KVBuffer:
         else:
             self.write(0, rows)
 
+    def twin(self, slots: int) -> KVBuffer:
+        """A buffer with the first `slots` rows that changes on its own."""
+        twin = KVBuffer(self.capacity)
+        twin.quantised_rows = self.quantised_rows  # replaced, never changed
+        if exact := slots - self.quantised_slots:
+            own = self.read(slots)[:, self.quantised_slots:] if self.quantised_rows else self.read(slots)
+            twin._grow(exact + 1, own)
+            twin.rows[:, :exact] = own
+        return twin
+
     def write(self, at: int, rows: Tensor) -> Tensor:
         """Write rows [kv_heads, n, d] from slot `at` on; returns all slots up to and including them."""
         return self._with_offset(self.write_suffix(at, rows))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from playground.engine.attention.attention_mask import EMPTY, Focus, Renumbering, Slots, Window
 from playground.engine.attention.cascade_attention import PartialAttention
-from playground.engine.attention.segment_attention import LateSegment, Segment
+from playground.engine.attention.segment_attention import InTurn, LateSegment, Segment
 from playground.engine.cache.freed_slots import FreedSlots
 from playground.engine.cache.kv_buffer import (
     UNKNOWN,
@@ -117,6 +117,7 @@ class KVCache:
     on_attention: OnAttention | None = None  # receives the attention weights of rows once they are committed
     on_queries: OnQueries | None = None  # receives the query states of rows as they are fed
     on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
+    in_turn: InTurn | None = None  # reads rows of one forward one after the other, so that a policy acts between them
     done: bool = False  # nothing more will be fed, so its memory may be reused
     eager: bool = False  # there was no memory to replay its forwards
     prefix_owner: KVCache | None = None  # the cache that owns its shared prefix, referenced to keep it alive
@@ -181,6 +182,14 @@ class KVCache:
         if self.recurrent:
             self.recurrent.start_from(other.recurrent)
 
+    def twin_of_layer(self, layer: int) -> KVCache:
+        """A cache with the trunk of one layer, at its number, that changes on its own. Other layers are empty."""
+        own = self.slots_of(layer)
+        twin = KVCache(self.depth, self.device, length=self.length, reported=self.length, devices=self.devices)
+        twin.keys[layer], twin.values[layer] = self.keys[layer].twin(own.count), self.values[layer].twin(own.count)
+        twin.slots = [Slots(own.positions, own.dense, own.empty)]
+        return twin
+
     def commit(self, node: int) -> list[int]:
         """Append the path to scratch node `node` to the trunk; -1 commits nothing and drops the scratch.
 
@@ -192,6 +201,8 @@ class KVCache:
         if self.recurrent:
             self.recurrent.commit(path, remaining)
         self._extend_trunk(len(path))
+        if self.in_turn:
+            self.in_turn.commit(path, remaining)
         self._update_attention(path, remaining)
         self._renumber(remaining)
         self._settle_absent(path, remaining)
@@ -202,6 +213,8 @@ class KVCache:
         self._reorder_scratch(nodes)
         if self.recurrent:
             self.recurrent.prune(nodes)
+        if self.in_turn:
+            self.in_turn.keep_only(nodes)
         self._update_attention([], nodes)
         self._renumber(nodes)
         self._settle_absent([], nodes)
@@ -249,6 +262,8 @@ class KVCache:
             del column[count:]
         if self.recurrent:
             self.recurrent.crop_scratch(count)
+        if self.in_turn:
+            self.in_turn.keep_only(list(range(count)))
         if self.absent:
             kept = {layer: {node for node in nodes if node < count} for layer, nodes in self.absent.items()}
             self.absent = {layer: nodes for layer, nodes in kept.items() if nodes}
@@ -364,15 +379,17 @@ class KVCache:
         self.values[layer].merge(merges, added, kept)
         return MergedTokens.of(merges, self.slots_of(layer).positions.expand(self.heads, -1))
 
-    def quantise(self, due: Callable[[str, int], int], encoder: Callable[[int, str], Encode]) -> None:
-        """Quantise the oldest slots: due("keys" or "values", slots in full precision) says how many.
+    def quantise(
+        self, layers: Iterable[int], due: Callable[[str, int], int], encoder: Callable[[int, str], Encode]
+    ) -> None:
+        """Quantise the oldest slots of layers: due("keys" or "values", slots in full precision) says how many.
 
         encoder(layer, "keys" or "values") encodes them.
         """
-        self.quantises = True
+        self.quantises, layers = True, list(layers)
         for part, buffers in (("keys", self.keys), ("values", self.values)):
-            for layer, buffer in enumerate(buffers):
-                used = self.slots_of(layer).count
+            for layer in layers:
+                buffer, used = buffers[layer], self.slots_of(layer).count
                 if count := due(part, used - buffer.quantised_slots):
                     buffer.quantise(count, used + len(self.parents), encoder(layer, part))
 

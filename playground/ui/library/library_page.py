@@ -125,15 +125,8 @@ def refuses(cls: Class) -> list[str]:
         f"draft tokens that are {DRAWN[way]}" for way in DRAWN if cls.kind == "verifier" and way not in cls.exact_for
     ]
     chance = [PLURALS["drawing"]] if getattr(cls, "greedy_only", False) else []
-    several = (
-        ["cache policies that support a single text only"]
-        if getattr(cls, "several", False) and "cache_policy" not in cls.refuses
-        else []
-    )
-    bound = cls.kind == "cache_policy" and not (cls.row_wise or cls.prompt_only)
-    alone = ["decoders that generate several texts"] if bound else []
     ordered = ["constraints, unless it fills one position after the other"] if cls.kind == "canvas_decoder" else []
-    return [*declared, *ordered, *inexact, *chance, *several, *alone]
+    return [*declared, *ordered, *inexact, *chance]
 
 
 # --- the parts of the page ---
