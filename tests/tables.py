@@ -138,7 +138,7 @@ class TableModel:
 
     lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 2  # experts that a plan may choose among, without effect
-    replay = launched_ahead = None  # nothing is recorded
+    replay = launched_ahead = forward_times = None  # nothing is recorded
     row_numbers = staticmethod(row_numbers)
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (
         "",

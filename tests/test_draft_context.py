@@ -58,7 +58,7 @@ def notes(events: list) -> list[str]:
 
 def lanes() -> list[LaneConfig]:
     drafting = [LaneConfig("speculative", {}, [(name, {})]) for name in DRAFTERS]
-    others = [LaneConfig("pearl"), LaneConfig("smartspec"), LaneConfig("reflective", {"alpha": 0.0})]
+    others = [LaneConfig("pearl"), LaneConfig("smartspec", {"costs": "simulated"}), LaneConfig("reflective", {"alpha": 0.0})]
     return [*drafting, *others]
 
 

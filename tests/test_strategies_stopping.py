@@ -17,13 +17,14 @@ from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.forward_times import forward_times
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
-from playground.events import Draft, Figure
+from playground.events import Draft, Figure, Note
 from playground.events import Test as Looked
 from playground.trace import metrics
-from strategies.speculative.smartspec import PacedDrafter, Server, SmartSpec
+from strategies.speculative.smartspec import MEASURED, PacedDrafter, Requests, Server, SmartSpec
 from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.speculation import GREEDY, MODEL, collapses, first_drafts, speculative_lane
@@ -31,7 +32,7 @@ from support.speculative_runs import CHAIN, DropsDoubtful, law_distance, of, rec
 
 
 def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> LaneConfig:
-    return LaneConfig("smartspec", knobs, [(drafter, {"depth": depth}), *samplers])
+    return LaneConfig("smartspec", {"costs": "simulated", **knobs}, [(drafter, {"depth": depth}), *samplers])
 
 
 COLLAPSES = {
@@ -216,31 +217,49 @@ def test_withdrawing_a_doubtful_draft_token_changes_the_distribution():
 
 
 
-def best(server, alpha: float, context: int = 100, most: int = 8) -> int:
-    return max(range(most + 1), key=lambda length: (server.goodput(length, alpha, context), -length))
+def best(server, alpha: float, load: int = 1, context: int = 100, most: int = 8) -> int:
+    return server.best_lengths([Requests(load, alpha, context)], most)[0]
 
 
 @pytest.mark.oracle("smartspec")
 def test_goodput_is_expected_tokens_over_the_time_of_a_step():
-    server = Server(load=3, row=0.1, kv=0.001, draft=0.5)
+    server, batch = Server.simulated(row=0.1, kv=0.001, draft=0.5), [Requests(3, 0.6, 50)]
     time = 2 * 0.5 * (1 + 3 * (0.1 + 0.001 * 50)) + (1 + 3 * (0.1 * 3 + 0.001 * 50))
-    assert server.time(2, 50) == pytest.approx(time)
-    assert server.goodput(2, 0.6, 50) == pytest.approx(3 * (1 + 0.6 + 0.36) / time)
+    assert server.time((2,), batch) == pytest.approx(time)
+    assert server.goodput((2,), batch) == pytest.approx(3 * (1 + 0.6 + 0.36) / time)
 
 
-@pytest.mark.parametrize("server, alpha, guesses", [
-    (Server(1, 0.0, 0.0, 1e6), 0.99, 0),
-    (Server(1, 0.0, 0.0, 0.0), 0.5, 8),
-    (Server(1, 0.0, 0.0, 0.6), 0.6, 0),
-    (Server(64, 0.5, 0.0, 0.1), 0.7, 0),
+@pytest.mark.oracle("smartspec")
+def test_each_request_has_the_length_that_serves_the_batch():
+    """Against the formula written out for two requests: draft forwards are shared as long as both of them draft."""
+    server, batch = Server.simulated(row=0.2, kv=0.001, draft=0.1), [Requests(1, 0.9, 40), Requests(1, 0.3, 60)]
+
+    def goodput(first: int, second: int) -> float:
+        tokens = sum(0.9**i for i in range(first + 1)) + sum(0.3**i for i in range(second + 1))
+        drafting = sum(
+            0.1 * (1 + 0.2 * ((first > step) + (second > step)) + 0.001 * (40 * (first > step) + 60 * (second > step)))
+            for step in range(max(first, second))
+        )
+        return tokens / (drafting + 1 + 0.2 * (2 + first + second) + 0.001 * 100)
+
+    found = server.best_lengths(batch, 6)
+    assert goodput(*found) == pytest.approx(max(goodput(a, b) for a in range(7) for b in range(7)))
+    assert found[0] > found[1], "the request whose draft is better gets more of the batch"
+
+
+@pytest.mark.parametrize("load, costs, alpha, guesses", [
+    (1, (0.0, 0.0, 1e6), 0.99, 0),
+    (1, (0.0, 0.0, 0.0), 0.5, 8),
+    (1, (0.0, 0.0, 0.6), 0.6, 0),
+    (64, (0.5, 0.0, 0.1), 0.7, 0),
 ], ids=["dear guesses", "free guesses and rows", "a chance no larger than the cost", "a busy server"])
-def test_the_best_length_in_extreme_cases(server, alpha, guesses):
-    assert best(server, alpha) == guesses
+def test_the_best_length_in_extreme_cases(load, costs, alpha, guesses):
+    assert best(Server.simulated(*costs), alpha, load) == guesses
 
 
 def test_a_busier_server_drafts_less_and_a_better_draft_more():
     loads, alphas = [1, 2, 4, 8, 16, 32, 64], [0.1, 0.3, 0.5, 0.7, 0.9, 0.99]
-    grid = [[best(Server(load, 0.02, 0.0001, 0.2), alpha) for alpha in alphas] for load in loads]
+    grid = [[best(Server.simulated(0.02, 0.0001, 0.2), alpha, load) for alpha in alphas] for load in loads]
     assert all(row == sorted(row) for row in grid) and all(
         list(column) == sorted(column, reverse=True) for column in zip(*grid)
     )
@@ -266,7 +285,8 @@ def check_smartspec(preset: type[SmartSpec]) -> None:
     for seed in range(4):
         seen, depth, text = [], 6, [0, 1]
         models = {"target": TableModel("abc", seed=seed), "draft": TableModel("abc", seed=seed + 2 * (seed % 2))}
-        assembly = Assembly(preset(make("draft_model", depth=depth), recording_rejections(seen), **COSTS))
+        drafter = make("draft_model", depth=depth)
+        assembly = Assembly(preset(drafter, recording_rejections(seen), costs="simulated", **COSTS))
         write(assembly, models, text, Limits(0, 40), Draws(0))
         tested, stood = 1 / COSTS["weight"], COSTS["accept"] / COSTS["weight"]
         for tree, verdict in seen:
@@ -285,13 +305,13 @@ class DraftsForNothing(SmartSpec):
 
     def decode(self, lm):
         yield from rounds(
-            lm, PacedDrafter(self.drafter, Server(self.load, self.row, self.kv, 0.0), self), self.verifier
+            lm, PacedDrafter(self.drafter, Server.simulated(self.row, self.kv, 0.0), self), self.verifier
         )
 
 
 class CountsWhatNobodyLookedAt(SmartSpec):
     def decode(self, lm):
-        server = Server(self.load, self.row, self.kv, self.draft)
+        server = Server.simulated(self.row, self.kv, self.draft)
         yield from rounds(lm, DividesByDrafted(self.drafter, server, self), self.verifier)
 
 
@@ -332,7 +352,7 @@ def test_the_estimate_is_the_share_of_accepted_among_tested_draft_tokens(cls, es
     tokens count: a standard error of 0.02.
     """
     chance = Random(0)
-    paced = cls(make("draft_model"), Server(1, 0, 0, 0), SimpleNamespace(accept=0.5, weight=0.005, probe=9))
+    paced = cls(make("draft_model"), Server.simulated(0, 0, 0), SimpleNamespace(accept=0.5, weight=0.005, probe=9))
     for _ in range(4000):
         kept = next((i for i in range(4) if chance.random() >= 0.7), 4)
         tests = [Looked(node, 1, 1, None, node < kept) for node in range(min(4, kept + 1))]
@@ -358,6 +378,36 @@ def test_after_many_rounds_without_drafts_one_token_is_proposed_as_a_probe():
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
 def test_the_output_distribution_is_the_targets_for_any_sequence_of_lengths(drafter):
     assert law_distance(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
+
+
+FORWARDS = {(rows, context): 2e-3 + 1e-4 * rows + 1e-6 * context for rows in (1, 4, 16) for context in (32, 256)}
+
+
+def measured(monkeypatch, draft: float) -> tuple[list[int], list[str]]:
+    """Lengths of the drafts, and notes, where a draft forward takes `draft` times as long as a target forward."""
+    factors = iter([1.0, draft])
+
+    def times(model):
+        factor = next(factors)
+        return {size: factor * seconds for size, seconds in FORWARDS.items()}
+
+    monkeypatch.setattr("playground.decoding.lane.lm.forward_times", times)
+    _, events = recorded(smart(costs=MEASURED), length=20)
+    return [len(draft.tokens) for draft in of(Draft, events)], [note.text for note in of(Note, events)]
+
+
+def test_the_draft_length_follows_from_what_forwards_take_on_this_machine(monkeypatch):
+    fast, notes = measured(monkeypatch, 0.01)
+    slow, _ = measured(monkeypatch, 5.0)
+    assert max(fast) > 1 and not slow
+    assert "takes 2 ms, 0.1 ms for each input token and 0.001 ms for each token of context" in notes[0]
+
+
+def test_the_times_are_those_of_forwards_and_are_measured_once():
+    lane = recorded(smart(costs=MEASURED), length=4)[0]._runners[0].lane
+    times = lane.target_model.forward_times
+    assert all(seconds > 0 for seconds in times.values()) and len(times) >= 3
+    assert forward_times(lane.target_model) is times
 
 
 def test_smartspec_supports_only_chains():

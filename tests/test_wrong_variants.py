@@ -51,8 +51,11 @@ class TakesEveryDraftTokenTwice(find("exact_transport")):
         return super()._transported(lm, tree, [*children, *children], p, position)
 
 
+ANYWHERE = {"smartspec": {"costs": "simulated"}}  # knobs with which it drafts on every machine
+
+
 def rounds(name: str, drafter, verifier) -> Assembly:
-    decoder = make(name)
+    decoder = make(name, **ANYWHERE.get(name, {}))
     decoder.verifier = verifier
     if drafter:  # some define their own draft tokens
         decoder.drafter = drafter

@@ -301,6 +301,12 @@ class LaneRequests(Protocol):
         """Run Python work in a thread while other lanes continue; answers with what it returns."""
         raise NotImplementedError
 
+    def forward_times(self, stream: str = "target") -> RequestInterface:
+        """Measure the forwards of a stream's model on this machine, once in a process; answers with seconds by (rows,
+        tokens before them).
+        """
+        raise NotImplementedError
+
     def classifier(self, name: str) -> RequestInterface:
         """Load a sequence-classification model by folder or hub id; answers with a `SequenceClassifier`."""
         raise NotImplementedError

@@ -84,6 +84,8 @@ class Model:
         self.compiled: CompiledRows | None = None
         self.replay: GraphReplay | None = None
         self.library: LibraryAttention | None = None
+        # seconds of forwards by rows and tokens before them, once they are measured (`decoding.forward_times`)
+        self.forward_times: dict[tuple[int, int], float] | None = None
         # begin and end of the last forward, if it was launched before it was asked for (`GraphReplay`)
         self.launched_ahead: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
         self.reaches: dict[int, Reach] = {}

@@ -9,6 +9,7 @@ import torch
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import TokenTree
 from playground.decoding.async_forward import AsyncRequest
+from playground.decoding.forward_times import forward_times
 from playground.decoding.lane.commits import Commits
 from playground.decoding.lane.lane_state import LaneState
 from playground.decoding.lane.running_text import ModelsByStream
@@ -94,6 +95,10 @@ class Lane(Commits, LaneState):
 
     def background(self, work: Callable[[], Any]) -> Request:
         return Background(work)
+
+    def forward_times(self, stream: str = "target") -> Request:
+        model = self.stream(stream).model
+        return Background(lambda: forward_times(model))
 
     def classifier(self, name: str) -> Request:
         return Background(lambda: load_classifier(name.strip(), str(self.target_model.device)))
