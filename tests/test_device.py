@@ -152,7 +152,8 @@ HEADS = {
         "chimera", "clover", "clover_2", "eagle", "eagle_2", "eagle_3", "fspad", "hydra", "hydra_plus_plus", "longspec",
     )},
     "falcon": (head("falcon", passes=DEPTH), DEPTH),
-    **{name: (head(name, depth=DEPTH), 1) for name in ("dflash", "medusa", "ppd")},  # all levels in one forward
+    "ppd": (head("ppd", depth=DEPTH, sized="fixed"), 1),
+    **{name: (head(name, depth=DEPTH), 1) for name in ("dflash", "medusa")},  # all levels in one forward
     "hidden_transfer": (head("hidden_transfer", depth=DEPTH), 2),  # and once to compare the states it guessed
     "kangaroo": (head("kangaroo", depth=DEPTH), DEPTH + 1),  # and once for the time of the first forward
 }

@@ -58,8 +58,8 @@ def notes(events: list) -> list[str]:
 
 def lanes() -> list[LaneConfig]:
     drafting = [LaneConfig("speculative", {}, [(name, {})]) for name in DRAFTERS]
-    others = [LaneConfig("pearl"), LaneConfig("smartspec", {"costs": "simulated"}), LaneConfig("reflective", {"alpha": 0.0})]
-    return [*drafting, *others]
+    smartspec, reflective = LaneConfig("smartspec", {"costs": "simulated"}), LaneConfig("reflective", {"alpha": 0.0})
+    return [*drafting, LaneConfig("pearl"), smartspec, reflective]
 
 
 def named(lane: LaneConfig) -> str:

@@ -1,6 +1,7 @@
 """PPD: the target's logits after prompt tokens, in the library's own forward, and trees that carry them."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from math import prod
 
@@ -8,6 +9,7 @@ import numpy
 import pytest
 import torch
 from pairs import greedy_text, pair
+from runs import figures, run
 from tables import write
 
 from playground.contract import find, make
@@ -15,19 +17,22 @@ from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from strategies.draft_heads.ppd.prompt_trees import (
+    RoundSize,
     best_split,
     last_accepted,
     prompt_trees,
+    round_sizes,
     share_of,
     sized,
     tokens_per_round,
 )
-from support.draft_heads import PROMPT, differing, embed, head, library, proposals, random_weights
+from support.draft_heads import PROMPT, differing, embed, head, library, proposals, random_weights, written
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
 
-NAME, KNOBS = "ppd", {"inputs": 24, "depth": 2, "ranks": 2}
-BRIEF = {"ppd": {"weights": "random", "inputs": 6, "depth": 2, "ranks": 2}}
+FIXED = {"sized": "fixed"}  # the same on every machine
+NAME, KNOBS = "ppd", {"inputs": 24, "depth": 2, "ranks": 2, **FIXED}
+BRIEF = {"ppd": {"weights": "random", "inputs": 6, "depth": 2, "ranks": 2, **FIXED}}
 COLLAPSES = {"ppd": collapses("ppd", weights="random", inputs=0)}
 ACCURACY = ((0.5, 0.2, 0.1), (0.4, 0.15, 0.1), (0.3, 0.1, 0.05))
 
@@ -85,14 +90,14 @@ def test_prompt_tokens_in_the_wrong_place_are_detected(wrong):
 @pytest.mark.strategy("ppd")
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_the_distribution_is_the_targets(verifier):
-    lane = speculative_lane(NAME, verifier, AT_ONE, weights="random", inputs=8)
+    lane = speculative_lane(NAME, verifier, AT_ONE, weights="random", inputs=8, **FIXED)
     assert off(lane, tables("abc"), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.strategy("ppd")
 def test_random_prompt_tokens_leave_greedy_text_unchanged():
     decoder = make("speculative", verifier="greedy_match")
-    decoder.drafter = head(NAME, random_weights(NAME), inputs=20)
+    decoder.drafter = head(NAME, random_weights(NAME), inputs=20, **FIXED)
     lane = write(Assembly(decoder), {"target": pair().target}, PROMPT, Limits(0, 16), Draws(0))
     assert lane.tokens[len(PROMPT):] == greedy_text("llama", PROMPT, 16)
 
@@ -111,14 +116,14 @@ class RecordsStates(find("ppd")):
 
 @pytest.mark.strategy("ppd")
 def test_a_round_begins_with_the_guesses_of_the_node_that_was_accepted_last():
-    drafter = head(NAME, random_weights(NAME), RecordsStates, inputs=7)
+    drafter = head(NAME, random_weights(NAME), RecordsStates, inputs=7, **FIXED)
     proposals(drafter, sampled=True)
     assert len(drafter.seen) > 10 and all(guesses == carried for guesses, carried in drafter.seen)
     assert len({carried for _, carried in drafter.seen}) > 1
 
 
 def test_nothing_is_drafted_deeper_than_the_text_may_grow():
-    found = proposals(head(NAME, random_weights(NAME), inputs=40))
+    found = proposals(head(NAME, random_weights(NAME), inputs=40, **FIXED))
     assert all(max(map(len, proposal.prefixes)) <= proposal.budget for proposal in found)
 
 
@@ -171,3 +176,68 @@ def test_the_expected_tokens_are_those_of_the_stationary_distribution():
     stationary = vectors[:, share.real.argmax()].real
     stationary /= stationary.sum()
     assert tokens_per_round(trees) == pytest.approx(sum(stationary * [tree.tokens for tree in trees]))
+
+
+# --- the number of inputs ---
+
+
+def machine(fixed: float, row: float) -> Callable[[int], float]:
+    """Seconds of a forward by its rows."""
+    return lambda rows: fixed + row * rows
+
+
+def best_on(seconds: Callable[[int], float], most: int = 64) -> RoundSize:
+    return max(round_sizes(ACCURACY, most, seconds), key=lambda size: size.speed)
+
+
+@pytest.mark.oracle("ppd")
+def test_the_number_of_inputs_has_the_most_expected_tokens_per_second():
+    """Against the quotient written out; the first of them is plain decoding, a token in the time of one row."""
+    seconds = machine(1e-3, 2e-5)
+    plain, *others = round_sizes(ACCURACY, 40, seconds)
+    assert (plain.inputs, plain.tokens, plain.seconds) == (0, 1.0, seconds(1))
+    for size in others:
+        assert size.speed == tokens_per_round(prompt_trees(ACCURACY, size.inputs)) / (1e-3 + 2e-5 * (size.inputs + 1))
+    assert best_on(seconds).speed == max(size.speed for size in round_sizes(ACCURACY, 64, seconds))
+
+
+def test_where_rows_cost_nothing_the_largest_tree_is_read_and_where_they_cost_as_a_forward_none():
+    assert best_on(machine(1e-3, 0.0)).tokens == max(size.tokens for size in round_sizes(ACCURACY, 64, machine(1, 0)))
+    assert best_on(machine(0.0, 1e-3)).inputs == 0
+    sizes = [best_on(machine(1e-3, row)).inputs for row in (1e-7, 1e-5, 1e-4, 1e-3)]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) > 2
+
+
+def size_on(monkeypatch, row: float, cls: type | None = None) -> int:
+    """Most inputs of a round, on a machine whose forwards take 1 ms and so much for each row."""
+    times = {(rows, 32): 1e-3 + row * rows for rows in (1, 8, 64)}
+    monkeypatch.setattr("playground.decoding.lane.lm.forward_times", lambda model: times)
+    decoder = make("speculative", verifier="greedy_match")
+    decoder.drafter = head(NAME, random_weights(NAME), cls)
+    _, events = run(Assembly(decoder), {"target": pair().target}, PROMPT, 16)
+    rounds = [each["series"] for each in figures(events, "guesses a round began with, and its inputs")]
+    return int(max(series["draft tokens"] + series["prompt tokens"] for series in rounds))
+
+
+def test_a_lane_sizes_its_rounds_by_the_forwards_of_this_machine(monkeypatch):
+    assert size_on(monkeypatch, 1.0) == 0 and size_on(monkeypatch, 1e-9) > 16
+
+
+class IgnoresTheMachine(find("ppd")):
+    """Wrong: the number of inputs is a knob, whatever they cost."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._size = self.inputs
+
+
+@pytest.mark.refuses("ppd")
+def test_a_fixed_number_of_inputs_is_detected(monkeypatch):
+    assert size_on(monkeypatch, 1.0, IgnoresTheMachine) > 0
+
+
+@pytest.mark.parametrize("row", [1.0, 1e-9])
+def test_whatever_the_size_of_a_round_the_text_is_the_same(monkeypatch, row):
+    times = {(rows, 32): 1e-3 + row * rows for rows in (1, 8, 64)}
+    monkeypatch.setattr("playground.decoding.lane.lm.forward_times", lambda model: times)
+    assert written(head(NAME, random_weights(NAME))) == written(head(NAME, random_weights(NAME), inputs=0))

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,15 +21,24 @@ from playground.algorithms.draft_heads.head_training import (
     trained,
 )
 from playground.algorithms.draft_heads.pseudo_rows import row_groups
+from playground.algorithms.speculative.latency import at, seconds_by_rows
 from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure, Note
-from strategies.draft_heads.ppd.prompt_trees import ROOT_PATH, Accuracy, PromptTree, prompt_trees, tokens_per_round
+from strategies.draft_heads.ppd.prompt_trees import (
+    ROOT_PATH,
+    SIZES,
+    Accuracy,
+    PromptTree,
+    prompt_trees,
+    round_sizes,
+    tokens_per_round,
+)
 
 PROMPTS, RANKS = 3, 10
+MACHINE, FIXED = "machine", "fixed"
 DECAY = 0.8  # weight of each further prompt token in the loss
-SIZES = (8, 16, 24, 32, 48)  # numbers of inputs for which `fit` says what to expect
 
 
 class PromptTokens(Module):
@@ -54,14 +64,20 @@ class Ppd(DraftHead):
     Nothing is added to the model but a few input embeddings. One forward verifies the draft tokens of this round and
     makes the guesses of the next: each draft token carries a chain of prompt tokens, and those of the last accepted one
     count. How many guesses a round begins with is its state; each state has a tree of its own, whose draft tokens and
-    prompt tokens are balanced for the number of inputs. Prompt tokens are dropped from the KV cache. The first round
-    has no guesses, and reads prompt tokens only. inputs = 0 is plain decoding. Chen et al. 2024, arXiv 2405.18628.
+    prompt tokens are balanced for the number of inputs. That number is the one with the most expected tokens per second
+    on this machine: the tokens by the accuracies measured when the prompt tokens were trained, the seconds by forwards
+    that are measured before the first round, once in a process. Where no number promises more than plain decoding, it
+    is 0. Prompt tokens are dropped from the KV cache. The first round has no guesses, and reads prompt tokens only.
+    inputs = 0 is plain decoding. Chen et al. 2024, arXiv 2405.18628.
     """
 
     name, title, paper, sheet = "ppd", "PPD", "2405.18628", "draft-heads/ppd"
     guarantee = ("collapses",)
 
-    inputs: int = knob(24, 0, 128, step=1, help="draft tokens and prompt tokens of a forward; 0 is plain decoding")
+    inputs: int = knob(48, 0, 128, step=1, help="most draft tokens and prompt tokens of a forward; 0 is plain decoding")
+    sized: str = knob(
+        MACHINE, choices=(MACHINE, FIXED), help="inputs by the time of forwards on this machine, or as many as `inputs`"
+    )
     depth: int = knob(PROMPTS, 1, 8, step=1, help="prompt tokens after a draft token, at most those that were trained")
     ranks: int = knob(RANKS, 1, RANKS, step=1, help="tokens per guess that may enter the tree; 1 makes it a chain")
 
@@ -70,6 +86,7 @@ class Ppd(DraftHead):
         self._guesses: Tensor | None = None  # logits [k, V] after the prompt tokens of the last accepted token
         self._read: list[int] = []  # the text up to that token
         self._state = 0  # of this round
+        self._size = self.inputs if self.sized == FIXED else None  # inputs of a round, once they are chosen
 
     def state_layers(self, depth):
         return ()
@@ -113,10 +130,32 @@ class Ppd(DraftHead):
         yield _expectations(counts.shares)
         return {**network.state_dict(), MEASURED: counts.shares}
 
-    @torch.inference_mode()
     def drafted(self, lm: Lane, budget):
+        if self._size is None:
+            yield from self._choose_size(lm)
+        return (yield from self._drafted(lm, budget))
+
+    def _choose_size(self, lm: Lane) -> Iterator:
+        """Choose the number of inputs with the most expected tokens per second on this machine."""
+        seconds = seconds_by_rows((yield lm.forward_times()))
+        sizes = round_sizes(self._accuracy(), self.inputs, partial(at, seconds))
+        best = max(sizes, key=lambda size: size.speed)
+        self._size = best.inputs
+        speeds = {"labels": [str(size.inputs) for size in sizes], "values": [size.speed for size in sizes]}
+        yield Figure("bars", "tokens per second that a number of inputs promises on this machine", speeds)
+        yield Note(
+            f"Rounds of {best.inputs} inputs promise most on this machine: {best.tokens:.2f} tokens in "
+            f"{1000 * best.seconds:.3g} ms. Plain decoding takes {1000 * sizes[0].seconds:.3g} ms for one."
+        )
+
+    def _accuracy(self) -> Accuracy:
+        """How often each rank is right, by prompt token that is used."""
+        return _sorted(self.network.accuracy[:min(self.depth, len(self.network.prompt_embeddings)), :self.ranks])
+
+    @torch.inference_mode()
+    def _drafted(self, lm: Lane, budget):
         guesses, prompts = self._current(lm), self.network.prompt_embeddings[:self.depth]
-        trees = prompt_trees(_sorted(self.network.accuracy[:len(prompts), :self.ranks]), self.inputs)
+        trees = prompt_trees(self._accuracy(), self._size)
         self._state = min(len(guesses), budget, len(trees) - 1)
         chosen = trees[self._state]
         tree, nodes = TokenTree(self.name), {ROOT_PATH: ROOT}

@@ -5,6 +5,7 @@ state has a tree of its own, at most k deep. Chen et al. 2024, arXiv 2405.18628.
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -15,6 +16,7 @@ from playground.algorithms.draft_heads.accuracy_tree import Path, best_paths
 Accuracy = tuple[tuple[float, ...], ...]
 """How often the token of each rank is right, by prompt token."""
 
+SIZES = (4, 8, 12, 16, 24, 32, 48, 64, 96)  # numbers of inputs that are compared
 ITERATIONS = 2  # of the values of the states, which depend on the trees, which depend on the values
 ROOT_PATH: Path = ()
 
@@ -99,6 +101,29 @@ def last_accepted(paths: list[Path], accuracy: Accuracy) -> dict[Path, float]:
     for path in paths:
         found[path[:-1]] -= shares[path]
     return {path: max(0.0, share) for path, share in found.items()}
+
+
+class RoundSize(NamedTuple):
+    """What a round with so many draft tokens and prompt tokens promises."""
+
+    inputs: int
+    tokens: float  # expected
+    seconds: float  # of its forward
+
+    @property
+    def speed(self) -> float:
+        """Expected tokens per second."""
+        return self.tokens / self.seconds
+
+
+def round_sizes(accuracy: Accuracy, most: int, seconds: Callable[[int], float]) -> list[RoundSize]:
+    """What rounds of the sizes up to `most` promise, plain decoding first.
+
+    `seconds` is the time of a forward by its rows, of which one is the token that is read.
+    """
+    sizes = [0, *(size for size in SIZES if size < most), *[most] * (most > 0)]
+    tokens = [tokens_per_round(prompt_trees(accuracy, size)) if size else 1.0 for size in sizes]
+    return [RoundSize(size, each, seconds(1 + size)) for size, each in zip(sizes, tokens)]
 
 
 def tokens_per_round(trees: list[PromptTree]) -> float:
