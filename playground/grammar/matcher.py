@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from copy import copy
 from time import thread_time
+from typing import Any
 
 import numpy
 import torch
@@ -81,7 +82,7 @@ def _own_end(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     return () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
 
 
-def _in_words(tokenizer: PreTrainedTokenizerFast, reason: str) -> str:
+def _in_words(tokenizer: Any, reason: str) -> str:
     """Why llguidance cannot read a tokenizer, without its notation."""
     if "decoder" not in reason:
         return " ".join(reason.split())[:200]

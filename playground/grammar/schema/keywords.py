@@ -78,9 +78,10 @@ def located(schema: Any) -> Iterator[tuple[str, dict]]:
     """Every schema that is an object, itself first, with its place as a JSON pointer: "#", "#/properties/a". Those that
     only a $ref leads to, as under #/components/schemas of OpenAPI, are last.
     """
-    waiting, elsewhere, seen = [("#", schema)], {}, set()
+    waiting, seen = [("#", schema)], set()
+    elsewhere: dict[str, Any] = {}
     while waiting or elsewhere:
-        place, part = waiting.pop() if waiting else (found := next(iter(elsewhere)), elsewhere.pop(found))
+        place, part = waiting.pop() if waiting else elsewhere.popitem()
         if isinstance(part, dict) and place not in seen:
             seen.add(place)
             yield place, part
