@@ -32,7 +32,7 @@ from support.speculation import collapses, speculative_lane
 
 FIXED = {"sized": "fixed"}  # the same on every machine
 NAME, KNOBS = "ppd", {"inputs": 24, "depth": 2, "ranks": 2, **FIXED}
-BRIEF = {"ppd": {"weights": "random", "inputs": 6, "depth": 2, "ranks": 2, **FIXED}}
+BRIEF = {"ppd": {"weights": "random", "inputs": 6, "depth": 2, "ranks": 2, "sized": "fixed"}}
 COLLAPSES = {"ppd": collapses("ppd", weights="random", inputs=0)}
 ACCURACY = ((0.5, 0.2, 0.1), (0.4, 0.15, 0.1), (0.3, 0.1, 0.05))
 
