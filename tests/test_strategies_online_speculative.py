@@ -23,7 +23,7 @@ from support.online_drafting import speculation
 from support.speculation import collapses, speculative_lane
 
 NAME, PROMPT, DEPTH, EVERY, RATE, RANK = "online_speculative", [54, 71, 71, 54, 9, 71, 71], 3, 2, 0.05, 8
-FAST = {"depth": DEPTH, "interval": EVERY, "lr": RATE, "rank": RANK}
+FAST = {"scope": "correction", "depth": DEPTH, "interval": EVERY, "lr": RATE, "rank": RANK}
 ENUMERATED = {"depth": 2, "interval": 1, "lr": 0.1, "rank": 2}
 BRIEF = {"online_speculative": {"depth": 2, "interval": 1, "rank": 2}}
 COLLAPSES = {
@@ -282,7 +282,7 @@ def test_the_memory_of_a_visitor_does_not_grow():
 def test_a_draft_with_a_quantised_lm_head_is_refused():
     model = SimpleNamespace(name="packed", lm_head_weights=None)
     with pytest.raises(Refusal, match="The lm_head of packed is quantised"):
-        make(NAME)._begin(SimpleNamespace(vocabulary=3), model)
+        list(make(NAME)._begin(SimpleNamespace(vocabulary=3), model))
 
 
 def test_each_lane_learns_in_a_copy_of_its_own():

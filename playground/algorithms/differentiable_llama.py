@@ -6,16 +6,17 @@ with attend(layer, query [..., heads, n, d], keys and values [..., kv_heads, n, 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, scaled_dot_product_attention, silu
 
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 LowRank = Mapping[str, tuple[Tensor, Tensor]]
-"""By "query.3" (a projection and its layer): matrices [m, r] and [r, k] whose product is added to the projection."""
+"""By "qkv.3" (a projection and its layer): matrices [m, r] and [r, k] whose product is added to the projection."""
 
 
 class LlamaWeights(Protocol):
@@ -136,6 +137,23 @@ class DifferentiableLlama:
             hidden = hidden + layer.out(out, (added or {}).get(f"out.{index}"))
             hidden = hidden + layer.feed_forward(layer.norms[1](hidden))
         return self.norm(hidden)
+
+    def matrices(self) -> dict[str, Tensor]:
+        """All weight matrices, named as in `engine.graphs.other_matrices`."""
+        layers = {
+            f"{name}.{index}": getattr(layer, name).weight
+            for index, layer in enumerate(self.layers) for name in LINEARS
+        }
+        return {"embeddings": self.embeddings, "head": self._head.weight, **layers}
+
+    def use(self, matrices: Mapping[str, Tensor]) -> None:
+        """Compute with these matrices in place of the copies of the same names."""
+        self.embeddings = matrices.get("embeddings", self.embeddings)
+        self._head = self._head._replace(weight=matrices.get("head", self._head.weight))
+        for index, layer in enumerate(self.layers):
+            own = {name: getattr(layer, name) for name in LINEARS if f"{name}.{index}" in matrices}
+            changed = {name: linear._replace(weight=matrices[f"{name}.{index}"]) for name, linear in own.items()}
+            self.layers[index] = replace(layer, **changed)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., n, V] of inputs of the lm_head."""

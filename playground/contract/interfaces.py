@@ -198,3 +198,12 @@ class StreamInterface(Protocol):
     def spellings(self, start: int) -> list[tuple[int, tuple[int, ...]]]:
         """How a draft model with another tokenizer reads the text from a token on."""
         raise NotImplementedError
+
+    def as_read(self, tokens: list[int]) -> list[int]:
+        """The text and draft tokens after it, as tokens of this stream's model."""
+        raise NotImplementedError
+
+    @property
+    def common(self) -> Tensor:
+        """Ids of the tokens that the lane and this stream's model have in common: the lane's and its own, [2, n]."""
+        raise NotImplementedError

@@ -209,6 +209,13 @@ class LaneModels(Protocol):
         """The stream of that name. It reads the text at its first request. Raises Refusal for a missing model."""
         raise NotImplementedError
 
+    def read_with(self, name: str, model: Model) -> StreamInterface:
+        """The stream of that name, which from now on reads with this model, from the beginning of the text.
+
+        The model has the same tokens as the one before, for example the same network with weights that were trained.
+        """
+        raise NotImplementedError
+
     def exit(self, layer: int) -> StreamInterface:
         """The early exit of the target after `layer` layers."""
         raise NotImplementedError

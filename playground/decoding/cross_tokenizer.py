@@ -35,11 +35,11 @@ class Lexicon:
         if not pairs:
             raise Refusal(f"{ours.name} and {theirs.name} have no token in common: choose another draft.", "draft")
         self.ours, self.theirs = pairs, {token: other for other, token in pairs.items()}  # by id in the other one
-        self._columns = torch.tensor([list(self.theirs), list(self.theirs.values())], device=theirs.device)
+        self.columns = torch.tensor([list(self.theirs), list(self.theirs.values())], device=theirs.device)
 
     def project(self, logits: Tensor, size: int) -> Tensor:
         """Logits [n, V of theirs] as logits [n, size] of ours; tokens without a counterpart are removed."""
-        ours, theirs = self._columns
+        ours, theirs = self.columns
         return logits.new_full((len(logits), size), REMOVED).index_copy_(1, ours, logits[:, theirs])
 
 
@@ -131,6 +131,13 @@ class CrossTokenizerStream(Stream):
             if text and b"".join(own_bytes[within]) == text:
                 found.append((token, tuple(self.lexicon.ours.get(other, -1) for other in own[within])))
         return [(token, counterparts) for token, counterparts in found if -1 not in counterparts]
+
+    def as_read(self, tokens: list[int]) -> list[int]:
+        return [*self._text, *(self.lexicon.theirs[token] for token in tokens)]
+
+    @property
+    def common(self) -> Tensor:
+        return self.lexicon.columns
 
     # --- rows in the lane's tokens ---
 

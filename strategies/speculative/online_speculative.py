@@ -10,14 +10,17 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.functional import silu
 
+from playground.algorithms.speculative.draft_training import ALL, LORA, DraftTraining, Lesson, untrainable
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.algorithms.speculative.query_kinds import QueryKinds
 from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal
-from playground.events import Figure
+from playground.events import Figure, Note
 
 SHOWN = 4  # tokens of a corrected position
 FORWARD_SHARE = 0.9  # of the forward divergence in the mixture of both
+CORRECTION = "correction"
 
 
 class CorrectedPosition(NamedTuple):
@@ -26,6 +29,16 @@ class CorrectedPosition(NamedTuple):
     hidden: Tensor  # [draft's hidden_size], input of the draft's lm_head
     logits: Tensor  # [V], of the draft without what it learned
     target: Tensor  # [V], logits of the target
+
+
+class TestedPosition(NamedTuple):
+    """A position whose draft token was tested, for a draft that is trained itself."""
+
+    place: int  # of the last token that the draft read before
+    target: Tensor  # [V], logits of the target
+
+
+StoredPosition = CorrectedPosition | TestedPosition
 
 
 class DraftCorrection(Module):
@@ -80,25 +93,34 @@ class OnlineSpeculative(Drafter):
     """A draft model that learns while the text is generated: at every rejected draft token the target has already
     computed the right distribution, and the draft is trained on it.
 
-    Each rejection stores the draft's hidden state and the target's distribution at that position. After `interval` of
-    them one step of AdamW lowers the divergence between the two, so the draft follows what this visitor asks for. What
-    was learned is kept for the visitor's next runs, is named by the digest in the header of a run, and is cleared by
-    the button that forgets. The draft tokens are verified against the q they were drawn from, so the output
-    distribution is the target's whatever was learned. The paper trains all weights of the draft between requests; here
-    a small correction in front of the draft's lm_head is trained, which needs no further forward and no new KV cache,
-    and can change within a text. Routing between several drafts is left out. lr = 0 is a plain draft chain, depth = 0
-    plain decoding. Liu et al. 2024, arXiv 2310.07177.
+    Each rejection stores the target's distribution at that position. After `interval` of them one step of AdamW lowers
+    the divergence between it and the draft's, so the draft follows what this visitor asks for. Trained are all weight
+    matrices of a small draft, as in the paper, low-rank additions to its attention (LoRA), or a correction in front of
+    its lm_head, which needs neither a further forward nor a new KV cache. The lane reads with its own copy of the
+    draft, and after an update the draft reads the text again. With several `kinds`, questions are routed: each trains
+    and uses what was learned from those that resemble it. What was learned is kept for the visitor's next runs, is
+    named by the digest in the header of a run, and is cleared by the button that forgets. The draft tokens are verified
+    against the q they were drawn from, so the output distribution is the target's whatever was learned. The paper
+    updates between requests; here updates happen within a text too. lr = 0 is a plain draft chain, depth = 0 plain
+    decoding. Liu et al. 2024, arXiv 2310.07177; the router is ours.
     """
 
     name, title, paper, sheet = (
         "online_speculative", "Online speculative decoding", "2310.07177", "speculative/online-speculative"
     )
     needs, drawn, guarantee = ("draft",), "independent", ("collapses",)
-    remembers, reconstruction, sure = True, True, "medium"
+    remembers, sure = True, "high"
 
     depth: int = knob(5, 0, 16, step=1, help="draft tokens per round; 0 is plain decoding")
     interval: int = knob(4, 1, 64, step=1, help="stored positions per update of the draft")
     lr: float = knob(3e-3, 0.0, 0.1, help="learning rate; 0 learns nothing")
+    scope: str = knob(
+        LORA,
+        choices=(LORA, ALL, CORRECTION),
+        help="what is trained: low-rank additions to the draft's attention, all its weight matrices, or a correction "
+        "in front of its lm_head",
+    )
+    kinds: int = knob(1, 1, 8, step=1, help="kinds of questions that are learned apart; 1: all questions together")
     loss: str = knob(
         "forward",
         choices=("forward", "reverse", "both"),
@@ -108,14 +130,15 @@ class OnlineSpeculative(Drafter):
     positions: str = knob(
         "rejected", choices=("rejected", "tested"), help="learn where a draft token was rejected, or wherever one was"
     )
-    rank: int = knob(64, 1, 256, step=1, help="size of the correction")
+    rank: int = knob(64, 1, 256, step=1, help="size of the correction, or of the low-rank additions")
     share: bool = knob(True, help="keep what was learned for the next runs")
 
     def __post_init__(self):
         self._correction: DraftCorrection | None = None
+        self._training: DraftTraining | None = None
         self._hidden: dict[int, Tensor] = {}  # of the draft after each node of this round
         self._logits: dict[int, Tensor] = {}  # of the draft without the correction
-        self._waiting: list[CorrectedPosition] = []
+        self._waiting: list[StoredPosition] = []
         self._tested = self._accepted = 0
 
     @property
@@ -123,28 +146,44 @@ class OnlineSpeculative(Drafter):
         return ("draft",)
 
     def propose(self, lm: Lane, budget) -> Iterator:
-        stream = lm.stream("draft")
-        if self._correction is None:
-            self._begin(lm, stream.model)
+        if not (self._correction or self._training):
+            yield from self._begin(lm, lm.stream("draft").model)
         yield from self._learned(lm)
         tree, self._hidden, self._logits = new_tree(lm, self), {}, {}
 
         def level(rows, leaves, number):
-            self._correct(rows, leaves[0])
+            if self._correction:
+                self._correct(rows, leaves[0])
             return independent(lm, tree, rows, leaves[0], 1)
 
-        return (yield from grow(lm, stream, tree, min(self.depth, budget), level))
+        return (yield from grow(lm, lm.stream("draft"), tree, min(self.depth, budget), level))
 
     def observe(self, tree, rows, verdict) -> None:
         self._tested += len(verdict.tests)
         self._accepted += sum(test.kept for test in verdict.tests)
-        path = [node for node in (ROOT, *verdict.kept) if tree.children(node) and node in self._hidden]
+        path = [node for node in (ROOT, *verdict.kept) if tree.children(node)]
         rejected = [node for node in path if not set(tree.children(node)) & set(verdict.kept)]
         for node in rejected if self.positions == "rejected" else path:
             self._store(rows, node)
 
+    def _begin(self, lm: Lane, model) -> Iterator[Note]:
+        """Recall what was learned from questions of this kind."""
+        kind = 0
+        if self.kinds > 1:
+            known = lm.memory(f"{self.name} kinds", QueryKinds, self.kinds) if self.share else QueryKinds()
+            kind = known.route(lm.embed(lm.prompts["target"]), self.kinds)
+            yield Note(f"This question is of kind {kind + 1} of {len(known)}; its draft learned from "
+                       f"{known.counts[kind] - 1} questions before.")
+        if self.scope != CORRECTION and (why := untrainable(model, self.scope)):
+            yield Note(f"{why} Here only a correction in front of its lm_head is trained.")
+        elif self.scope != CORRECTION:
+            self._training = DraftTraining(lm, self.name, model, self.scope, self.rank, (kind,), self.share)
+            lm.read_with("draft", self._training.model)
+            return
+        self._begin_correction(lm, model, kind)
+
     @torch.inference_mode(False)  # lanes run in inference mode, whose tensors cannot be trained through
-    def _begin(self, lm: Lane, model) -> None:
+    def _begin_correction(self, lm: Lane, model, kind: int) -> None:
         if model.lm_head_weights is None:
             raise Refusal(
                 f"The lm_head of {model.name} is quantised, and the draft learns through it: load the draft model "
@@ -152,7 +191,7 @@ class OnlineSpeculative(Drafter):
                 self.name,
             )
         self._lm_head = model.lm_head_weights[:lm.vocabulary]
-        about = (model.name, model.revision, model.quantization, self.rank)
+        about = (model.name, model.revision, model.quantization, self.rank, *([kind] if kind else []))
 
         def untrained() -> DraftCorrection:
             return DraftCorrection(model.width, self.rank)
@@ -175,6 +214,9 @@ class OnlineSpeculative(Drafter):
     @torch.inference_mode(False)
     def _store(self, rows, node: int) -> None:
         """Remember the row that predicted the draft token after `node`: copies that outlive the forward's buffers."""
+        if self._training:
+            self._waiting.append(TestedPosition(rows.position(node) - 1, rows.raw[rows.row(node)].clone()))
+            return
         logits, target = self._logits[node], rows.raw[rows.row(node)].to(self._logits[node].device)
         self._waiting.append(CorrectedPosition(self._hidden[node].clone(), logits.clone(), target.clone()))
 
@@ -188,17 +230,39 @@ class OnlineSpeculative(Drafter):
         if len(self._waiting) < self.interval or not self.lr:
             del self._waiting[:-self.interval]
             return
-        last, before = self._waiting[-1], self._draft_distribution(self._waiting[-1])
-        loss = self._correction.learn(self._waiting, self._lm_head, self.lr, self.loss)
+        last, before = self._waiting[-1], self._draft_distribution(lm, self._waiting[-1])
+        loss = self._learn(lm)
         self._waiting.clear()
         yield Figure("scalar", "training loss of the draft", {"x": lm.generated, "series": {"loss": loss}})
-        yield self._comparison(lm, last, before, self._draft_distribution(last))
+        yield self._comparison(lm, last, before, self._draft_distribution(lm, last))
 
-    def _draft_distribution(self, position: CorrectedPosition) -> Tensor:
+    def _learn(self, lm: Lane) -> float:
+        """One update on the stored positions; returns the loss before it."""
+        if self._correction:
+            return self._correction.learn(self._waiting, self._lm_head, self.lr, self.loss)
+        loss = self._training.learn([self._lesson(lm)], self.lr)
+        lm.read_with("draft", self._training.model)
+        return loss
+
+    @torch.inference_mode(False)
+    def _lesson(self, lm: Lane) -> Lesson:
+        """The stored positions, all of this text, with the targets' distributions there."""
+        places, targets = [one.place for one in self._waiting], torch.stack([one.target for one in self._waiting])
+
+        def loss(rows: Tensor) -> Tensor:
+            return loss_of(rows[:, :lm.vocabulary], targets.to(rows), self.loss)
+
+        return Lesson(lm.tokens[:max(places) + 1], places, loss)
+
+    @torch.no_grad()
+    def _draft_distribution(self, lm: Lane, position: StoredPosition) -> Tensor:
         """q [V] at temperature 1, with what was learned so far."""
+        if isinstance(position, TestedPosition):
+            logits = self._training.logits(lm.tokens[:position.place + 1], [position.place])[0]
+            return logits[:lm.vocabulary].softmax(-1)
         return (position.logits + self._change(position.hidden[None])[0].to(position.logits.dtype)).softmax(-1)
 
-    def _comparison(self, lm: Lane, position: CorrectedPosition, before: Tensor, after: Tensor) -> Figure:
+    def _comparison(self, lm: Lane, position: StoredPosition, before: Tensor, after: Tensor) -> Figure:
         p = position.target.softmax(-1)
         ids = p.topk(min(SHOWN, len(p))).indices
         values = [share[ids].tolist() for share in (p, before, after)]

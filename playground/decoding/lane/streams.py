@@ -23,6 +23,7 @@ from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.stream import Exit, Stream
 from playground.decoding.visitor_memory import Memory
 from playground.engine.expert_routing import ExpertRouting
+from playground.engine.model import Model
 from playground.errors import Refusal
 
 FittedWeights = Mapping[str, dict[str, torch.Tensor]]
@@ -92,6 +93,12 @@ class ModelStreams(RunningText, LaneModels):
         if name not in self._streams:
             self._streams[name] = self._open_stream(name)
         return self._streams[name]
+
+    def read_with(self, name: str, model: Model) -> Stream:
+        if name in self._streams:
+            self._streams.pop(name).store.done = True
+        self._models = {**self._models, name: model}
+        return self.stream(name)
 
     def exit(self, layer: int) -> Exit:
         return self.target.exit(min(layer, self.depth))

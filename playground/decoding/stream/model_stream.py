@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree, chain
@@ -100,6 +101,15 @@ class Stream(PromptReading):
         Tokens that no token boundary of this model matches are omitted.
         """
         return [(token, (token,)) for token in self.lane.tokens[self.lane.prompt_length + start:]]
+
+    def as_read(self, tokens: list[int]) -> list[int]:
+        """The text and draft tokens after it, as tokens of this stream's model."""
+        return [*self.prompt, *self.lane.tokens[self.lane.prompt_length:], *tokens]
+
+    @property
+    def common(self) -> Tensor:
+        """Ids of the tokens that the lane and this stream's model have in common: the lane's and its own, [2, n]."""
+        return torch.arange(self.lane.vocabulary, device=self.model.device).expand(2, -1)
 
     # --- steps of the requests ---
 
