@@ -6,15 +6,28 @@ from math import prod
 
 import pytest
 import torch
+from drafting_runs import recorded
 from pairs import greedy_text, pair
 from tables import write
 
 from playground.contract import Drafter, find, make
 from playground.contract.lane_config import Assembly
-from playground.contract.token_tree import TokenTree
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
-from support.draft_heads import PROMPT, differing, head, library, proposals, random_weights, states
+from playground.events import Forward, Verdict
+from support.draft_heads import (
+    LENGTH,
+    PROMPT,
+    Watching,
+    differing,
+    head,
+    library,
+    proposals,
+    random_weights,
+    states,
+    written,
+)
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
 
@@ -49,8 +62,81 @@ def expected(proposal):
 
 
 @pytest.mark.oracle("hidden_transfer")
-def test_draft_tokens_are_read_from_the_pseudo_states_after_the_upper_layers():
-    assert list(differing(head(NAME, random_weights(NAME), **KNOBS), expected)) == []
+@pytest.mark.parametrize("phase", ["one", "two"])
+def test_draft_tokens_are_read_from_the_pseudo_states_after_the_upper_layers(phase):
+    assert list(differing(head(NAME, random_weights(NAME), phase=phase, **KNOBS), expected)) == []
+
+
+class Helped(find("hidden_transfer")):
+    """Drafts the right token too, so that rounds end after draft tokens; `own` are its drafts without it, by text."""
+
+    def drafted(self, lm, budget):
+        tree = yield from super().drafted(lm, budget)
+        drafted = {tuple(tree.prefix(node)) for node in range(len(tree))}
+        self.own = {**getattr(self, "own", {}), tuple(lm.tokens): drafted}
+        right = greedy_text("llama", PROMPT, LENGTH + 1)[lm.generated]
+        if right not in [tree.tokens[child] for child in tree.children(ROOT)]:
+            tree.add(right, ROOT)
+        tree.probes = self._pseudo_rows(tree, budget)
+        return tree
+
+
+def mistaken(cls: type[Helped]) -> int:
+    """In how many of the rounds after accepted draft tokens the drafts are not those computed anew."""
+    drafter = Watching(head(NAME, random_weights(NAME), cls, **KNOBS))
+    assert written(drafter) == greedy_text("llama", PROMPT, LENGTH)
+    own = {text: drafts for text, drafts in drafter.drafter.own.items() if drafts}
+    whole = [proposal for proposal in drafter.proposals if proposal.budget >= KNOBS["depth"]]
+    pairs = [(proposal, drafts) for proposal in whole if (drafts := own.get(tuple(proposal.tokens)))]
+    assert len(pairs) > 5 and len(drafter.proposals) < LENGTH - 4, "too few draft tokens were accepted"
+    return sum(drafts != expected(proposal) for proposal, drafts in pairs)
+
+
+@pytest.mark.oracle("hidden_transfer")
+def test_after_accepted_draft_tokens_the_guesses_are_those_of_the_last_of_them():
+    assert not mistaken(Helped)
+
+
+class EntersAtTheWrongLayer(Helped):
+    """Wrong: the maps read the state a layer further on, and the pseudo states enter there."""
+
+    def drafted(self, lm, budget):
+        tree = yield from super().drafted(lm, budget)
+        tree.entering = tree.entering[0] + 1, tree.entering[1]
+        return tree
+
+
+class GuessesOfTheRoot(Helped):
+    """Wrong: the guesses after the last token that was committed before the round are used."""
+
+    def observe(self, tree, rows, verdict):
+        super().observe(tree, rows, verdict)
+        if rows.probes is not None:
+            self._guesses._logits = rows.probes[:self.depth]
+
+
+class FollowsTheNextStep(Helped):
+    """Wrong: the first step is left out, as if the token after the last accepted one had been read."""
+
+    def drafted(self, lm, budget):
+        if self._guesses._logits is not None:
+            self._guesses._logits = self._guesses._logits[1:]
+        return (yield from super().drafted(lm, budget))
+
+
+@pytest.mark.refuses("hidden_transfer")
+@pytest.mark.parametrize("wrong", [EntersAtTheWrongLayer, GuessesOfTheRoot, FollowsTheNextStep])
+def test_wrong_layers_nodes_and_steps_in_one_forward_are_detected(wrong):
+    assert mistaken(wrong)
+
+
+def test_one_forward_a_round_verifies_and_drafts():
+    forwards = {}
+    for phase in ("one", "two"):
+        session, events = recorded(speculative_lane(NAME, "greedy_match", weights="random", nodes=4, phase=phase))
+        rounds = sum(isinstance(event, Verdict) for event in events)
+        forwards[phase] = sum(isinstance(event, Forward) for event in events) - rounds
+    assert forwards["one"] < 4 < 15 < forwards["two"], "beside the prompt, a forward for each draft"
 
 
 class StateOfAnotherLayer(find("hidden_transfer")):
@@ -93,7 +179,7 @@ class StepsInReverse(find("hidden_transfer")):
 @pytest.mark.refuses("hidden_transfer")
 @pytest.mark.parametrize("wrong", [StateOfAnotherLayer, EntersALayerLate, StepsInReverse])
 def test_wrong_layers_and_maps_are_detected(wrong):
-    assert list(differing(head(NAME, random_weights(NAME), wrong, **KNOBS), expected))
+    assert list(differing(head(NAME, random_weights(NAME), wrong, phase="two", **KNOBS), expected))
 
 
 class TrueStates(Drafter):
@@ -129,16 +215,18 @@ def test_with_the_true_state_the_logits_are_those_of_the_next_token():
 
 
 @pytest.mark.strategy("hidden_transfer")
+@pytest.mark.parametrize("phase", ["one", "two"])
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
-def test_the_distribution_is_the_targets(verifier):
-    lane = speculative_lane(NAME, verifier, AT_ONE, weights="random", nodes=6)
+def test_the_distribution_is_the_targets(verifier, phase):
+    lane = speculative_lane(NAME, verifier, AT_ONE, weights="random", nodes=6, phase=phase)
     assert off(lane, tables("abc"), [0, 1, 0], 3) < EXACT
 
 
 @pytest.mark.strategy("hidden_transfer")
-def test_random_maps_leave_greedy_text_and_cache_unchanged():
+@pytest.mark.parametrize("phase", ["one", "two"])
+def test_random_maps_leave_greedy_text_and_cache_unchanged(phase):
     decoder = make("speculative", verifier="greedy_match")
-    decoder.drafter = head(NAME, random_weights(NAME), nodes=9)
+    decoder.drafter = head(NAME, random_weights(NAME), nodes=9, phase=phase)
     lane = write(Assembly(decoder), {"target": pair().target}, PROMPT, Limits(0, 16), Draws(0))
     assert lane.tokens[len(PROMPT):] == greedy_text("llama", PROMPT, 16)
     assert lane.target.store.length <= len(lane.tokens) and not lane.target.store.parents

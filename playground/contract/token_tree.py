@@ -5,6 +5,7 @@ A chain is a tree in which node i has parent i - 1. Nodes are only appended, so 
 """
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -26,7 +27,8 @@ class TokenTree:
     listed several times. `blends` maps nodes that represent several tokens to (tokens, weights): their input is the
     weighted mean of the tokens' embeddings. `probes` maps nodes, or the root, to embeddings [k, hidden_size]: inputs of
     k further rows after the node, each after the one before. No draft token sees them and they are never committed; the
-    target's logits for them are `Rows.probes`.
+    target's logits for them are `Rows.probes`. With `entering`, (layer, function), the inputs of that layer for the
+    probes of all nodes, [nodes, k, hidden_size], are the function's value for those of the nodes, [nodes, hidden_size].
     """
 
     source: str = ""
@@ -38,6 +40,7 @@ class TokenTree:
     order: list[int] = field(default_factory=list)
     blends: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
     probes: dict[int, torch.Tensor] = field(default_factory=dict)
+    entering: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

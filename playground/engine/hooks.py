@@ -46,6 +46,10 @@ IGNORED = {
 }
 
 
+Rewrite = Callable[[Tensor], Tensor]
+"""From the input of a layer, [rows, d], to another one."""
+
+
 @dataclass
 class LayerPlan:
     """Which decoder layers run in one forward, and which hidden states are captured."""
@@ -56,10 +60,12 @@ class LayerPlan:
     capture: frozenset[int] = frozenset()  # layers whose input [rows, d] is captured; depth means the final norm
     compute: ComputePass | None = None  # decides layer by layer what runs; without skip, stop and resume
     routing: ExpertRouting | None = None  # which experts run, in a mixture of experts
+    rewrite: tuple[int, Rewrite] | None = None  # (layer, what its input becomes)
 
     def __post_init__(self) -> None:
         # whether all layers run, as far as is known before the forward; and whether, moreover, nothing is captured
-        self.is_whole = not self.skip and self.stop is None and self.resume is None and self.compute is None
+        changed = self.resume is not None or self.rewrite is not None
+        self.is_whole = not self.skip and self.stop is None and not changed and self.compute is None
         self.is_plain = self.is_whole and not self.capture
 
     def layers(self, depth: int) -> int:
@@ -121,6 +127,8 @@ class Call:
         self.layer = layer
         if self.plan.resume and self.plan.resume[0] == layer:
             hidden = self.plan.resume[1]
+        if self.plan.rewrite and self.plan.rewrite[0] == layer:
+            hidden = self.plan.rewrite[1](hidden)
         if layer in self.plan.capture:
             self.captured[layer] = hidden.to(self.segments[0].store.device)
         return hidden

@@ -20,9 +20,9 @@ from playground.algorithms.draft_heads.head_training import (
     ranks,
     trained,
 )
-from playground.algorithms.draft_heads.pseudo_rows import row_groups
+from playground.algorithms.draft_heads.pseudo_rows import ProbedGuesses, row_groups
 from playground.contract import Lane, knob
-from playground.contract.token_tree import TokenTree
+from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.host_copies import read_lists
 from playground.events import Figure
 
@@ -56,11 +56,12 @@ class HiddenTransfer(DraftHead):
     """A linear map per step predicts the hidden states that the next tokens will have in a middle layer, and the
     target's remaining layers refine them until its lm_head reads draft tokens.
 
-    The pseudo states attend to the text and to each other, and never enter the KV cache. They are made after the
-    verification, for the last accepted token alone, in a second, short forward. The draft tokens are the paper's, whose
-    forward carries pseudo states for every draft token while it verifies. The tree combines the best tokens of each
-    step as in Medusa. Layer, tree and weights of the loss are reconstructed. nodes = 0 is plain decoding. Wu et
-    al. 2024, arXiv 2404.12022.
+    The pseudo states attend to the text and to each other, and never enter the KV cache. One forward verifies and
+    drafts: every draft token carries pseudo states, and those of the last accepted one are the next draft. With `phase`
+    two they are made after the verification, for that token alone, in a second, short forward: the same draft tokens
+    from fewer rows. All rows of a forward pass all layers here, so in one forward the pseudo states' rows also pass the
+    lower layers, without effect. The tree combines the best tokens of each step as in Medusa. Layer, tree and weights
+    of the loss are reconstructed. nodes = 0 is plain decoding. Wu et al. 2024, arXiv 2404.12022.
     """
 
     name, title, paper, sheet = "hidden_transfer", "Hidden Transfer", "2404.12022", "draft-heads/hidden-transfer"
@@ -70,9 +71,11 @@ class HiddenTransfer(DraftHead):
     nodes: int = knob(16, 0, 64, step=1, help="draft tokens in the tree; 0 is plain decoding")
     depth: int = knob(STEPS, 1, 8, step=1, help="steps that are used, at most those that were trained")
     ranks: int = knob(RANKS, 1, RANKS, step=1, help="tokens per step that may enter the tree; 1 makes it a chain")
+    phase: str = knob("one", choices=("one", "two"), help="draft in the forward that verifies, or in a second one")
 
     def __post_init__(self):
         super().__post_init__()
+        self._guesses = ProbedGuesses()  # of the last forward
         self._layer: int | None = None  # of weights that say so
         self._pseudo: tuple[int, Tensor] | None = None  # position of the first pseudo state, and all [n, width]
 
@@ -119,15 +122,42 @@ class HiddenTransfer(DraftHead):
 
     @torch.inference_mode()
     def drafted(self, lm: Lane, budget) -> Iterator:
+        if not self.nodes:
+            return TokenTree(self.name)
+        if self.phase == "two":
+            return (yield from self._draft_apart(lm, budget))
+        logits, unread = self._guesses.after(lm), lm.target.behind()
+        tree = TokenTree(self.name)
+        if steps := min(len(logits), self.depth, budget):
+            tree = yield from self._tree(lm, logits[:steps], unread)
+        tree.probes, tree.entering = self._pseudo_rows(tree, budget), (self.state_layers(lm.depth)[0], self.network)
+        return tree
+
+    def observe(self, tree, rows, verdict) -> None:
+        self._guesses.read(tree, rows, verdict)
+
+    def _pseudo_rows(self, tree: TokenTree, budget: int) -> dict[int, Tensor]:
+        """Placeholders for the pseudo states of the root and of each node."""
+        steps = min(self.depth, len(self.network.transfer))
+        empty = self.network.transfer[0].weight.new_zeros(steps, self.network.transfer[0].in_features)
+        counts = {node: min(steps, budget - len(tree.path(node)) - 1) for node in (ROOT, *range(len(tree)))}
+        return {node: empty[:count] for node, count in counts.items() if count > 0}
+
+    def _draft_apart(self, lm: Lane, budget: int) -> Iterator:
+        """The draft tree from pseudo states of the last token that was read, in a forward of their own."""
         states, unread, layer = lm.target.states, lm.target.behind(), self.state_layers(lm.depth)[0]
         steps = min(unread - 1 + min(self.depth, budget), len(self.network.transfer))
-        if steps < unread or not self.nodes:  # the first steps guess what is known already
+        if steps < unread:  # the first steps guess what is known already
             return TokenTree(self.name)
         if self._pseudo:
             yield self._likeness(lm, layer)
         pseudo = self.network(states.of(layer, states.length - 1))[0, :steps]
         self._pseudo = states.length, pseudo
         logits = (yield lm.target.resume(layer, pseudo))[unread - 1:]
+        return (yield from self._tree(lm, logits, unread))
+
+    def _tree(self, lm: Lane, logits: Tensor, unread: int) -> Iterator:
+        """The tree of the best tokens of each step, from the steps' logits [n, V] after the unread tokens."""
         shares, tokens = read_lists(*logits.softmax(-1).topk(min(self.ranks, lm.vocabulary)))
         accuracy = self.network.accuracy[unread - 1:][:len(logits), :self.ranks]
         paths = _paths(tuple(map(tuple, accuracy.tolist())), self.nodes)

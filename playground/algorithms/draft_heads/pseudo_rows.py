@@ -6,12 +6,18 @@ the token at position t + i + 1. Here several such groups after one text are tra
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from playground.algorithms.draft_heads.head_training import HeadBatch, ahead
+from playground.contract.token_tree import ROOT, TokenTree
+
+if TYPE_CHECKING:
+    from playground.contract import Lane
+    from playground.contract.interfaces import RowsInterface
+    from playground.events import Verdict
 
 CUTS = 8  # groups in a text
 
@@ -58,3 +64,30 @@ def row_groups(batch: HeadBatch, size: int) -> RowGroups:
     order = torch.rand(places.shape, generator=chance).masked_fill(~places, -1.0)
     found, cuts = order.topk(min(CUTS, places.shape[1]))
     return RowGroups(cuts, found >= 0, size)
+
+
+class ProbedGuesses:
+    """The logits after the probes of the last accepted token."""
+
+    def __init__(self) -> None:
+        self._logits: Tensor | None = None  # [k, V]
+        self._text: list[int] = []  # up to that token
+
+    def read(self, tree: TokenTree, rows: RowsInterface, verdict: Verdict) -> None:
+        """Take the guesses of the last accepted node, if this forward had probes there."""
+        self._logits = None
+        node = verdict.kept[-1] if verdict.kept else ROOT
+        if rows.probes is not None and rows.tree is tree and node in tree.probes:
+            counts = {place: len(chain) for place, chain in tree.probes.items()}
+            before = sum(counts[place] for place in list(counts)[:list(counts).index(node)])
+            self._logits = rows.probes[before:before + counts[node]]
+            self._text = rows.committed + tree.prefix(node)
+
+    def after(self, lm: Lane) -> Tensor:
+        """The guesses [k, V] of the tokens after the text, if the last forward belongs to it. Those of tokens that are
+        known already, because a grammar forced them, are left out.
+        """
+        unread = lm.target.behind()
+        if self._logits is None or self._text != lm.tokens[:-unread]:
+            return torch.empty(0, lm.vocabulary)
+        return self._logits[unread - 1:]

@@ -16,8 +16,8 @@ from playground.decoding.sampler_chain import Histories
 from playground.engine.cache.kv_buffer import Capacity
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput
-from playground.engine.hooks import LayerPlan
-from playground.engine.host_copies import read_lists
+from playground.engine.hooks import LayerPlan, Rewrite
+from playground.engine.host_copies import on_device, read_lists
 from playground.engine.layer_choices import ComputePass
 from playground.engine.model import Model
 from playground.events import Figure
@@ -134,7 +134,8 @@ class StreamForwards:
             self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, likely=bool(likely)
         )
         _add_probes(work, probes, count)
-        answer = yield from self._feed(work, count)
+        rewrite = _entering(tree, count) if probes and tree.entering else None
+        answer = yield from self._feed(work, count, rewrite)
         if not count:
             return answer if fed else concat([self._root, answer])
         self._commit(count - 1)
@@ -149,13 +150,17 @@ class StreamForwards:
         else:
             self.store.commit(node)
 
-    def _feed(self, work: ForwardInput, committed: int) -> Generator[list[Feed], None, Tensor]:
+    def _feed(
+        self, work: ForwardInput, committed: int, rewrite: tuple[int, Rewrite] | None = None
+    ) -> Generator[list[Feed], None, Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
         first, routing, plan, probes = self.store.length, self._routing(), self._plan, len(work.embeds)
         if first < len(self.prompt):
             work.embeds |= self._inputs_of(range(first, first + committed))
         if self.computing or routing:
             plan = replace(plan, compute=self._compute(), routing=routing)
+        if rewrite:
+            plan = replace(plan, rewrite=rewrite)
         feed = Feed(self, self._watched(work), plan)
         yield [feed]
         if probes:
@@ -227,6 +232,20 @@ def _add_probes(work: ForwardInput, probes: dict[int, Tensor], offset: int) -> N
             work.parents.append(parent)
             parent = before + len(work.tokens)
             work.tokens.append(0)  # a placeholder
+
+
+def _entering(tree: TokenTree, offset: int) -> tuple[int, Rewrite]:
+    """The layer at which the probes of a tree enter, and what its input [rows, d] becomes there."""
+    layer, of_nodes = tree.entering
+    counts = list(map(len, tree.probes.values()))
+    nodes = [offset + node if node != ROOT else offset - 1 for node in tree.probes]
+
+    def rewrite(hidden: Tensor) -> Tensor:
+        entering = of_nodes(hidden[on_device(nodes, hidden.device)])
+        new = torch.cat([own[:count] for own, count in zip(entering, counts)])
+        return torch.cat([hidden[:-len(new)], new.to(hidden)])
+
+    return layer, rewrite
 
 
 def in_chain(count: int) -> list[int]:
