@@ -14,11 +14,13 @@ from playground.algorithms.diffusion import parallel_lists
 from playground.algorithms.diffusion.parallel_lists import (
     NAMES,
     TASKS,
+    TEXTS,
     ask,
     chance_of_right,
     question,
     questions,
     steps_of,
+    text_questions,
     texts,
     total_correlation,
 )
@@ -26,7 +28,7 @@ from playground.bench import parallel_limits
 from playground.bench.parallel_limits import counted, decoders, document, page
 from playground.contract import find, make
 from playground.contract.lane_config import LaneConfig
-from playground.engine.checkpoint.catalogue import LISTS, TABLES
+from playground.engine.checkpoint.catalogue import LISTS, PUZZLES, TABLES
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -96,6 +98,74 @@ def test_the_bundled_table_holds_every_question_with_its_answers():
     model = playground.load(LISTS).target
     p = model.denoise([*model.tokens.encode("shuffle cleo ann ben:"), *[None] * 11]).exp()[5]
     assert sorted(round(float(value), 6) for value in p if value) == [0.333333] * 3
+
+
+# --- puzzles and sentences ---
+
+CELLS = "ann eva gina leo blank leo ann eva eva gina leo ann blank ann blank blank"
+
+
+def is_sudoku(grid: tuple[str, ...]) -> bool:
+    rows = [grid[4 * i:4 * i + 4] for i in range(4)]
+    boxes = [[grid[4 * (r + i) + c + j] for i in (0, 1) for j in (0, 1)] for r in (0, 2) for c in (0, 2)]
+    return all(len(set(group)) == 4 for group in [*rows, *zip(*rows), *boxes])
+
+
+@pytest.mark.oracle("parallelbench")
+@pytest.mark.parametrize("hidden", [4, 7])
+def test_the_answers_of_a_sudoku_are_all_words_for_its_blanks_that_solve_it(hidden):
+    cells, blanks = CELLS.split(), 4
+    for place in (0, 5, 11):
+        if blanks < hidden:
+            cells[place], blanks = "blank", blanks + 1
+    places = [place for place, cell in enumerate(cells) if cell == "blank"]
+    right = set()
+    for words in product(("ann", "eva", "gina", "leo"), repeat=len(places)):
+        filled = dict(zip(places, words))
+        if is_sudoku(tuple(filled.get(place, cell) for place, cell in enumerate(cells))):
+            right.add(words)
+    assert set(question(f"sudoku {' '.join(cells)}:").answers) == right and len(right) >= 1
+    assert question(f"sudoku {' '.join(cells)}:").score(("ann",) * len(places)) == 0
+
+
+def test_an_unsolvable_sudoku_and_unknown_words_ask_nothing():
+    twice = CELLS.replace("gina leo blank", "leo leo blank", 1)
+    for prompt in (f"sudoku {twice}:", "sudoku ann blank:", "sentence with cow and here:", "reword ann hugs ben:"):
+        assert question(prompt) is None
+
+
+@pytest.mark.oracle("parallelbench")
+def test_sentences_are_all_those_whose_words_agree():
+    singular = {"cat": True, "cats": False, "dog": True, "dogs": False, "bird": True, "birds": False}
+    verbs = {"sleeps": True, "sleep": False, "runs": True, "run": False, "sings": True, "sing": False}
+    right = {(count, noun, verb, place) for count, noun, verb, place in product(
+        ("one", "two"), singular, verbs, ("here", "there", "outside"))
+        if (count == "one") == singular[noun] == verbs[verb] and noun.startswith("dog") and place == "there"}
+    asked = question("sentence with dog and there:")
+    assert set(asked.answers) == right and len(right) == 6
+    assert asked.score(("two", "dogs", "runs", "there")) == 0
+    assert total_correlation(asked.answers, range(4), {}) == pytest.approx(2), "number, noun and verb: two bits"
+
+
+def test_paraphrases_keep_who_did_what_to_whom():
+    asked = question("reword ida calls hugo:")
+    assert asked.score("hugo is called by ida".split()) == asked.score("it is hugo that ida calls".split()) == 1
+    assert asked.score("ida is called by hugo".split()) == asked.score("ida calls hugo".split()) == 0
+
+
+def test_the_bundled_puzzles_are_the_drawn_ones_and_have_one_solution():
+    stored = [entry["text"] for entry in json.loads(TABLES[PUZZLES].read_text(encoding="utf-8"))["sentences"]]
+    assert stored == texts(text_questions()) and {one.task for one in text_questions()} == set(TEXTS)
+    assert all(len(one.answers) == 1 for one in text_questions() if one.task == "sudoku")
+
+
+def test_a_decoder_that_fills_a_sentence_at_once_is_scored_against_the_ideal():
+    prompt = "sentence with dog and there:"
+    fill = LaneConfig("masked_diffusion", {"steps": 1, "temperature": 1.0})
+    result = playground.compare([fill], prompt, models=playground.load(PUZZLES), seed=1, max_new_tokens=24)[0]
+    (table, *_), words = ParallelBench().draw([result.trace]), tuple(result.text.split())
+    assert table.data["values"][0][1] == float(words in question(prompt).answers)
+    assert table.data["values"][0][2] == pytest.approx(2)
 
 
 # --- what can be counted ---

@@ -2,8 +2,8 @@
 
 A task names an operation on a list of words. All its right answers are equally likely, and a word is one token, so the
 marginals of an ideal denoiser, the dependence between positions and the chance of a right answer can be counted. After
-the waiting line and the latin square of ParallelBench, Kang et al. 2025, arXiv 2510.04767; words, wording and counting
-are ours.
+the waiting line and the puzzles of ParallelBench, Kang et al. 2025, arXiv 2510.04767; words, wording and counting are
+ours.
 """
 from __future__ import annotations
 
@@ -15,9 +15,20 @@ from itertools import pairwise, permutations, product
 from math import ceil, log2, prod
 from random import Random
 
+from playground.algorithms.diffusion.parallel_texts import (
+    NOUNS,
+    PLACES,
+    REWORDED,
+    rewordings,
+    sentences,
+    solutions,
+    sudoku,
+)
+
 NAMES = ("ann", "ben", "cleo", "dan", "eva", "fred", "gina", "hugo", "ida", "jack", "kim", "leo")
 LENGTHS = (3, 4)  # of lists in the bundled table; squares have the first of them
 EACH = 3  # lists of each length
+WORDS = ("name", "noun", "place", "who", "verb", "whom")  # holes for one word
 FIRST = {"items": ("cleo", "ann", "ben", "dan"), "name": "leo", "index": 1}  # in the first question of every task
 Answer = tuple[str, ...]
 Known = dict[int, str]
@@ -28,12 +39,14 @@ Known = dict[int, str]
 class ListTask:
     """A prompt with holes, and all right answers for what fills them."""
 
-    ask: str  # with {items}, and {name} or {index} if the task needs them
+    ask: str  # with {items}, and {name} or {index} if the task needs them, or with holes of its own
     answers: Callable[..., Iterable[Answer]]
+    draw: Callable[[Random], dict[str, str]] | None = None  # what fills holes of its own at random
 
     @property
     def pattern(self) -> re.Pattern:
-        holes = {"items": r"[a-z]+(?: [a-z]+)*", "name": "[a-z]+", "index": r"\d+"}
+        words = r"[a-z]+(?: [a-z]+)*"
+        holes = {"items": words, "cells": words, "index": r"\d+"} | dict.fromkeys(WORDS, "[a-z]+")
         return re.compile(self.ask.format(**{name: f"(?P<{name}>{form})" for name, form in holes.items()}))
 
 
@@ -75,9 +88,29 @@ TASKS: dict[str, ListTask] = {
 }
 
 
+def _drawn_sentence(chance: Random) -> dict[str, str]:
+    return {"noun": chance.choice(list(NOUNS)), "place": chance.choice(PLACES)}
+
+
+def _drawn_rewording(chance: Random) -> dict[str, str]:
+    who, whom = chance.sample(NAMES, 2)
+    return {"who": who, "verb": chance.choice(list(REWORDED)), "whom": whom}
+
+
+TEXTS: dict[str, ListTask] = {
+    "sudoku": ListTask("sudoku {cells}:", lambda cells: solutions(cells.split()),
+                       lambda chance: {"cells": " ".join(sudoku(chance, NAMES))}),
+    "sentence": ListTask("sentence with {noun} and {place}:", sentences, _drawn_sentence),
+    "reword": ListTask("reword {who} {verb} {whom}:", rewordings, _drawn_rewording),
+}
+
+
 @dataclass(frozen=True)
 class ListQuestion:
-    """A prompt, the list in it, and all right answers, which are equally likely. An index counts from 0."""
+    """A prompt, the list in it if there is one, and all right answers, which are equally likely.
+
+    An index counts from 0.
+    """
 
     task: str
     prompt: str
@@ -101,11 +134,17 @@ def question(prompt: str) -> ListQuestion | None:
                 asked["index"] = int(asked["index"])
             if len(set(items)) == len(items) and asked.get("index", 0) < len(items):
                 return ListQuestion(name, text, items, tuple(task.answers(items, **asked)))
+    for name, task in TEXTS.items():
+        found = task.pattern.fullmatch(text)
+        if found and (right := tuple(task.answers(**found.groupdict()))):
+            return ListQuestion(name, text, (), right)
     return None
 
 
 def ask(task: str, length: int, chance: Random) -> ListQuestion:
-    """A random question of a task."""
+    """A random question of a task; `length` counts the words of its list."""
+    if task in TEXTS:
+        return question(TEXTS[task].ask.format(**TEXTS[task].draw(chance)))
     *items, name = chance.sample(NAMES, length + 1)
     asked = TASKS[task].ask.format(items=" ".join(items), name=name, index=chance.randrange(length))
     return question(asked)
@@ -118,6 +157,13 @@ def questions(seed: int = 0) -> list[ListQuestion]:
         for length in LENGTHS[:1] if task == "latin square" else LENGTHS:
             first = TASKS[task].ask.format(**FIRST | {"items": " ".join(FIRST["items"][:length])})
             found += [question(first), *(ask(task, length, chance) for _ in range(EACH - 1))]
+    return list({one.prompt: one for one in found}.values())
+
+
+def text_questions(seed: int = 0) -> list[ListQuestion]:
+    """The questions of the bundled table of puzzles and sentences."""
+    chance = Random(seed)
+    found = [ask(task, 0, chance) for task in TEXTS for _ in range(EACH)]
     return list({one.prompt: one for one in found}.values())
 
 

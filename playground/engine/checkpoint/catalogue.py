@@ -15,13 +15,18 @@ from playground.errors import Refusal
 from playground.weight_changes import JOINT
 
 BUNDLED_MODELS = ASSETS / "models"
-ORACLE, LISTS = "oracle", "oracle-lists"  # exact tables instead of networks: files next to the model folders
+# exact tables instead of networks: files next to the model folders
+ORACLE, LISTS, PUZZLES = "oracle", "oracle-lists", "oracle-puzzles"
 TEXT_MODEL, DENOISER, BLOCK_DENOISER = "pocket", "pocket-diffusion", "pocket-block-diffusion"
 EXPERTS = "pocket-moe"
 OTHER_TOKENS = "pocket-other-draft"  # has a different tokenizer
 PACKED = ("nf4", "fp4", "int8")  # as the name of a draft: the target itself with quantised weights
 ORACLE_SENTENCES = BUNDLED_MODELS.parent / "oracle.json"
-TABLES = {ORACLE: ORACLE_SENTENCES, LISTS: BUNDLED_MODELS.parent / "oracle-lists.json"}
+TABLES = {
+    ORACLE: ORACLE_SENTENCES,
+    LISTS: BUNDLED_MODELS.parent / "oracle-lists.json",
+    PUZZLES: BUNDLED_MODELS.parent / "oracle-puzzles.json",
+}
 MOST_COMPARED = 100  # characters of a misspelt name that are compared with the catalogue
 CARD = "variant.json"  # describes a model that was made here, in its folder
 
@@ -99,6 +104,14 @@ BUNDLED = (
         "bundled",
         "",
         "An exact table over lists that are copied, shuffled and changed; for masked diffusion and ParallelBench.",
+        attention="full",
+    ),
+    Entry(
+        PUZZLES,
+        "Oracle puzzles",
+        "bundled",
+        "",
+        "An exact table over sudokus, sentences and paraphrases; for masked diffusion and ParallelBench.",
         attention="full",
     ),
 )
