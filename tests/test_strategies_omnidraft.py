@@ -28,8 +28,8 @@ CHAIN = speculative_lane("draft_model", AT_ONE, depth=3)
 COLLAPSES = {
     "omnidraft": [
         *collapses(lambda *added: speculative_lane("omnidraft", *added, depth=0)),
-        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3), CHAIN),
-        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3, longest=1), CHAIN),
+        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3, lr=0.0), CHAIN),
+        Collapse(speculative_lane("omnidraft", AT_ONE, depth=3, lr=0.0, longest=1), CHAIN),
     ],
 }
 

@@ -28,6 +28,7 @@ class FeedSource(Protocol):
     model: Model
     prompt: list[int]
     captures: frozenset[int]  # layers before which hidden states are captured
+    reads_again: bool  # it has read the text before, with other weights
 
 
 class InFlight(Protocol):
@@ -71,7 +72,7 @@ class Feed:
     def describe(self) -> Forward:
         """The event for this forward, which has run."""
         model, work, rows = self.stream.model, self.work, len(self.work.tokens)
-        prompt = work.start < len(self.stream.prompt)
+        prompt = work.start < len(self.stream.prompt) and not self.stream.reads_again
         phase: Literal["prefill", "decode", "catch_up"]
         phase = "prefill" if prompt else "catch_up" if work.last_only and rows > 1 else "decode"
         layers, routing, compute = self.plan.layers(model.depth), self.plan.routing, self.plan.compute

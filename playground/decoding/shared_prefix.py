@@ -33,6 +33,8 @@ STORED_ONCE = 256
 class SharedPrefix:
     """One prompt read by one model, for all streams that start with it."""
 
+    reads_again = False
+
     def __init__(self, stream: Stream, state_layers: frozenset[int]):
         """`state_layers` are those whose inputs some lane reads for the whole prompt."""
         self.name, self.model, self.prompt, self.captures = stream.name, stream.model, stream.prompt, stream.captures

@@ -95,10 +95,12 @@ class ModelStreams(RunningText, LaneModels):
         return self._streams[name]
 
     def read_with(self, name: str, model: Model) -> Stream:
-        if name in self._streams:
-            self._streams.pop(name).store.done = True
+        before = self._streams.pop(name, None)
         self._models = {**self._models, name: model}
-        return self.stream(name)
+        stream = self.stream(name)
+        if before:
+            before.store.done, stream.reads_again = True, before.reads_again or before.store.length > 0
+        return stream
 
     def exit(self, layer: int) -> Exit:
         return self.target.exit(min(layer, self.depth))

@@ -76,6 +76,8 @@ class StreamForwards:
     been read (scratch).
     """
 
+    reads_again = False
+
     def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int]):
         self.name, self.model, self.lane, self.prompt = name, model, lane, prompt
         self.store = model.new_store(
