@@ -81,8 +81,9 @@ class M2R2(DraftHead):
     is computed twice. Drafting stops after a token below tau, which is verified as well. Adapters of zero make this
     drafting with the first layers alone; depth = 0 is plain decoding. Reconstructed without code of the authors: one
     gate, adapters beside each step of the residual in place of the feed-forward network, and the token's probability in
-    place of the trained router. Early exit without verification and loading experts ahead are left out. Bhendawade et
-    al. 2025, arXiv 2502.02040.
+    place of the trained router. Early exit without verification and loading experts ahead are left out; no code was
+    published. Its draft tokens are accepted as often as those of the first layers alone on the bundled model, which was
+    trained to exit early. Bhendawade et al. 2025, arXiv 2502.02040.
     """
 
     name, title, paper, sheet = "m2r2", "M2R2: accelerated residuals", "2502.02040", "adaptive-compute/m2r2"

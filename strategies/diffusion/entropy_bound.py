@@ -19,7 +19,8 @@ class EntropyBound(CanvasDecoder):
     each other; all others become random tokens again. The temperature falls from forward to forward, and the next
     forward also reads the tempered logits. A block ends early once its most probable tokens stay the same and their
     mean entropy is low; these tokens are its text. The last block is as long as the rest of the canvas. This is how the
-    transformers library runs DiffusionGemma; entropy bound: Ben-Hamu et al. 2025, arXiv 2505.24857.
+    transformers library runs DiffusionGemma. No bundled model turns noise into text: load
+    google/diffusiongemma-26B-A4B-it. Entropy bound: Ben-Hamu et al. 2025, arXiv 2505.24857.
     """
 
     name, title, paper, sheet = "entropy_bound", "Entropy bound", "2505.24857", "diffusion/diffusion-gemma"

@@ -15,7 +15,8 @@ class WeDLM(CanvasDecoder):
     between it and the first mask, is below the threshold, and at least the one with the lowest sum. Threshold 0 fills
     one position per forward; with the largest penalty that is from left to right, whatever the window. Unlike in the
     released engine the run stops without the forward that would only commit its last tokens. The model must be trained
-    for it: a WeDLM checkpoint. Liu et al. 2025, arXiv 2512.22737.
+    for it, and no bundled one is: load a WeDLM checkpoint from the hub (8 B parameters) or a folder. Liu et al. 2025,
+    arXiv 2512.22737.
     """
 
     name, title, paper, sheet = "wedlm", "WeDLM", "2512.22737", "diffusion/wedlm"

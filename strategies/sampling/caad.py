@@ -28,9 +28,10 @@ class CAAD(Sampler):
     Before the run the model reads questions with their answers and stores, for each token of an answer, the hidden
     state and the logits before it. During decoding, the logits of the entries more similar than tau are averaged, and
     alpha times the mean is added. Without a similar entry this is the model alone, and so it always is with alpha = 0
-    or tau = 1. Nguyen et al. 2025, arXiv 2508.02184. Ours: entries are compared by the input of the lm_head, minus the
-    mean over all entries, while the authors embed the last few words with a sentence encoder; their questions use a
-    chat template, here the format of the prompt.
+    or tau = 1. Nguyen et al. 2025, arXiv 2508.02184. Ours: entries are compared by the model's own state, the input of
+    the lm_head minus the mean over all entries. The authors embed the last few words with a sentence encoder of 90 MB,
+    which is not bundled, so "similar" means here what the model predicts alike, not what reads alike. Their questions
+    use a chat template, here the format of the prompt.
     """
 
     name, title, paper, sheet = "caad", "CAAD", "2508.02184", "sampling/caad"

@@ -115,10 +115,11 @@ class S2D(DraftHead):
     the threshold; the first exit above it gives the draft distribution, the last always does. Hidden states of tokens
     that left early wait, and are read by the deeper layers together with the next token that goes deeper, so each layer
     has the KV cache of the whole text as far as it has read. threshold = 1 always drafts with all layers, 0 with the
-    fewest; depth = 0 is plain decoding. The paper has a threshold for each exit, and its draft has embeddings and an
-    lm_head of its own and drafts by argmax; here tokens are sampled from the exit's distribution, as an exact
-    verification needs.
-    Kavehzadeh et al. 2024, arXiv 2407.01955; Valipour et al. 2023, arXiv 2309.00255.
+    fewest; depth = 0 is plain decoding. SortedNet also has sub-networks of less width and trains one drawn at random in
+    each step; here there are those of less depth alone, whose mean loss is trained. The paper has a threshold for each
+    exit, and its draft has embeddings and an lm_head of its own and drafts by argmax; here tokens are sampled from the
+    exit's distribution, as an exact verification needs. Kavehzadeh et al. 2024, arXiv 2407.01955; Valipour et al. 2023,
+    arXiv 2309.00255.
     """
 
     name, title, paper, sheet = "s2d", "S2D: sorted nested drafts", "2407.01955", "speculative/s2d-sorted"
