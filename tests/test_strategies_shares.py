@@ -14,7 +14,7 @@ from playground.errors import Refusal
 from support.budget_policies import TREE, best, roomy, with_policy
 from support.eviction import PROMPT, alone, course, models
 
-ChunkKV, AdaKV, SimLayerKV = (find(name) for name in ("chunk_kv", "ada_kv", "sim_layer_kv"))
+ChunkKV, AdaKV, ComposedKV, SimLayerKV = map(find, ("chunk_kv", "ada_kv", "composed_kv", "sim_layer_kv"))
 CUT = {"window": 3, "capacity": 11}
 
 
@@ -26,6 +26,12 @@ def equals(name: str, knobs: dict, other: str, shared: dict) -> list[Collapse]:
 COLLAPSES = {
     "chunk_kv": [*roomy("chunk_kv", capacity=2048), *equals("chunk_kv", {"chunk": 1}, "snapkv", {**CUT, "kernel": 3})],
     "ada_kv": [*roomy("ada_kv", capacity=2048), *equals("ada_kv", {"alpha": 1.0}, "snapkv", CUT)],
+    "composed_kv": [
+        *roomy("composed_kv", capacity=2048),
+        *equals("composed_kv", {"score": "attention", "chunk": 1}, "ada_kv", {**CUT, "alpha": 0.3, "kernel": 3}),
+        *equals("composed_kv", {"score": "attention", "alpha": 1.0}, "chunk_kv", {**CUT, "chunk": 4, "kernel": 3}),
+        *equals("composed_kv", {"score": "attention", "alpha": 1.0, "chunk": 1}, "snapkv", {**CUT, "kernel": 5}),
+    ],
     "sim_layer_kv": roomy("sim_layer_kv", threshold=1.0),
 }
 HEADS, SLOTS, WINDOW = 3, 20, 3
@@ -155,6 +161,78 @@ def test_the_scattered_head_keeps_more_and_the_layer_keeps_as_much_as_snapkv():
     assert len(kept[0]) != len(kept[2]) and sum(map(len, kept)) == HEADS * (WINDOW + 6)
 
 
+# --- a score, chunks and shared budgets together ---
+
+KEYS = torch.randn(HEADS, SLOTS, 4, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+KEYS[1] += 3 * KEYS[1, :1]  # keys of this head resemble each other
+
+
+def worth(score: str, head: int) -> dict[int, float]:
+    """Of each token before the window, from the keys of its head, by the definitions."""
+    rows = KEYS[head].tolist()
+    length = [sum(x * x for x in row) ** 0.5 for row in rows]
+    if score == "key_norm":
+        return {p: -length[p] for p in EARLY}
+    mean = [sum(row[i] / length[p] for p, row in enumerate(rows)) for i in range(4)]
+    size = sum(x * x for x in mean) ** 0.5
+    return {p: -sum(a * b for a, b in zip(rows[p], mean)) / (length[p] * size) for p in EARLY}
+
+
+def composed(score: str, chunk: int, even: int, alpha: float) -> list[set[int]]:
+    chunks = [[p for p in EARLY if p // chunk == n] for n in range(SLOTS)]
+    heads = []
+    for head in range(HEADS):
+        values = worth(score, head)
+        heads.append({n: sum(values[p] for p in own) / len(own) for n, own in enumerate(chunks) if own})
+    return [{p for n in kept for p in chunks[n]} for kept in competing(heads, even // chunk, alpha)]
+
+
+def check_composed(cls: type) -> None:
+    held = Held(0, 2, "prefill", SLOTS, SLOTS, torch.arange(SLOTS)[None], read=lambda part: KEYS)
+    sizes = set()
+    for score in ("key_diff", "key_norm"):
+        for chunk, alpha in ((1, 0.3), (4, 0.0), (4, 0.5), (3, 1.0)):
+            policy = cls(score=score, window=WINDOW, capacity=WINDOW + 8, chunk=chunk, alpha=alpha)
+            kept = [{p for p in range(SLOTS) if row[p]} for row in policy.retain(held).expand(HEADS, -1).tolist()]
+            assert kept == [LATE | head for head in composed(score, chunk, 8, alpha)]
+            sizes.add(tuple(map(len, kept)))
+    assert any(len(set(own)) > 1 for own in sizes), "heads keep different numbers"
+
+
+class KeepsTheMostAlike(ComposedKV):
+    """Wrong: keys that resemble the mean stay."""
+
+    def _scores(self, held, late):
+        return -super()._scores(held, late)
+
+
+class ScoresTokensAlone(ComposedKV):
+    """Wrong: chunks are ignored."""
+
+    def retain(self, held):
+        self.chunk = 1
+        return super().retain(held)
+
+
+class BudgetsApart(ComposedKV):
+    """Wrong: every head keeps the same number."""
+
+    def retain(self, held):
+        self.alpha = 1.0
+        return super().retain(held)
+
+
+@pytest.mark.oracle("composed_kv")
+def test_the_chunks_with_the_most_unusual_keys_stay_under_a_budget_that_heads_share():
+    check_composed(ComposedKV)
+
+
+@pytest.mark.refuses("composed_kv")
+@pytest.mark.parametrize("wrong", [KeepsTheMostAlike, ScoresTokensAlone, BudgetsApart])
+def test_other_scores_chunks_and_budgets_are_refused(wrong):
+    refused(check_composed, wrong)
+
+
 # --- lazy layers ---
 
 
@@ -192,16 +270,17 @@ def test_a_wrong_laziness_is_refused(wrong):
     refused(check_lazy, wrong)
 
 
-@pytest.mark.strategy("chunk_kv", "ada_kv", "sim_layer_kv")
+@pytest.mark.strategy("chunk_kv", "ada_kv", "composed_kv", "sim_layer_kv")
 @pytest.mark.parametrize("policy, bound", [
     (ChunkKV(window=3, capacity=12, chunk=3), 12), (AdaKV(window=3, capacity=9), 0),
-    (SimLayerKV(threshold=0.0, sinks=2, recent=5), 7)], ids=lambda case: getattr(case, "name", ""))
+    (ComposedKV(window=3, capacity=11), 0), (SimLayerKV(threshold=0.0, sinks=2, recent=5), 7)],
+    ids=lambda case: getattr(case, "name", ""))
 def test_a_run_holds_what_the_prompt_left_and_what_was_generated(policy, bound):
     ids, held = course(alone(policy), models())
     sizes = [len(head) for layer in held[0] for head in layer]
     assert len(ids) == len(held) and max(sizes) < len(PROMPT)
     assert not bound or max(sizes) <= bound
-    assert policy.name != "ada_kv" or len(set(sizes)) > 1
+    assert policy.name not in ("ada_kv", "composed_kv") or len(set(sizes)) > 1
 
 
 def test_a_benchmark_at_equal_budget_gets_chunks_that_fit():

@@ -139,7 +139,7 @@ class DifferentiableLlama:
         return self.norm(hidden)
 
     def matrices(self) -> dict[str, Tensor]:
-        """All weight matrices, named as in `engine.graphs.other_matrices`."""
+        """All weight matrices, named as in `engine.graphs.fused_llama`."""
         layers = {
             f"{name}.{index}": getattr(layer, name).weight
             for index, layer in enumerate(self.layers) for name in LINEARS

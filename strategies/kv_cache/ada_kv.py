@@ -1,7 +1,5 @@
 """Prompt compression with a budget shared by the heads of a layer."""
-from torch import Tensor
-
-from playground.algorithms.kv_cache.attention_scores import top_slots
+from playground.algorithms.kv_cache.head_budgets import shared_out
 from playground.algorithms.kv_cache.prompt_compression import PromptCompression
 from playground.contract import knob
 from playground.events import Figure
@@ -36,16 +34,9 @@ class AdaKV(PromptCompression):
         late = held.positions >= held.prompt - self.window
         scores = self._pooled(held, late)
         early = (held.live & ~late).expand_as(scores)
-        chosen = self.shared_out(scores, early, self.share(held))
+        chosen = shared_out(scores, early, self.share(held), self.alpha)
         self._kept.setdefault(held.layer, chosen.sum(-1).tolist())
         return late | chosen
-
-    def shared_out(self, scores: Tensor, early: Tensor, even: int) -> Tensor:
-        """`even` slots per head on average among `early`, all [kv_heads, slots]."""
-        own = top_slots(scores, int(self.alpha * even), early)
-        rest = even * len(scores) - int(own.sum())
-        best = top_slots(scores.flatten()[None], rest, (early & ~own).flatten()[None])
-        return own | best.view_as(own)
 
     def explain(self, prompt, layers):
         for layer, counts in sorted(self._kept.items()):

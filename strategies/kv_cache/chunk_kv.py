@@ -2,6 +2,7 @@
 import torch
 from torch import Tensor
 
+from playground.algorithms.kv_cache.head_budgets import chunk_means
 from playground.algorithms.kv_cache.prompt_compression import PromptCompression
 from playground.contract import knob
 from playground.errors import Refusal
@@ -47,11 +48,8 @@ class ChunkKV(PromptCompression):
     def best_chunks(self, scores: Tensor, positions: Tensor, early: Tensor) -> Tensor:
         """The slots of the best chunks of each head among `early`, all [kv_heads, slots]."""
         number = positions.clamp(min=0) // self.chunk
-        sums, counts = (
-            scores.new_zeros(len(scores), int(number.max()) + 1).scatter_add(1, number, each * early)
-            for each in (scores, torch.ones_like(scores))
-        )
-        means = (sums / counts.clamp(min=1)).masked_fill(counts == 0, -1.0)
+        means, there = chunk_means(scores, number, early)
+        means = means.masked_fill(~there, -1.0)
         order = means.argsort(dim=1, descending=True, stable=True)[:, :(self.capacity - self.window) // self.chunk]
         chosen = torch.zeros_like(means, dtype=torch.bool).scatter(1, order, True)
         return chosen.gather(1, number) & early

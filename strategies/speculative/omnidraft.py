@@ -9,7 +9,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from playground.algorithms.speculative.draft_training import ALL, LORA, DraftTraining, Lesson, untrainable
+from playground.algorithms.speculative.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
 from playground.algorithms.speculative.shared_table import SharedTable
 from playground.contract import Drafter, Lane, knob
@@ -49,7 +49,7 @@ class DraftedChain:
     accepted: list[int]  # places in the chain of tokens that were merged into an accepted token
 
     @torch.inference_mode(False)
-    def lesson(self, common: Tensor, weight: float) -> Lesson:
+    def lesson(self, common: Tensor, weight: float) -> DraftLesson:
         """Reverse KL divergence of the draft from the target over common tokens, at all positions of the chain, and
         `weight` times the surprise of the draft at the tokens of accepted merged tokens.
         """
@@ -66,7 +66,7 @@ class DraftedChain:
             return (q.exp() * (q - p)).sum(-1).mean() + weight * surprise
 
         start = len(self.tokens) - self.length
-        return Lesson(self.tokens[:-1], list(range(start - 1, len(self.tokens) - 1)), loss)
+        return DraftLesson(self.tokens[:-1], list(range(start - 1, len(self.tokens) - 1)), loss)
 
 
 class OmniDraft(Drafter):

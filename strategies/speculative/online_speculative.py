@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.functional import silu
 
-from playground.algorithms.speculative.draft_training import ALL, LORA, DraftTraining, Lesson, untrainable
+from playground.algorithms.speculative.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
 from playground.algorithms.speculative.query_kinds import QueryKinds
 from playground.contract import Drafter, Lane, knob
@@ -245,14 +245,14 @@ class OnlineSpeculative(Drafter):
         return loss
 
     @torch.inference_mode(False)
-    def _lesson(self, lm: Lane) -> Lesson:
+    def _lesson(self, lm: Lane) -> DraftLesson:
         """The stored positions, all of this text, with the targets' distributions there."""
         places, targets = [one.place for one in self._waiting], torch.stack([one.target for one in self._waiting])
 
         def loss(rows: Tensor) -> Tensor:
             return loss_of(rows[:, :lm.vocabulary], targets.to(rows), self.loss)
 
-        return Lesson(lm.tokens[:max(places) + 1], places, loss)
+        return DraftLesson(lm.tokens[:max(places) + 1], places, loss)
 
     @torch.no_grad()
     def _draft_distribution(self, lm: Lane, position: StoredPosition) -> Tensor:

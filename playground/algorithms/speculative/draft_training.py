@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.engine.graphs.other_matrices import with_matrices
 
 if TYPE_CHECKING:
     from playground.contract import Lane
@@ -25,7 +24,7 @@ MOST_WEIGHTS = {ALL: 10_000_000, LORA: 400_000_000}  # of a draft: AdamW needs f
 CLIP = 1.0  # largest norm of a gradient
 
 
-class Lesson(NamedTuple):
+class DraftLesson(NamedTuple):
     """A text, and what the draft should have predicted at some of its positions."""
 
     tokens: list[int]  # in the draft's vocabulary
@@ -96,7 +95,7 @@ class DraftTraining:
 
     @torch.inference_mode(False)
     @torch.enable_grad()
-    def learn(self, lessons: Iterable[Lesson], rate: float) -> float:
+    def learn(self, lessons: Iterable[DraftLesson], rate: float) -> float:
         """One update on the sum of the lessons' losses; returns it as it was before. `model` is another one then."""
         loss = torch.stack([lesson.loss(self.logits(lesson.tokens, lesson.places)) for lesson in lessons]).sum()
         self.learned.step(loss, rate)
@@ -115,7 +114,7 @@ class DraftTraining:
     def _retrained(self) -> Model:
         """A model that computes with what was learned, without recorded graphs, whose weights are fixed."""
         model = copy(self._loaded)
-        model.fused, model.compiled, model.replay = with_matrices(self._loaded.fused, self._current()), None, None
+        model.fused, model.compiled, model.replay = self._loaded.fused.with_matrices(self._current()), None, None
         return model
 
     def _current(self) -> dict[str, Tensor]:

@@ -8,7 +8,8 @@ KV caches and masks are those of the hooks. If the layers are on several devices
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -26,6 +27,7 @@ from playground.errors import Refusal
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 DEVICES, DTYPES = ("cpu", "cuda", "mps"), (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+LINEARS = ("qkv", "out", "gate_up", "down")  # of a layer
 ONEDNN_FROM = 2 ** 16  # weights of a layer; below, the setup of oneDNN for each number of rows costs more than it gains
 REORDER_UP_TO = 2 ** 26  # weights of a network; a second copy in oneDNN's layout is made up to this size
 NARROWED = 64  # feed-forward networks with some of their channels that a small network keeps
@@ -83,6 +85,14 @@ class FusedLinear:
         if self._uses_onednn:
             # 16 is the expected number of rows; others work too
             self._reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight, 16)
+
+    def replaced(self, weight: Tensor | None) -> FusedLinear:
+        """The same with another weight, which must not change from now on; itself for None."""
+        if weight is None:
+            return self
+        new = FusedLinear(weight.to(self.weight), self.bias)
+        new.reorder()
+        return new
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._uses_onednn:
@@ -148,6 +158,13 @@ class FusedLayer:
         self.linears = [self.qkv, self.out, self.ffn.gate_up, self.ffn.down]
         self.head_norms = [_norm(getattr(attention, name)) for name in ("q_norm", "k_norm") if hasattr(attention, name)]
         self.device = self.qkv.weight.device
+
+    def with_matrices(self, matrices: Mapping[str, Tensor]) -> FusedLayer:
+        """A layer with those of the matrices that are its own (`FusedLlama.with_matrices`)."""
+        other = copy(self)
+        new = [linear.replaced(matrices.get(f"{name}.{self.index}")) for name, linear in zip(LINEARS, self.linears)]
+        other.qkv, other.out, other.ffn, other.linears = new[0], new[1], FeedForward(*new[2:]), new
+        return other
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, call: Call) -> Tensor:
         hidden = hidden + self.out(self._attention(self.input_norm(hidden), cos, sin, call))
@@ -269,6 +286,17 @@ class FusedLlama:
         if self.weights <= REORDER_UP_TO:
             for linear_layer in (self.head, *(each for layer in self.layers for each in layer.linears)):
                 linear_layer.reorder()
+
+    def with_matrices(self, matrices: Mapping[str, Tensor]) -> FusedLlama:
+        """A network that shares everything with this one but these matrices.
+
+        They are named "embeddings", "head", or by projection and layer: "qkv.3", "out.3", "gate_up.3" and "down.3".
+        """
+        other = copy(self)
+        other.embeddings = matrices.get("embeddings", self.embeddings).to(self.embeddings)
+        other.head = self.head.replaced(matrices.get("head"))
+        other.layers = [layer.with_matrices(matrices) for layer in self.layers]
+        return other
 
     def at_positions(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Query or key states [heads, n, d] with the rotary embedding at positions [n]."""
