@@ -83,7 +83,7 @@ class Helped(find("hidden_transfer")):
 
 def mistaken(cls: type[Helped]) -> int:
     """In how many of the rounds after accepted draft tokens the drafts are not those computed anew."""
-    drafter = Watching(head(NAME, random_weights(NAME), cls, **KNOBS))
+    drafter = Watching(head(NAME, random_weights(NAME), cls, phase="one", **KNOBS))
     assert written(drafter) == greedy_text("llama", PROMPT, LENGTH)
     own = {text: drafts for text, drafts in drafter.drafter.own.items() if drafts}
     whole = [proposal for proposal in drafter.proposals if proposal.budget >= KNOBS["depth"]]

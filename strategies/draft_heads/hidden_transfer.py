@@ -56,12 +56,13 @@ class HiddenTransfer(DraftHead):
     """A linear map per step predicts the hidden states that the next tokens will have in a middle layer, and the
     target's remaining layers refine them until its lm_head reads draft tokens.
 
-    The pseudo states attend to the text and to each other, and never enter the KV cache. One forward verifies and
-    drafts: every draft token carries pseudo states, and those of the last accepted one are the next draft. With `phase`
-    two they are made after the verification, for that token alone, in a second, short forward: the same draft tokens
-    from fewer rows. All rows of a forward pass all layers here, so in one forward the pseudo states' rows also pass the
-    lower layers, without effect. The tree combines the best tokens of each step as in Medusa. Layer, tree and weights
-    of the loss are reconstructed. nodes = 0 is plain decoding. Wu et al. 2024, arXiv 2404.12022.
+    The pseudo states attend to the text and to each other, and never enter the KV cache. With `phase` one, one forward
+    verifies and drafts, as in the paper: every draft token carries pseudo states, and those of the last accepted one
+    are the next draft. With two they are made after the verification, for that token alone, in a second, short forward:
+    the same draft tokens from a quarter of the rows. All rows of a forward pass all layers here, so in one forward the
+    pseudo states' rows also pass the lower layers, without effect. The tree combines the best tokens of each step as in
+    Medusa. Layer, tree and weights of the loss are reconstructed. nodes = 0 is plain decoding. Wu et al. 2024, arXiv
+    2404.12022.
     """
 
     name, title, paper, sheet = "hidden_transfer", "Hidden Transfer", "2404.12022", "draft-heads/hidden-transfer"
@@ -71,7 +72,7 @@ class HiddenTransfer(DraftHead):
     nodes: int = knob(16, 0, 64, step=1, help="draft tokens in the tree; 0 is plain decoding")
     depth: int = knob(STEPS, 1, 8, step=1, help="steps that are used, at most those that were trained")
     ranks: int = knob(RANKS, 1, RANKS, step=1, help="tokens per step that may enter the tree; 1 makes it a chain")
-    phase: str = knob("one", choices=("one", "two"), help="draft in the forward that verifies, or in a second one")
+    phase: str = knob("two", choices=("one", "two"), help="draft in the forward that verifies, or in a second one")
 
     def __post_init__(self):
         super().__post_init__()
