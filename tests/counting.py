@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from playground.events import Commit, Done, Header, Stamped
+from playground.request_limits import Rules
 from playground.trace import Trace
 from playground.ui.components.theme import theme_options
 from playground.ui.server.admission_queue import AdmissionQueue, QueueLimits, Share
@@ -56,12 +57,12 @@ def committed(frames) -> list[int]:
     ]
 
 
-def counting_site(prepare, seats: int | None = None) -> Site:
+def counting_site(prepare, seats: int | None = None, rules: Rules | None = None) -> Site:
     """A site whose sessions are made by `prepare`; with so many at a time, where that is said."""
     device = SimpleNamespace(type="cpu")
     target = SimpleNamespace(name="counter", dtype="int", device=device, quantization="none")
     models = SimpleNamespace(target=target, draft=None)
-    site = Site(load=lambda *names, **how: models, prepare=prepare)
+    site = Site(load=lambda *names, **how: models, prepare=prepare, rules=rules or Rules())
     if seats:
         site.admission = AdmissionQueue(QueueLimits(whole=Share(seats, 48, 128)))
     return site

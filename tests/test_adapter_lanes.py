@@ -16,7 +16,7 @@ from playground.engine.checkpoint.catalogue import BUNDLED_MODELS
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.components.settings import Settings
-from playground.ui.server.fits import needed_by
+from playground.ui.models.fits import needed_by
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.site import Site
 from playground.weight_changes import WeightChanges
@@ -126,11 +126,11 @@ def test_a_link_keeps_an_adapter_and_drops_what_is_none():
 def test_a_page_loads_a_lanes_adapter_and_a_public_one_refuses_it(adapter):
     lanes = [{"strategy": "greedy", "weights": f"adapter:{adapter}"}]
     site = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules())
-    loading = site.weight_loads(Settings(prompt=PROMPT, lanes=lanes))[f"adapter:{adapter}"]
+    loading = site.chosen.weight_loads(Settings(prompt=PROMPT, lanes=lanes))[f"adapter:{adapter}"]
     assert loading.result().target.name == f"pocket + {adapter}"
     public = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules.for_visitors(False))
     with pytest.raises(Refusal, match="public page adds no adapters"):
-        public.weight_loads(Settings(prompt=PROMPT, lanes=lanes))
+        public.chosen.weight_loads(Settings(prompt=PROMPT, lanes=lanes))
 
 
 def test_a_missing_adapter_is_one_sentence(models):
@@ -144,7 +144,7 @@ def test_what_is_typed_into_the_model_field_loads_and_a_public_page_refuses_it(a
     shutil.copytree(BUNDLED_MODELS / "pocket", cache / "snapshots" / "abc")
     name = form.format(adapter, BUNDLED_MODELS / "pocket", cache)
     site = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules())
-    assert site.model_load(Settings(prompt=PROMPT, model=name, draft="none")).result().target.name == name
+    assert site.chosen.load(Settings(prompt=PROMPT, model=name, draft="none")).result().target.name == name
     public = Site(ModelRequest("pocket", "none", "cpu", "float32"), Rules.for_visitors(False))
     with pytest.raises(Refusal, match="offers only the models in its list"):
-        public.model_load(Settings(prompt=PROMPT, model=name))
+        public.chosen.load(Settings(prompt=PROMPT, model=name))

@@ -159,7 +159,7 @@ def held_and_resumed(site, sessions: int) -> list[Visit]:
         visit = Visit(Settings(prompt="one"))
         visit.ticket = site.join(PAGE)
         assert list(visit.ticket.wait()) == []
-        visit.begin(site.start(loading, visit.settings, visit.memory))
+        visit.begin(site.runs.start(loading, visit.settings, visit.memory))
         visit.run.hold()
         visits.append(visit)
     for visit in visits:
@@ -236,8 +236,7 @@ def test_a_run_on_a_busy_page_is_refused_with_a_sentence_and_leaves_no_ticket():
 
 def test_a_run_that_is_held_too_long_on_a_public_page_ends_with_a_sentence(monkeypatch):
     monkeypatch.setattr(run_handlers, "HELD_LIMIT", 0.0)
-    site = counting_site(lambda models, settings, memory: Counting([]))
-    site.rules = Rules.for_visitors()
+    site = counting_site(lambda models, settings, memory: Counting([]), rules=Rules.for_visitors())
     page, changes = stream(site)
     visit = next(change[page.visit] for change in changes if page.visit in change)
     next(change for change in changes if page.live in change)
@@ -266,7 +265,7 @@ def test_a_held_run_whose_browser_left_ends():
     site = counting_site(lambda models, settings, memory: begun.append(Counting([])) or begun[-1])
     page, changes = stream(site)
     next(change for change in changes if page.live in change)
-    site.worker(site.model_loader.request(site.model_request).models).runs()[0].hold()
+    site.runs.worker(site.model_loader.request(site.model_request).models).runs()[0].hold()
     changes.close()
     assert begun[0].stopped.wait(PATIENCE) and site.admission.counts()["resting"] == 0
 

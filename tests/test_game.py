@@ -18,7 +18,7 @@ from playground.trace.transcript import sequences
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.game import game_page as game
-from playground.ui.server import site as site_module
+from playground.ui.server.gpu_work import prepare_run, score_prompt
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
@@ -100,7 +100,7 @@ def test_every_example_can_be_played_on_a_public_page():
 def uncertain(models, settings: Settings) -> int:
     """The number of tokens of a game's text with an entropy above 1 bit, which the page plays by default."""
     reads = game.way_of(settings) == "score"
-    session = site_module._score(models, settings) if reads else site_module._prepare(models, settings, Memory())
+    session = score_prompt(models, settings) if reads else prepare_run(models, settings, Memory())
     for _ in session:
         pass
     return sum(token["entropy"] > 1 for token in game.game_text(session.trace, reads)["tokens"])
@@ -377,7 +377,7 @@ def test_the_page_opens_in_a_round_and_enter_goes_on_with_its_button_in_sight(pa
 @pytest.mark.slow
 def test_the_recorded_text_is_what_the_model_writes(models):
     settings = game.offers()[0][1]
-    session = site_module._prepare(models, settings, Memory())
+    session = prepare_run(models, settings, Memory())
     for _ in session:
         pass
     written, kept = (game.game_text(trace, False) for trace in (session.trace, Trace.load(game.RECORDED)))

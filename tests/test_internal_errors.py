@@ -72,7 +72,7 @@ def test_the_game_is_free_after_an_error(monkeypatch):
 
 def test_the_benchmark_page_is_free_after_an_error(monkeypatch):
     page, site = page_with("idle", "busy"), counting_site(Falters())
-    monkeypatch.setattr(site, "survey", Falters(ZeroDivisionError()).__call__)
+    monkeypatch.setattr(site.runs, "survey", Falters(ZeroDivisionError()).__call__)
     monkeypatch.setattr("playground.ui.benchmark.benchmark_page._facts", lambda choice, models: {}, raising=True)
     page.show_refusal.side_effect = lambda refusal: {"notice": str(refusal)}
     choice = SurveySettings()

@@ -26,7 +26,7 @@ from playground.trace.transcript import sequences
 from playground.ui.components.theme import theme_options
 from playground.ui.play.lane_editor import check
 from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of
-from playground.ui.server import site as site_module
+from playground.ui.server.gpu_work import prepare_run
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 
@@ -164,7 +164,7 @@ def begun():
 @pytest.fixture(scope="module")
 def address(begun):
     def prepare(models, settings, memory):
-        begun.append(site_module._prepare(models, settings, memory))
+        begun.append(prepare_run(models, settings, memory))
         return begun[-1]
 
     demo = build(Site(prepare=prepare))
@@ -298,7 +298,7 @@ def test_every_answer_of_a_lesson_is_what_its_run_shows_with_a_margin(page, mode
 
 def written_out(models, settings) -> Trace:
     used = models if settings.model == DEFAULT else playground.load(settings.model)
-    session = site_module._prepare(used, settings, Memory())
+    session = prepare_run(used, settings, Memory())
     for _ in session:
         pass
     return session.trace

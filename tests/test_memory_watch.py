@@ -14,7 +14,7 @@ from playground.decoding.prompt import Prompt
 from playground.decoding.session import Session, prepare
 from playground.engine.model import Model
 from playground.request_limits import Rules
-from playground.ui.server.fits import DeviceMemory
+from playground.ui.models.fits import DeviceMemory
 from playground.ui.server.memory_watch import MemoryWatch
 from playground.ui.server.site import Site
 from playground.ui.server.worker import TOO_LARGE, Worker
@@ -78,7 +78,7 @@ def test_memory_is_read_once_in_a_while():
 def test_only_a_public_page_watches_its_memory(public):
     site = Site(rules=Rules.for_visitors(False) if public else Rules())
     models = SimpleNamespace(target=SimpleNamespace(device="cpu"))
-    assert (site.worker(models)._watch is not None) == public
+    assert (site.runs.worker(models)._watch is not None) == public
 
 
 def test_the_caches_of_a_run_are_the_key_and_value_states_of_its_lanes():

@@ -12,7 +12,7 @@ from chromium import PATIENCE
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.components.settings import Settings
-from playground.ui.server.fits import DeviceMemory, MemoryGuard, Needed, needed_by
+from playground.ui.models.fits import DeviceMemory, MemoryGuard, Needed, needed_by
 from playground.ui.server.model_loader import PENDING, ModelLoader, ModelRequest
 from playground.ui.server.site import Site
 
@@ -60,7 +60,7 @@ def test_on_a_public_page_the_refusal_says_why_a_large_model_is_not_loaded(monke
     site = Site(rules=Rules.for_visitors(), load=models)
     assert site.model_loader.request(site.model_request).result()
     with pytest.raises(Refusal, match="choose a smaller model"):
-        site.model_load(Settings(model="Qwen/Qwen3-1.7B")).result()
+        site.chosen.load(Settings(model="Qwen/Qwen3-1.7B")).result()
 
 
 def test_the_memory_of_the_bundled_pair_is_known_before_loading():

@@ -18,9 +18,9 @@ from playground.engine.loading.model_sizes import HubModel, ModelSize, hub_model
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.models import model_offers
+from playground.ui.models.fits import RESERVED, DeviceMemory
 from playground.ui.models.model_offers import ModelOffer, Room, best
 from playground.ui.models.model_sheet import listing, proposal_button
-from playground.ui.server.fits import RESERVED, DeviceMemory
 from playground.ui.server.model_loader import ModelLoader, ModelRequest
 from playground.ui.server.site import Site
 from support.hub_standin import hub_standin

@@ -6,8 +6,8 @@ import re
 from app_page import TWO_LANES, address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
 from pairs import pair
 
-import playground.ui.server.site as site_module
 from playground.ui.components.settings import Settings
+from playground.ui.server import gpu_work, page_runs
 from playground.ui.server.site import Site
 from playground.ui.server.zero_gpu import RemoteRun
 
@@ -93,11 +93,12 @@ def test_one_can_look_inside_while_lanes_write(page, address):
 
 
 def test_a_borrowed_gpu_scores_and_looks_too(monkeypatch):
-    monkeypatch.setattr(site_module, "on_zero", lambda: True)
+    for module in (page_runs, gpu_work):
+        monkeypatch.setattr(module, "on_zero", lambda: True)
     site = Site(load=lambda *names, **how: pair())
-    run = site.read(site.model_load(TEXT), TEXT)
+    run = site.runs.read(site.chosen.load(TEXT), TEXT)
     assert isinstance(run, RemoteRun)
     list(run.frames())
     assert [header["model"] for header in run.headers] == [pair().target.name, pair().draft.name]
-    looks = [site.look(TEXT, header["model"], [5, 9, 2], 3)["layers"][-1]["chosen"] for header in run.headers]
+    looks = [site.runs.look(TEXT, header["model"], [5, 9, 2], 3)["layers"][-1]["chosen"] for header in run.headers]
     assert looks[0] != looks[1], "each lane is looked into with its own model"

@@ -71,21 +71,21 @@ def test_a_lane_with_what_it_needs_can_start():
     ({"model": "pocket-draft", "draft": "nf4"}, True),
     ({"model": "somebody/unknown"}, False), ({"model": "Qwen/Qwen3-1.7B"}, True)])
 def test_it_is_known_before_loading_whether_there_is_a_draft_model(chosen, drafted):
-    assert Site(ModelRequest()).has_draft(Settings(**chosen)) == drafted
+    assert Site(ModelRequest()).chosen.has_draft(Settings(**chosen)) == drafted
 
 
 @pytest.mark.parametrize("model, attention", [
     ("default", ""), ("pocket-diffusion", "full"), ("oracle", "full"), ("Qwen/Qwen3-0.6B", ""),
     ("somebody/unknown", None)])
 def test_it_is_known_before_loading_whether_a_listed_model_fills_masks(model, attention):
-    assert Site(ModelRequest()).attention(Settings(model=model)) == attention
+    assert Site(ModelRequest()).chosen.attention(Settings(model=model)) == attention
 
 
 def test_of_a_model_from_elsewhere_it_is_known_once_it_is_loaded():
     denoiser = SimpleNamespace(target=SimpleNamespace(name="elsewhere", fills=True, attention="known_first"))
     site = Site(ModelRequest(), load=lambda *names, **how: denoiser)
-    site.model_load(Settings(model="somebody/unknown")).result()
-    assert site.attention(Settings(model="somebody/unknown")) == "known_first"
+    site.chosen.load(Settings(model="somebody/unknown")).result()
+    assert site.chosen.attention(Settings(model="somebody/unknown")) == "known_first"
 
 
 def test_refusals_name_strategies_and_knobs_as_the_page_does():

@@ -73,8 +73,8 @@ def test_a_public_page_opens_no_folders(monkeypatch, tmp_path):
     monkeypatch.setenv("PLAYGROUND_PUBLIC", "1")
     site = Site.from_environment(ModelRequest())
     with pytest.raises(Refusal, match="only the models in its list"):
-        site.model_request_for(Settings(model=str(tmp_path)))
-    assert site.model_request_for(Settings()) == ModelRequest()
+        site.chosen.request(Settings(model=str(tmp_path)))
+    assert site.chosen.request(Settings()) == ModelRequest()
 
 
 def test_a_page_does_not_start_for_a_draft_on_a_device_that_is_not_there():

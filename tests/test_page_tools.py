@@ -51,13 +51,13 @@ def test_tools_are_part_of_the_prompt_of_a_run_and_blank_ones_are_none():
 
 def test_a_loaded_model_is_asked_whether_it_has_a_place_for_tools_and_none_is_loaded_for_that(monkeypatch):
     site = Site(ModelRequest())
-    site.check_tools(chat(tools=TOOLS))
+    site.chosen.check_tools(chat(tools=TOOLS))
     assert site.model_loader.names() == []
-    monkeypatch.setitem(site.model_loader._sets, site.model_request_for(Settings()), ModelLoad(models=pair()))
-    site.check_tools(CHAT)
+    monkeypatch.setitem(site.model_loader._sets, site.chosen.request(Settings()), ModelLoad(models=pair()))
+    site.chosen.check_tools(CHAT)
     for draft in ("default", "none"):
         with pytest.raises(Refusal, match="no place for tools"):
-            site.check_tools(chat(tools=TOOLS, draft=draft))
+            site.chosen.check_tools(chat(tools=TOOLS, draft=draft))
 
 
 def test_an_answer_about_older_settings_cannot_come_last():

@@ -208,4 +208,4 @@ def test_what_is_remembered_belongs_to_one_visitor_and_can_be_forgotten(learning
 def test_a_run_on_a_borrowed_gpu_begins_with_an_empty_memory():
     given = []
     site = counting_site(lambda models, settings, memory: given.append(len(memory)) or Counting([], length=2))
-    assert list(site._batches(Settings(prompt="one")))[-1][2] == "done" and given == [0]
+    assert list(site.runs.work.serve("run", Settings(prompt="one")))[-1][2] == "done" and given == [0]

@@ -343,10 +343,10 @@ TOO_MUCH = {
 def test_no_request_within_the_limits_holds_the_worker_for_two_seconds(public, heavy):
     import playground
     from playground.decoding.visitor_memory import Memory
-    from playground.ui.server.site import _prepare
+    from playground.ui.server.gpu_work import prepare_run
     settings = Settings("The red fox", length=60, lanes=[{"knobs": {}, "extras": [], "forced": []} | HEAVY[heavy]])
     settings.check(STRANGERS)
-    session = _prepare(playground.load(MODELS["target"], MODELS["draft"]), settings, Memory())
+    session = prepare_run(playground.load(MODELS["target"], MODELS["draft"]), settings, Memory())
     reply = []
     for _ in range(150):
         start = thread_time()

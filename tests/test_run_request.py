@@ -29,12 +29,14 @@ from playground.run_request import RunRequest, schema
 from playground.trace import Trace
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components.settings import Fork, Settings
+from playground.ui.models.chosen_models import ChosenModels
 from playground.ui.play import gallery, lessons
 from playground.ui.play.kept_runs import kept_run
 from playground.ui.play.playground_page import Page
 from playground.ui.play.run_handlers import RunHandlers
 from playground.ui.play.settings_handlers import SettingsHandlers
 from playground.ui.server.api import REMOTE, compare_endpoint, run_endpoint
+from playground.ui.server.gpu_work import GpuWork
 from playground.ui.server.site import Site
 
 ROOT = Path(__file__).parents[1]
@@ -87,8 +89,8 @@ def taken(monkeypatch) -> dict[str, Any]:
     monkeypatch.setattr(playground, "load", load)
     monkeypatch.setattr(playground, "with_weights", lambda models, *more: models)
     monkeypatch.setattr("playground.cli.run_lanes.with_weights", lambda models, *more: models)
-    monkeypatch.setattr(Site, "_with_weights", lambda site, models, settings: models)
-    monkeypatch.setattr(Site, "weight_loads", lambda site, settings: {})
+    monkeypatch.setattr(GpuWork, "_with_weights", lambda work, models, settings: models)
+    monkeypatch.setattr(ChosenModels, "weight_loads", lambda chosen, settings: {})
     return found
 
 

@@ -169,7 +169,7 @@ def on_a_borrowed_gpu(*_) -> RemoteRun:
 def site(request) -> Site:
     site = counting_site(counting)
     if request.param == "borrowed GPU":
-        site.start = on_a_borrowed_gpu
+        site.runs.start = on_a_borrowed_gpu
     return site
 
 

@@ -253,8 +253,8 @@ def test_an_address_beyond_its_share_of_requests_is_refused_and_another_is_not()
 @pytest.mark.slow
 def test_visitors_who_leave_do_not_leak_memory():
     """Streams over sessions as large as a real run's; the first hundred fill what is kept anyway."""
-    site = counting_site(lambda models, settings, memory: Counting([], length=40, forward=0))
-    site.rules = Rules.for_visitors()
+    rules = Rules.for_visitors()
+    site = counting_site(lambda models, settings, memory: Counting([], length=40, forward=0), rules=rules)
 
     def come_and_go(visitors: int) -> int:
         for _ in range(visitors):
@@ -293,7 +293,7 @@ def test_health_answers_for_the_worker(monkeypatch):
     with served(site) as address:
         assert asked(address) == (200, health(site))
         models = site.model_loader.request(site.model_request).result()
-        run = site.worker(models).take(Counting([], forward=PATIENCE))
+        run = site.runs.worker(models).take(Counting([], forward=PATIENCE))
         site.join(PAGE)
         code, described = asked(address)
         assert (

@@ -138,4 +138,4 @@ def test_a_model_that_a_space_does_not_offer_is_refused():
     menu = ModelDropdown([("Pocket", "pocket")], allow_custom_value=False)
     assert menu.preprocess("/etc") == "/etc"
     with pytest.raises(Refusal, match="only the models in its list"):
-        Site(rules=Rules.for_visitors()).model_request_for(Settings(model="/etc"))
+        Site(rules=Rules.for_visitors()).chosen.request(Settings(model="/etc"))

@@ -147,7 +147,7 @@ def soak(runs: int, seed: int, distinct: int) -> Report:
 def _one(site: Site, settings: Settings, report: Report) -> None:
     name = json.dumps(settings.lanes)[:300]
     try:
-        run = site.start(site.model_load(settings), settings, Memory())
+        run = site.runs.start(site.chosen.load(settings), settings, Memory())
     except Refusal:
         report.ends["refused"] += 1
         return

@@ -126,23 +126,23 @@ def main(offload: str) -> None:
         {"strategy": "greedy"},
         {"strategy": "speculative", "extras": [["draft_model", {"depth": 4}], ["greedy_match", {}]]},
     ])
-    loading = site.model_load(asked)
+    loading = site.chosen.load(asked)
     loading.result()
     said: dict[str, Any] = {"status": str(loading.models.target.device)}
-    run = site.start(loading, asked, Memory())
+    run = site.runs.start(loading, asked, Memory())
     said["run"] = outcome(run)
-    said["fork"] = outcome(site.start(loading, asked, Memory(), Siblings(run.trace, (0,), 1)))
-    said["score"] = outcome(site.read(loading, asked))
+    said["fork"] = outcome(site.runs.start(loading, asked, Memory(), Siblings(run.trace, (0,), 1)))
+    said["score"] = outcome(site.runs.read(loading, asked))
     name, tokens = loading.models.target.name, [5, 9, 2, 7]
-    said["look"] = len(site.look(asked, name, tokens, 3)["layers"])
-    said["attributed"] = sorted(site.attribute(asked, name, tokens, 4, 3))
-    said["refused"] = refusal(lambda: outcome(site.read(loading, Settings(prompt="a", dtype="float32"))))
+    said["look"] = len(site.runs.look(asked, name, tokens, 3)["layers"])
+    said["attributed"] = sorted(site.runs.attribute(asked, name, tokens, 4, 3))
+    said["refused"] = refusal(lambda: outcome(site.runs.read(loading, Settings(prompt="a", dtype="float32"))))
     answers["/schedule"] = (200, ALLOWED | {"idle": False})  # so that a process is forked that has what comes now
-    site.prepare = ending_early(site.prepare)
-    said["ended early"] = outcome(site.start(loading, asked, Memory()))
+    site.runs.work.prepare = ending_early(site.prepare)
+    said["ended early"] = outcome(site.runs.start(loading, asked, Memory()))
     answers["/schedule"] = (429, QUOTA)
-    said["quota"] = refusal(lambda: outcome(site.start(loading, asked, Memory())))
-    said["quantised"] = refusal(lambda: site.model_load(replace(asked, quantization="nf4")).result())
+    said["quota"] = refusal(lambda: outcome(site.runs.start(loading, asked, Memory())))
+    said["quantised"] = refusal(lambda: site.chosen.load(replace(asked, quantization="nf4")).result())
     said["requests"] = requests
     print(json.dumps(said))
 

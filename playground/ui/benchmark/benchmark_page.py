@@ -80,7 +80,7 @@ class Benchmark:
             self._numbers()
         self.lanes = LaneEditor(
             self.start.lanes,
-            attention=site.attention(self.start),
+            attention=site.chosen.attention(self.start),
             most=SurveySettings.MOST,
             elem_id="editor",
         )
@@ -199,7 +199,7 @@ class Benchmark:
                 self.length = self._number("length", "Tokens")
                 self.seed = self._number("seed", "Seed")
             with gr.Accordion("Models", open=False, elem_classes="models"):
-                targets = model_menu.targets(self.site.named(DEFAULT))
+                targets = model_menu.targets(self.site.chosen.named(DEFAULT))
                 typed = {"allow_custom_value": not self.site.rules.public}
                 self.model = ModelDropdown(
                     targets, value=self.start.model, label="Target", elem_id="model", **typed
@@ -310,7 +310,7 @@ class SurveyHandlers:
             yield self.page.show_refusal(refusal)
 
     def offer(self, model: str) -> Changes:
-        return {self.page.lanes: gr.update(attention=self.site.attention(SurveySettings(model=model)))}
+        return {self.page.lanes: gr.update(attention=self.site.chosen.attention(SurveySettings(model=model)))}
 
     def bring(self, path: str | None) -> Changes:
         """Take the text of an uploaded file if every line is a question; the file is deleted."""
@@ -373,9 +373,9 @@ class SurveyHandlers:
 
     def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
         choice.check(self.site.rules)
-        choice.check_fit(self.site.surroundings(choice))
+        choice.check_fit(self.site.chosen.surroundings(choice))
         visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
-        loading = self.site.model_load(choice)
+        loading = self.site.chosen.load(choice)
         cleared = {self.page.progress: "", self.page.results: None, self.page.answers: ""}
         shown = {**self.page.busy(), **self.page.clear_notices(), **cleared, **self.page.plotted([], cost)}
         yield {self.page.visit: visit, **shown}
@@ -410,12 +410,12 @@ class SurveyHandlers:
         """Stream the table, at most every TABLE_INTERVAL seconds."""
         models = loading.result()
         visit.facts = _facts(visit.choice, models)
-        visit.run = self.site.survey(loading, visit.choice)
+        visit.run = self.site.runs.survey(loading, visit.choice)
         forecast, due = Forecast(visit), 0.0
         for news in visit.run.frames():
             fresh = news["events"] if news else []
             visit.answers += fresh
-            visit.other_runs = max(visit.other_runs, self.site.other_runs(models, visit.run))
+            visit.other_runs = max(visit.other_runs, self.site.runs.others(models, visit.run))
             forecast.add(fresh)
             if monotonic() < due:
                 yield gr.skip()

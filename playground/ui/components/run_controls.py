@@ -13,7 +13,7 @@ class ModelDropdown(gr.Dropdown):
     is_template = True  # the browser draws a Dropdown
 
     def preprocess(self, payload: str | None) -> str | None:
-        """The value as it was sent: `Site.model_request_for` refuses models that are not offered, with a reason."""
+        """The value as it was sent: `ChosenModels.request` refuses models that are not offered, with a reason."""
         return payload
 
 

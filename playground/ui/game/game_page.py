@@ -172,7 +172,7 @@ class Game:
         }
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
-        loading = self.site.model_load(visit.settings)
+        loading = self.site.chosen.load(visit.settings)
         for now in loading.watch():
             yield {self.status: status(now)}
         if visit.stopped:
@@ -183,12 +183,12 @@ class Game:
             if visit.stopped:
                 return
         yield {self.status: status(loading)}
-        begin = self.site.read if visit.reads else self._begin
+        begin = self.site.runs.read if visit.reads else self._begin
         visit.run = begin(loading, visit.settings)
         yield from self._grow(visit)
 
     def _begin(self, loading, settings: Settings):
-        return self.site.start(loading, settings, Memory())  # strategies remember nothing of earlier games
+        return self.site.runs.start(loading, settings, Memory())  # strategies remember nothing of earlier games
 
     def _grow(self, visit: Visit) -> Iterator[Changes]:
         """Send the whole game so far with every update, so that a lost update does no harm."""
@@ -222,7 +222,7 @@ def first_game(site: Site) -> str:
     """The recorded game that the page opens with, as a value of the board; empty where another model would look up the
     words that are typed, or if the recording cannot be read.
     """
-    if site.named(DEFAULT) != TEXT_MODEL:
+    if site.chosen.named(DEFAULT) != TEXT_MODEL:
         return ""
     try:
         facts = game_text(Trace.load(RECORDED), reads=False)
@@ -286,9 +286,9 @@ def _checked(asked: Any) -> tuple[list[int], str]:
 
 def _probability(site: Site, ids: list[int], word: str, spaced: bool) -> dict[str, Any]:
     settings = Settings()
-    target = site.model_load(settings).result().target
+    target = site.chosen.load(settings).result().target
     token = first_token(target.tokens, word, spaced)
-    layers = site.look(settings, target.name, ids, token)["layers"]
+    layers = site.runs.look(settings, target.name, ids, token)["layers"]
     return {"id": token, "piece": target.tokens.piece(token), "p": layers[-1]["chosen"]}
 
 

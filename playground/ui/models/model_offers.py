@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from playground.engine.checkpoint.catalogue import BUNDLED, OTHER_TOKENS, SUGGESTED, TABLES, Entry, entries, partner
 from playground.errors import Refusal
 from playground.request_limits import quoted
-from playground.ui.server.fits import memory_of, room_for_visitors
+from playground.ui.models.fits import memory_of, room_for_visitors
 from playground.ui.server.model_loader import ModelRequest
 
 if TYPE_CHECKING:

@@ -116,7 +116,7 @@ class ModelChoices:
         except Refusal as refusal:
             yield {self.page.sheet: {"refused": str(refusal)}}
             return
-        used = DEFAULT if name == self.site.named(DEFAULT) else name
+        used = DEFAULT if name == self.site.chosen.named(DEFAULT) else name
         yield {self.page.sheet: {"taken": name}, self.page.status: status(loading), self.page.model: used,
                self.page.draft: DEFAULT, self.page.model_notice: ""}
 
@@ -127,8 +127,8 @@ class ModelChoices:
             self.site.model_loader.cancel(choice.request)
 
     def _request(self, name: str, dtype: str, quantization: str) -> ModelRequest:
-        chosen = DEFAULT if name == self.site.named(DEFAULT) else name
-        return self.site.model_request_for(Settings(model=chosen, dtype=dtype, quantization=quantization))
+        chosen = DEFAULT if name == self.site.chosen.named(DEFAULT) else name
+        return self.site.chosen.request(Settings(model=chosen, dtype=dtype, quantization=quantization))
 
 
 def progress(name: str, loading: ModelLoad) -> dict[str, Any]:

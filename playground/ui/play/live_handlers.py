@@ -143,13 +143,14 @@ class LiveHandlers:
     def _look(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
         header = shown.run.headers[whole_number(event, "lane")]
         tokens = [*header["prompt_ids"], *past_tokens(shown.run, event)]
-        return {**self.site.look(settings_of_lane(shown, header), header["model"], tokens, chosen), "chosen": chosen}
+        looked = self.site.runs.look(settings_of_lane(shown, header), header["model"], tokens, chosen)
+        return {**looked, "chosen": chosen}
 
     def _attribute(self, shown: Visit, event: gr.EventData, chosen: int) -> dict[str, Any]:
         header = shown.run.headers[whole_number(event, "lane")]
         prompt = header["prompt_ids"]
         tokens = [*prompt, *past_tokens(shown.run, event)]
-        return self.site.attribute(settings_of_lane(shown, header), header["model"], tokens, len(prompt), chosen)
+        return self.site.runs.attribute(settings_of_lane(shown, header), header["model"], tokens, len(prompt), chosen)
 
     def examine(self, visit: Visit | None) -> None:
         """Draw figures of the visitor's run so far."""

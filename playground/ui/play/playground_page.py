@@ -45,7 +45,7 @@ class Page:
         self.renewed = gr.Textbox(visible="hidden")  # when settings were last set, or models loaded, by the page
         with head:
             self.status = status_line("starting")
-            self.sheet = ModelSheet(site.named(DEFAULT), typed=not site.rules.public, elem_id="models")
+            self.sheet = ModelSheet(site.chosen.named(DEFAULT), typed=not site.rules.public, elem_id="models")
         if site.classroom:
             ClassroomPanel(elem_id="classroom")
         with gr.Row(elem_classes="begin"):
@@ -64,7 +64,7 @@ class Page:
 
     def show(self, settings: Settings, names: list[str]) -> Changes:
         """Set the named controls from `settings`. The system message is shown in a chat."""
-        settings = replace(settings, model=self.site.menu_choice(settings.model))
+        settings = replace(settings, model=self.site.chosen.menu_choice(settings.model))
         shown = {getattr(self, name): getattr(settings, name) for name in names}
         return {**shown, self.system: gr.update(value=settings.system, visible=settings.mode == "chat"),
                 self.tools: gr.update(value=settings.tools, visible=_has_tools(self.site, settings)),
@@ -79,7 +79,7 @@ class Page:
         toy model.
         """
         real = proposal_button(self.site.offers.proposed)
-        html = question_note(settings) or free_prompt_note(settings, self.site.named(settings.model), real)
+        html = question_note(settings) or free_prompt_note(settings, self.site.chosen.named(settings.model), real)
         return {self.known: gr.update(value=html, visible=bool(html))}
 
     def show_remarks(self, remarks: Iterable[str]) -> Changes:
@@ -117,12 +117,14 @@ class Page:
 
     def offer(self, chosen: Settings) -> Changes:
         """Update the model menus, and the note on the chosen model."""
-        targets, note = model_menu.targets(self.site.named(DEFAULT)), _note(self.site, self.site.named(chosen.model))
+        named = self.site.chosen.named
+        targets, note = model_menu.targets(named(DEFAULT)), _note(self.site, named(chosen.model))
         return {self.model: gr.update(choices=targets, info=note), self.draft: gr.update(choices=model_menu.drafts())}
 
     def fit_lanes(self, chosen: Settings) -> Changes:
         """Update which lanes the chosen models can run."""
-        return {self.lanes: gr.update(attention=self.site.attention(chosen), drafted=self.site.has_draft(chosen))}
+        models = self.site.chosen
+        return {self.lanes: gr.update(attention=models.attention(chosen), drafted=models.has_draft(chosen))}
 
     def notices(self) -> list[gr.components.Component]:
         return [
@@ -164,7 +166,7 @@ class Page:
             elem_id="prompt-remarks",
             apply_default_css=False,
         )
-        self.summary = SettingsButton(self.start, self.site.default_name(), elem_id="settings")
+        self.summary = SettingsButton(self.start, self.site.chosen.default_name(), elem_id="settings")
 
     def _drawer(self) -> None:
         """Everything else about a run. It stays mounted while it is closed, so that its values are read and set."""
@@ -239,7 +241,8 @@ class Page:
             )
 
     def _models(self, start: Settings) -> None:
-        targets, hint = model_menu.targets(self.site.named(DEFAULT)), _note(self.site, self.site.named(start.model))
+        named = self.site.chosen.named
+        targets, hint = model_menu.targets(named(DEFAULT)), _note(self.site, named(start.model))
         typed = {"allow_custom_value": not self.site.rules.public}
         with gr.Column(scale=2, min_width=240, elem_classes="models"):
             self.model = ModelDropdown(
@@ -265,8 +268,8 @@ class Page:
     def _lanes(self) -> None:
         self.lanes = LaneEditor(
             self.start.lanes,
-            attention=self.site.attention(self.start),
-            drafted=self.site.has_draft(self.start),
+            attention=self.site.chosen.attention(self.start),
+            drafted=self.site.chosen.has_draft(self.start),
             elem_id="editor",
         )
         self.lanes_notice = notice("lanes-notice")
@@ -309,4 +312,4 @@ def _note(site: Site, model: str) -> str | None:
 
 def _has_tools(site: Site, settings: Settings) -> bool:
     """Tools are shown in a chat with a model that has a place for them, and where there are some to remove."""
-    return settings.chat and site.takes_tools(settings) or bool(settings.tools.strip())
+    return settings.chat and site.chosen.takes_tools(settings) or bool(settings.tools.strip())

@@ -53,7 +53,7 @@ class RunHandlers:
     @ends_unread
     def load(self, *values: Any) -> Iterator[Changes]:
         """Load the chosen models now rather than with the first run."""
-        yield from self._settled(lambda: self.site.model_load(Settings(*values)))
+        yield from self._settled(lambda: self.site.chosen.load(Settings(*values)))
 
     @ends_unread
     def run(self, before: Visit | None, *values: Any) -> Iterator[Changes]:
@@ -98,7 +98,7 @@ class RunHandlers:
         """The tokens that a fork continues with: the chosen candidate, or the typed words."""
         if not has(event, "words"):
             return [whole_number(event, "token", MAX_TOKEN_ID)]
-        return self.site.continuation_tokens(
+        return self.site.chosen.continuation_tokens(
             visit.settings, visit.run.headers[whole_number(event, "lane")]["model"], text(event, "words", LONGEST_WORDS)
         )
 
@@ -115,9 +115,9 @@ class RunHandlers:
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)
         around = self._checked(visit)
-        loading = self.site.model_load(visit.settings)
+        loading = self.site.chosen.load(visit.settings)
         yield {self.page.visit: visit, **self.page.busy(), **self.notices.clear(), self.page.status: status(loading)}
-        awaited = [loading, *self.site.weight_loads(visit.settings).values()]
+        awaited = [loading, *self.site.chosen.weight_loads(visit.settings).values()]
         progress = [self._progress(one) for one in awaited if not one.ended.is_set()]
         for change in chain(*progress, self._queue(visit)):
             yield change
@@ -127,9 +127,9 @@ class RunHandlers:
         if around.attention is None:  # now it is known
             self._checked(visit)
         visit.begin(
-            self.site.read(loading, visit.settings)
+            self.site.runs.read(loading, visit.settings)
             if visit.reads
-            else self.site.start(loading, visit.settings, visit.memory, visit.siblings, visit.server)
+            else self.site.runs.start(loading, visit.settings, visit.memory, visit.siblings, visit.server)
         )
         self.site.show_to_class(visit.run)
         visit.siblings = None  # a whole trace, which the run has now
@@ -137,7 +137,7 @@ class RunHandlers:
 
     def _checked(self, visit: Visit) -> Surroundings:
         """What the lanes need besides their own settings. Raises Refusal if no lane has what it needs."""
-        around = self.site.surroundings(visit.settings)
+        around = self.site.chosen.surroundings(visit.settings)
         if not visit.reads:
             check_some_ready(visit.settings.configs(), around)
         return around
@@ -191,7 +191,7 @@ class RunHandlers:
         """
         place = visit.ticket.place if visit.ticket else 0
         waits = queue_status(place, visit.ticket.waited) if place else ""
-        return waits or status(loading, self.site.other_runs(loading.models, visit.run))
+        return waits or status(loading, self.site.runs.others(loading.models, visit.run))
 
     def _limit_hold(self, visit: Visit) -> None:
         """On a public page, end a run that is held for too long, since its KV caches take memory that others need."""

@@ -77,7 +77,7 @@ class SettingsHandlers:
     def check_tools(self, *values: Any) -> Changes:
         """Show why the tools cannot be used while they are typed."""
         try:
-            self.site.check_tools(Settings(*values))
+            self.site.chosen.check_tools(Settings(*values))
         except Refusal as refusal:
             return {self.page.tools_notice: escape(str(refusal)) if refusal.about == "tools" else ""}
         return {self.page.tools_notice: ""}
@@ -104,8 +104,8 @@ class SettingsHandlers:
         added = {
             "context": {self.page.context: example_passage()},
             "draft": {self.page.draft: DEFAULT},
-            "denoiser": {self.page.model: self.site.menu_choice(DENOISER)},
-            "text model": {self.page.model: self.site.menu_choice(TEXT_MODEL)},
+            "denoiser": {self.page.model: self.site.chosen.menu_choice(DENOISER)},
+            "text model": {self.page.model: self.site.chosen.menu_choice(TEXT_MODEL)},
         }
         return added.get(getattr(event, "what", None), gr.skip())
 

@@ -97,7 +97,7 @@ def shown_visit(site: Site, visit: Visit | None, event: gr.EventData) -> Visit |
     """
     if has(event, "kept"):
         kept = kept_run(event, site.rules)
-        site.check_model(kept.settings, kept.headers[0])
+        site.chosen.check_same(kept.settings, kept.headers[0])
         return Visit(kept.settings, run=kept)
     return visit.of(text(event, "run", LONGEST_NAME)) if visit and has(event, "run") else visit
 

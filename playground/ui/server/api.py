@@ -141,7 +141,7 @@ class ApiRequest:
 
     def __init__(self, site: Site, settings: Settings, server: RemoteServer | None):
         self.site, self.settings, self.server = site, settings, server
-        self.loading = site.model_load(settings)
+        self.loading = site.chosen.load(settings)
         self.ticket = site.join(API)
         self.run: Run | RemoteRun | None = None
 
@@ -151,7 +151,7 @@ class ApiRequest:
 
     def start(self) -> Run | RemoteRun:
         """Start the run; raises Refusal."""
-        self.run = self.site.start(self.loading, self.settings, Memory(), server=self.server)
+        self.run = self.site.runs.start(self.loading, self.settings, Memory(), server=self.server)
         return self.run
 
     def end(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import monotonic
 
-from playground.ui.server.fits import DeviceMemory, memory_of
+from playground.ui.models.fits import DeviceMemory, memory_of
 
 LEAST = 0.1  # of a device's memory; with less of it free, a run has to end
 PAUSE = 0.25  # seconds between two readings

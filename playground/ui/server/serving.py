@@ -45,7 +45,7 @@ def health(site: Site) -> dict[str, Any]:
     """The state of the service: "ok", "stopping", "workers" by device, "models", and the numbers of runs that are
     "seated", "waiting" and "resting".
     """
-    workers = site.health()
+    workers = site.runs.health()
     return {
         "ok": all(worker.ok for worker in workers.values()) and not site.stopping,
         "stopping": site.stopping,

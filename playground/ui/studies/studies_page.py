@@ -39,7 +39,7 @@ def link(run: str, studied: list[type[Strategy]]) -> str:
 
 
 def _draw(site: Site, name: str) -> None:
-    run = site.runs.get(name)
+    run = site.runs.find(name)
     if run is None:
         return _say(GONE if name else NONE)
     outcomes = study_figures.outcomes(run.trace)

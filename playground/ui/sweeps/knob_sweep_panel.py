@@ -98,7 +98,7 @@ class KnobSweepPanel(SweepPanel):
         if columns and columns.key == sweep.rows.key:
             raise Refusal("Rows and columns have the same knob: choose another for the columns, or none.", "sweep")
         wanted = swept(settings, lane, sweep, self.site.rules)
-        check_ready(wanted.configs()[:1], self.site.surroundings(settings))
+        check_ready(wanted.configs()[:1], self.site.chosen.surroundings(settings))
         return wanted, GridProgress(sweep, settings.length)
 
     def offer(self, lane: Any, lanes: Any, row: Any, column: Any) -> dict[Any, Any]:

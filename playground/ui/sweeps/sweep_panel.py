@@ -87,7 +87,7 @@ class SweepPanel:
         return gr.skip()
 
     def _stream(self, visit: Visit, progress: PanelProgress) -> Iterator[Changes]:
-        loading = self.site.model_load(visit.settings)
+        loading = self.site.chosen.load(visit.settings)
         for now in loading.watch():
             yield {self.output: status(now)} if not visit.stopped else gr.skip()
         if visit.stopped:
@@ -101,7 +101,7 @@ class SweepPanel:
                 yield gr.skip() if visit.left else self._buttons(running=False)
                 return
         # With an empty memory: the lanes do not depend on earlier runs.
-        visit.run = self.site.start(loading, visit.settings, Memory())
+        visit.run = self.site.runs.start(loading, visit.settings, Memory())
         try:
             yield from self._watch(visit, progress)
         finally:
