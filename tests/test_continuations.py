@@ -7,7 +7,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from playground.engine.text.tokens import Reader, Tokens
+from playground.engine.text.token_bytes import Reader
+from playground.engine.text.tokens import Tokens
 from support.tokenizer_kinds import BYTES, KINDS
 
 TEXTS = [

@@ -4,7 +4,8 @@ import random
 import pytest
 from toys import ASSISTANT, END, SENTENCES, USER, byte_tokenizer, sentencepiece_tokenizer
 
-from playground.engine.text.tokens import Reader, Tokens
+from playground.engine.text.token_bytes import Reader
+from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 
 TEXTS = SENTENCES + ["", " ", "  two  spaces  ", "a\nb\tc", "e\u0301 🙂🙂 日本語"]

@@ -15,7 +15,7 @@ from playground.events import Reason
 if TYPE_CHECKING:
     from playground.decoding.sampler_chain import Chain
     from playground.engine.model import Model
-    from playground.engine.text.tokens import Reader
+    from playground.engine.text.token_bytes import Reader
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from playground.engine.attention.library_cache import LibraryAttention
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.cache.kv_buffer import UNKNOWN, Capacity
 from playground.engine.cache.kv_cache import KVCache
-from playground.engine.expert_routing import expert_weights
+from playground.engine.checkpoint.model_facts import ModelFacts
 from playground.engine.forward_input import ForwardInput
 from playground.engine.forward_lock import lock_for
 from playground.engine.graphs.compiled_rows import CompiledRows
@@ -27,18 +27,8 @@ from playground.engine.hooks import Call, LayerPlan, layer_devices, running
 from playground.engine.host_copies import on_device
 from playground.engine.implementations import Implementations
 from playground.engine.layer_choices import ComputePass, NetworkParts
-from playground.engine.loading.mtp_layers import MtpLayers, count_of
-from playground.engine.loading.stored_weights import is_plain, parameter_count
 from playground.engine.recurrent.recurrent_layers import Recurrence
 from playground.engine.row_numbers import row_numbers
-from playground.engine.text.generation_settings import (
-    UNSTATED_CONTEXT,
-    GenerationSettings,
-    bounds_line,
-    end_ids,
-    stated_context,
-)
-from playground.engine.text.tokens import Tokens
 from playground.errors import Refusal
 from playground.grammar.matcher import GrammarEngine
 
@@ -46,7 +36,7 @@ log = logging.getLogger(__name__)
 PROBE = 5  # tokens of the forward that shows whether layers can be resumed
 
 
-class Model:
+class Model(ModelFacts):
     """A causal language model with both hooks installed.
 
     Lanes may share one, because all their state is in their KV caches. Raises Refusal if it cannot be made to compute
@@ -63,19 +53,7 @@ class Model:
         revision: str = "",
         quantization: str = "none",
     ):
-        self.network, self.tokenizer = network.eval(), tokenizer
-        self.name, self.revision, self.quantization = name, revision, quantization
-        config = network.config.get_text_config()
-        self.vocabulary: int = config.vocab_size
-        self.width: int = config.hidden_size
-        self.tied: bool = bool(getattr(config, "tie_word_embeddings", False))  # lm_head and embeddings
-        self.context: int = stated_context(config) or UNSTATED_CONTEXT
-        self.device: torch.device = network.get_input_embeddings().weight.device
-        self.dtype: torch.dtype = network.dtype
-        self.parameters = parameter_count(network)
-        self.expert_weights = expert_weights(network)
-        self.tokens = Tokens(tokenizer, self.vocabulary)
-        self.settings = GenerationSettings.of(network)  # that its author stored with it
+        super().__init__(network, tokenizer, name, revision, quantization)
         # of each decoder layer, if they are not all on one; inputs, logits and captured states are on `device`
         self.devices: tuple[torch.device, ...] = layer_devices(network)
         # held by every forward, since several threads use one model
@@ -95,21 +73,6 @@ class Model:
             self.tolerance = Implementations(self).install()  # of logits that should be the library's
 
     @cached_property
-    def end_ids(self) -> frozenset[int]:
-        """Tokens that end a text, whichever file of the checkpoint names them."""
-        return end_ids(self.network, self.tokens, self.tokenizer.eos_token_id)
-
-    @property
-    def context_stated(self) -> bool:
-        """Whether the config says how many tokens the model can read; the playground sets a limit where it does not."""
-        return stated_context(self.network.config.get_text_config()) is not None
-
-    @property
-    def bounds(self) -> str:
-        """What ends and limits a text, and what the author of the checkpoint set, on one line."""
-        return bounds_line(self.end_ids, self.tokens, self.context, self.settings, self.context_stated)
-
-    @cached_property
     def thread(self) -> Executor:
         """Worker thread for asynchronous forwards."""
         return ThreadPoolExecutor(1, f"forwards of {self.name}")
@@ -117,38 +80,6 @@ class Model:
     @cached_property
     def grammars(self) -> GrammarEngine:
         return GrammarEngine(self.tokenizer, self.vocabulary, sorted(self.end_ids))
-
-    @property
-    def lm_head_weights(self) -> Tensor | None:
-        """Weights of the lm_head, [V, hidden_size]; None if they are not a plain matrix, for example quantised.
-
-        A copy where they are on another device than the inputs.
-        """
-        weight = getattr(self.network.get_output_embeddings(), "weight", None)
-        plain = is_plain(weight) and weight.shape[1:] == (self.width,)
-        if plain and weight.device != self.device:
-            return self._copied_head
-        return weight.detach() if plain else None
-
-    @cached_property
-    def _copied_head(self) -> Tensor:
-        return self.network.get_output_embeddings().weight.detach().to(self.device)
-
-    @cached_property
-    def lexical_units(self) -> int:
-        """Tokens that it was tuned to predict in one forward from placeholders, as its config says; 0 if it was not."""
-        count = getattr(self.network.config, "lexical_units", 0)
-        return count if isinstance(count, int) else 0
-
-    @cached_property
-    def mtp_count(self) -> int:
-        """Layers for multi-token prediction that its checkpoint should have."""
-        return count_of(self.network)
-
-    @cached_property
-    def mtp(self) -> MtpLayers:
-        """Its layers for multi-token prediction; raises Refusal if there are none."""
-        return MtpLayers.of(self.network, self.name)
 
     @property
     def attends(self) -> bool:

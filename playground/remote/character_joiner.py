@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from playground.engine.text.tokens import ESCAPED
+from playground.engine.text.token_bytes import ESCAPED
 
 HIGH, LOW = "[\ud800-\udbff]", "[\udc00-\udfff]"
 PAIR, LONE = re.compile(HIGH + LOW), re.compile("[\ud800-\udfff]")

@@ -21,7 +21,7 @@ from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.engine.sampling import entropy
-from playground.engine.text.tokens import Reader
+from playground.engine.text.token_bytes import Reader
 from playground.errors import Refusal
 from playground.events import Event, Fill, Note, Reason, rounded
 

@@ -12,7 +12,7 @@ from playground.decoding.recorder import Recorder
 from playground.decoding.sampler_chain import Chain
 from playground.decoding.sequence import Bounds, Sequence
 from playground.engine.model import Model
-from playground.engine.text.tokens import Reader
+from playground.engine.text.token_bytes import Reader
 from playground.errors import Refusal
 from playground.events import Draft, Event, Note, Reason, Verdict
 from playground.grammar.matcher import Matcher
