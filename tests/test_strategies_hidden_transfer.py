@@ -112,15 +112,15 @@ class GuessesOfTheRoot(Helped):
     def observe(self, tree, rows, verdict):
         super().observe(tree, rows, verdict)
         if rows.probes is not None:
-            self._guesses._logits = rows.probes[:self.depth]
+            self._guesses.logits = rows.probes[:self.depth]
 
 
 class FollowsTheNextStep(Helped):
     """Wrong: the first step is left out, as if the token after the last accepted one had been read."""
 
     def drafted(self, lm, budget):
-        if self._guesses._logits is not None:
-            self._guesses._logits = self._guesses._logits[1:]
+        if self._guesses.logits is not None:
+            self._guesses.logits = self._guesses.logits[1:]
         return (yield from super().drafted(lm, budget))
 
 

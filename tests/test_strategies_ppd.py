@@ -68,8 +68,10 @@ class PromptsInReverse(find("ppd")):
 class GuessesOffByOne(find("ppd")):
     """Wrong: the logits of the second prompt token guess the first draft token."""
 
-    def _current(self, lm):
-        return super()._current(lm)[1:]
+    def observe(self, tree, rows, verdict):
+        super().observe(tree, rows, verdict)
+        if self._guesses.logits is not None:
+            self._guesses.logits = self._guesses.logits[1:]
 
 
 class GuessesOfAnotherNode(find("ppd")):
@@ -77,8 +79,8 @@ class GuessesOfAnotherNode(find("ppd")):
 
     def observe(self, tree, rows, verdict):
         super().observe(tree, rows, verdict)
-        if self._guesses is not None:
-            self._guesses = rows.probes[-len(self._guesses):]
+        if self._guesses.logits is not None:
+            self._guesses.logits = rows.probes[-len(self._guesses.logits):]
 
 
 @pytest.mark.refuses("ppd")
@@ -106,7 +108,7 @@ class RecordsStates(find("ppd")):
     """Records the guesses of every round, and the prompt tokens of the node accepted before it."""
 
     def drafted(self, lm, budget):
-        self.seen = [*getattr(self, "seen", []), (len(self._current(lm)), getattr(self, "carried", 0))]
+        self.seen = [*getattr(self, "seen", []), (len(self._guesses.after(lm)), getattr(self, "carried", 0))]
         return (yield from super().drafted(lm, budget))
 
     def observe(self, tree, rows, verdict):

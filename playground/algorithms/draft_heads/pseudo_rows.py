@@ -70,17 +70,17 @@ class ProbedGuesses:
     """The logits after the probes of the last accepted token."""
 
     def __init__(self) -> None:
-        self._logits: Tensor | None = None  # [k, V]
+        self.logits: Tensor | None = None  # [k, V]
         self._text: list[int] = []  # up to that token
 
     def read(self, tree: TokenTree, rows: RowsInterface, verdict: Verdict) -> None:
         """Take the guesses of the last accepted node, if this forward had probes there."""
-        self._logits = None
+        self.logits = None
         node = verdict.kept[-1] if verdict.kept else ROOT
         if rows.probes is not None and rows.tree is tree and node in tree.probes:
             counts = {place: len(chain) for place, chain in tree.probes.items()}
             before = sum(counts[place] for place in list(counts)[:list(counts).index(node)])
-            self._logits = rows.probes[before:before + counts[node]]
+            self.logits = rows.probes[before:before + counts[node]]
             self._text = rows.committed + tree.prefix(node)
 
     def after(self, lm: Lane) -> Tensor:
@@ -88,6 +88,6 @@ class ProbedGuesses:
         known already, because a grammar forced them, are left out.
         """
         unread = lm.target.behind()
-        if self._logits is None or self._text != lm.tokens[:-unread]:
+        if self.logits is None or self._text != lm.tokens[:-unread]:
             return torch.empty(0, lm.vocabulary)
-        return self._logits[unread - 1:]
+        return self.logits[unread - 1:]

@@ -20,7 +20,7 @@ from playground.algorithms.draft_heads.head_training import (
     ranks,
     trained,
 )
-from playground.algorithms.draft_heads.pseudo_rows import row_groups
+from playground.algorithms.draft_heads.pseudo_rows import ProbedGuesses, row_groups
 from playground.algorithms.speculative.latency import at, seconds_by_rows
 from playground.contract import Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree
@@ -83,8 +83,7 @@ class Ppd(DraftHead):
 
     def __post_init__(self):
         super().__post_init__()
-        self._guesses: Tensor | None = None  # logits [k, V] after the prompt tokens of the last accepted token
-        self._read: list[int] = []  # the text up to that token
+        self._guesses = ProbedGuesses()  # after the prompt tokens of the last accepted token
         self._state = 0  # of this round
         self._size = self.inputs if self.sized == FIXED else None  # inputs of a round, once they are chosen
 
@@ -154,7 +153,7 @@ class Ppd(DraftHead):
 
     @torch.inference_mode()
     def _drafted(self, lm: Lane, budget):
-        guesses, prompts = self._current(lm), self.network.prompt_embeddings[:self.depth]
+        guesses, prompts = self._guesses.after(lm), self.network.prompt_embeddings[:self.depth]
         trees = prompt_trees(self._accuracy(), self._size)
         self._state = min(len(guesses), budget, len(trees) - 1)
         chosen = trees[self._state]
@@ -171,22 +170,7 @@ class Ppd(DraftHead):
         return tree
 
     def observe(self, tree, rows, verdict):
-        self._guesses = None
-        node = verdict.kept[-1] if verdict.kept else ROOT
-        if rows.probes is not None and rows.tree is tree and node in tree.probes:
-            counts = {place: len(chain) for place, chain in tree.probes.items()}
-            before = sum(counts[place] for place in list(counts)[:list(counts).index(node)])
-            self._guesses = rows.probes[before:before + counts[node]]
-            self._read = rows.committed + tree.prefix(node)
-
-    def _current(self, lm: Lane) -> Tensor:
-        """The guesses [k, V] of the tokens after the text, if the last forward belongs to it. Those of tokens that are
-        known already, because a grammar forced them, are left out.
-        """
-        unread = lm.target.behind()
-        if self._guesses is None or self._read != lm.tokens[:-unread]:
-            return torch.empty(0, lm.vocabulary)
-        return self._guesses[unread - 1:]
+        self._guesses.read(tree, rows, verdict)
 
     def _figure(self, lm: Lane, tree: TokenTree, chosen: PromptTree) -> Figure:
         series = {
