@@ -127,9 +127,9 @@ def test_four_lanes_are_told_apart_by_whole_names(page, address, lanes, names, w
     tabs = page.locator(".live .chooser .title")
     expect(tabs).to_have_text(names)
     assert all(tabs.evaluate_all("all => all.map((tab) => tab.scrollWidth <= tab.clientWidth)"))
-    heads = page.locator("#editor .lane-title").all_inner_texts()
-    assert [head.split(" · ")[0] for head in heads] == names
-    assert heads == page.locator(".live .lane .lane-name .title").all_text_contents()  # the run names a lane alike
+    heads = page.locator("#editor .lane-title")
+    assert heads.all_inner_texts() == names
+    assert heads.all_text_contents() == page.locator(".live .lane .lane-name .title").all_text_contents()
 
 
 def test_a_lane_that_cannot_start_has_its_title_and_its_reason_below_it(page, address):
@@ -155,3 +155,11 @@ def test_the_choice_is_saved_with_its_candidates_and_their_probabilities(page, t
     assert len(candidates) > 2 and {piece.strip() for piece in candidates if piece.strip()} <= set(words)
     assert set(panel.locator(".choice-row .num").all_inner_texts()) <= set(words)
     assert not any(word.startswith("Choose another word") for word in words)  # an invitation, not a finding
+
+
+def test_a_held_word_shows_the_choice_of_its_own_lane(page):
+    expect(page.locator(".live .chooser .tab[data-lane='0']")).to_have_attribute("aria-pressed", "true")
+    tokens(page, 1).nth(3).click()
+    expect(page.locator(".live .chooser .tab[data-lane='1']")).to_have_attribute("aria-pressed", "true")
+    word = tokens(page, 1).nth(3).text_content().strip()
+    expect(page.locator(".live .panel-choice .gap")).to_have_text(word or "␣")

@@ -32,7 +32,8 @@ function nameCards() {
   namesOf(lanes.map(factsOf)).forEach(({ name, short }, i) => {
     const title = root.querySelector(`.lane-card[data-lane="${i}"] .lane-title`);
     if (!title) return;
-    title.textContent = title.title = name;
+    title.replaceChildren(short, h("span", { class: "rest" }, name.slice(short.length))); // the name begins with the short one
+    title.title = name;
     title.dataset.short = short;
   });
 }

@@ -102,10 +102,11 @@ class Inspector {
     return beside;
   }
 
-  /** Show all about the held word. */
-  hold() {
+  /** Show all about the held word, which is of this lane. */
+  hold(order) {
     if (this.app.live.dataset.views === "all") return;
     this.pressed = "choice";
+    if (order !== this.app.chosen) this.app.choose(order);
     if (this.app.live.dataset.views === "phone") this.raise(true);
   }
 

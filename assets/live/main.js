@@ -514,7 +514,7 @@ class App {
     this.mark(card.order, Number(span.dataset.i));
     if (pinned) this.selected = { lane: card.order, position: Number(span.dataset.i) }; // for a link, also when the card is closed
     this.card.show(span, card.order, card.state, token, pinned);
-    if (pinned) this.inspector.hold();
+    if (pinned) this.inspector.hold(card.order);
     this.schedule(); // a pinned card shows its round in the views, also when its token is already marked
     if (pinned) for (const other of this.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
   }

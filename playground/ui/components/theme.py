@@ -13,7 +13,9 @@ SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "He
 MONO = ["ui-monospace", "SFMono-Regular", "Menlo", "Consolas", "Liberation Mono", "monospace"]
 COLOURS = {  # colour of page.css: Gradio's theme variables that use it, in light and dark mode
     "paper": ("body_background_fill",),
-    "card": ("background_fill_primary", "block_background_fill", "input_background_fill"),
+    "card": (
+        "background_fill_primary", "block_background_fill", "input_background_fill", "checkbox_background_color"
+    ),
     "sunk": ("background_fill_secondary",),
     "line": ("border_color_primary", "block_border_color", "input_border_color"),
     "ink": ("body_text_color",),
