@@ -56,6 +56,7 @@ def page(library: str, findings: list[Finding]) -> str:
         section("Stored forms", stored_rows.ROWS, stored_rows.NOTE),
         stored_rows.UNUSED,
         section("What people have on disk", form_rows.ROWS, form_rows.NOTE),
+        form_rows.SWEEP,
     )
 
 
