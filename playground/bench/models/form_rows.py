@@ -42,11 +42,11 @@ MINIMAX = (
     "playground's logits are then those with the cache: choose float32."
 )
 SWEEP = (
-    "`tools/generate_sweep.py` writes tiny checkpoints in combinations of a tokenizer (ten families), a chat template, "
-    "ends (in config.json, in generation_config.json, in both, in lists, nowhere) and a stored form (float32, "
-    "bfloat16, float16, in shards, tied, padded, GPT-2, Qwen2, int8, nf4), and compares greedy lanes with `generate`: "
-    "prompt, tokens, text, streamed pieces and reason. Of 2,500 combinations every ninth was run, 278, and 70 drawn from those "
-    "with eleven real vocabularies: GPT-2, Llama 2 and 3, Mistral, Qwen, DeepSeek, Phi, T5, BERT and others. All 348 "
-    "agreed. In 19 a text held stray bytes, beside which the library drops whole characters, and in 2 the answer "
-    "changed the text of the prompt."
+    "`tools/generate_sweep.py` writes tiny checkpoints in combinations of a tokenizer (ten families), a chat "
+    "template, ends (in config.json, in generation_config.json, in both, in lists, nowhere) and a stored form "
+    "(float32, bfloat16, float16, in shards, tied, padded, GPT-2, Qwen2, int8, nf4), and compares greedy lanes with "
+    "`generate`: prompt, tokens, text, streamed pieces and reason. Of 2,500 combinations every ninth was run, 278, "
+    "and 70 drawn from those with eleven real vocabularies: GPT-2, Llama 2 and 3, Mistral, Qwen, DeepSeek, Phi, T5, "
+    "BERT and others. All 348 agreed. In 19 a text held stray bytes, beside which the library drops whole characters, "
+    "and in 2 the answer changed the text of the prompt."
 )
