@@ -17,14 +17,13 @@ from playground.algorithms.speculative.drafting import chain_until, new_tree
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
-from playground.decoding.forward_times import forward_times
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
-from playground.events import Draft, Figure, Note
+from playground.events import Draft, Figure
 from playground.events import Test as Looked
 from playground.trace import metrics
-from strategies.speculative.smartspec import MEASURED, PacedDrafter, Requests, Server, SmartSpec
+from strategies.speculative.smartspec import PacedDrafter, Requests, Server, SmartSpec
 from strategies.speculative.specdec_plus_plus import SpecDecPlusPlus
 from support.laws import AT_ONE, EXACT, WRONG, tables
 from support.speculation import GREEDY, MODEL, collapses, first_drafts, speculative_lane
@@ -378,36 +377,6 @@ def test_after_many_rounds_without_drafts_one_token_is_proposed_as_a_probe():
 @pytest.mark.parametrize("drafter", ["draft_model", "prompt_lookup"])
 def test_the_output_distribution_is_the_targets_for_any_sequence_of_lengths(drafter):
     assert law_distance(smart(drafter, AT_ONE, depth=3, load=1, weight=0.5, draft=0.6), tables("ab"), 4) < EXACT
-
-
-FORWARDS = {(rows, context): 2e-3 + 1e-4 * rows + 1e-6 * context for rows in (1, 4, 16) for context in (32, 256)}
-
-
-def measured(monkeypatch, draft: float) -> tuple[list[int], list[str]]:
-    """Lengths of the drafts, and notes, where a draft forward takes `draft` times as long as a target forward."""
-    factors = iter([1.0, draft])
-
-    def times(model):
-        factor = next(factors)
-        return {size: factor * seconds for size, seconds in FORWARDS.items()}
-
-    monkeypatch.setattr("playground.decoding.lane.lm.forward_times", times)
-    _, events = recorded(smart(costs=MEASURED), length=20)
-    return [len(draft.tokens) for draft in of(Draft, events)], [note.text for note in of(Note, events)]
-
-
-def test_the_draft_length_follows_from_what_forwards_take_on_this_machine(monkeypatch):
-    fast, notes = measured(monkeypatch, 0.01)
-    slow, _ = measured(monkeypatch, 5.0)
-    assert max(fast) > 1 and not slow
-    assert "takes 2 ms, 0.1 ms for each input token and 0.001 ms for each token of context" in notes[0]
-
-
-def test_the_times_are_those_of_forwards_and_are_measured_once():
-    lane = recorded(smart(costs=MEASURED), length=4)[0]._runners[0].lane
-    times = lane.target_model.forward_times
-    assert all(seconds > 0 for seconds in times.values()) and len(times) >= 3
-    assert forward_times(lane.target_model) is times
 
 
 def test_smartspec_supports_only_chains():
