@@ -9,8 +9,8 @@ function namesOf(lanes) {
     const namesakes = traits.filter((_, j) => j !== i && lanes[j].title === title);
     const added = lanes[i].parts.filter(({ kind }) => NAMED.includes(kind)).map((part) => part.title);
     const differing = differences(traits[i], namesakes);
-    const telling = (differing.length ? differing : added).map(upperFirst).join(", ");
-    const short = [telling, ...fork].filter(Boolean).map(upperFirst).join(", ");
+    const telling = upperFirst((differing.length ? differing : added).join(", "));
+    const short = upperFirst([telling, ...fork].filter(Boolean).join(", "));
     return { name: [telling ? `${telling} · ${title}` : title, ...fork].join(", "), short: short || title };
   });
 }
