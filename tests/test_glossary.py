@@ -8,23 +8,22 @@ import pytest
 from chromium import chromium, new_context
 from playwright.sync_api import Page, expect
 
-from playground.asset_files import ASSETS
 from playground.contract import discover
+from playground.page_scripts import SCRIPTS
 from playground.ui.components import glossary
+from playground.ui.components.theme import page_script
 from playground.ui.library.library_page import page as library
 from playground.ui.play.lessons import lessons
-
-LIVE = ASSETS / "live"
 
 
 def of_views() -> set[str]:
     """The headings of the views, the origins of tokens and the states of draft tokens."""
-    headings = {
-        title for path in LIVE.glob("views/*.js") for title in re.findall(r'title: "([^"]+)"', path.read_text("utf-8"))
-    }
-    origins = re.search(r"^const ORIGINS = {\n(.*?)^};", (LIVE / "colour.js").read_text("utf-8"), re.M | re.S)[1]
-    states = re.search(r"STATE_WORDS = {(.*?)};", (LIVE / "views/tree.js").read_text("utf-8"))[1]
-    return headings | set(re.findall(r'label: "([^"]+)"', origins)) | set(re.findall(r': "([^"]+)"', states))
+    views = "".join(path.read_text("utf-8") for path in SCRIPTS.glob("views/**/*.js"))
+    headings = re.findall(r'title: "([^"]+)"', views)
+    colours = (SCRIPTS / "lane/colour.js").read_text("utf-8")
+    origins = re.search(r"^export const ORIGINS = {\n(.*?)^};", colours, re.M | re.S)[1]
+    states = re.search(r"STATE_WORDS = {(.*?)};", views)[1]
+    return set(headings) | set(re.findall(r'label: "([^"]+)"', origins)) | set(re.findall(r': "([^"]+)"', states))
 
 
 def of_lessons() -> set[str]:
@@ -66,7 +65,7 @@ def page(browser):
     page, wrong = new_context(browser, has_touch=True).new_page(), []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.set_content(MARKUP)
-    page.evaluate("(code) => new Function(code)()", glossary.script())
+    page.evaluate("(code) => new Function(code)()", page_script())
     yield page
     page.context.close()
     assert not wrong

@@ -60,7 +60,7 @@ def test_a_moved_lane_keeps_its_card_open_and_the_focus(page, address):
 def test_a_lane_with_its_own_seed_samples_differently_and_shows_it(page, address):
     visit(page, address, Settings(prompt=PROMPT, length=12, seed=3, lanes=[SAMPLE, SAMPLE, SAMPLE]))
     edit(page, 3).get_by_label("Own seed").fill("8")
-    expect(page.locator(".lane-card[data-lane='2'] .recipe")).to_contain_text("seed 8")
+    expect(page.locator(".lane-card[data-lane='2'] .lane-config")).to_contain_text("seed 8")
     page.click("#run")
     expect(page.locator("#run")).to_be_visible()
     for lane, seed in enumerate((3, 3, 8)):

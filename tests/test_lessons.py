@@ -29,6 +29,7 @@ from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of
 from playground.ui.server.gpu_work import prepare_run
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.page_scripts import defining
 
 LESSON = "guessing-ahead"
 SUBJECTS = {
@@ -205,9 +206,8 @@ def press(page: Page, text: str) -> None:
     raise AssertionError(f"no tab leads to {text!r}")
 
 
-def unstarted() -> str:
-    """All scripts of the live view but the one that starts it."""
-    return view.script().replace((view.ASSETS / "live/main.js").read_text(encoding="utf-8"), "")
+def reading_scripts() -> str:
+    return defining("run/trace.js", "run/readings.js", constants=view.constants())
 
 
 def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
@@ -218,7 +218,7 @@ def read_off(page: Page, trace: Trace, asked: list) -> list[float | None]:
         trace.take(JSON.parse(frame));
         const readings = new Readings(trace);
         return asked.map(([name, lanes]) => readings.read(name, lanes).value);`)(frame, asked)""",
-        [unstarted(), frame_of(trace), asked],
+        [reading_scripts(), frame_of(trace), asked],
     )
 
 
@@ -232,7 +232,7 @@ def test_every_reading_named_by_a_lesson_exists_and_accepts_its_lanes(page):
     known = page.evaluate(
         "(code) => new Function(`${code}; return Object.entries(READINGS).map(([name, { of }]) => [name,"
         " of.length])`)()",
-        unstarted(),
+        reading_scripts(),
     )
     asked = [
         reading
@@ -351,7 +351,7 @@ def test_the_tree_lesson_goes_to_a_fork_where_a_sibling_was_accepted(page, model
         trace.take(JSON.parse(frame));
         const readings = new Readings(trace);
         return [readings.read("siblings_rejected", [2]).said, readings.place("side_branch", 2)];`)(frame)""",
-        [unstarted(), frame_of(trace)],
+        [reading_scripts(), frame_of(trace)],
     )
     before = [stamped.event for stamped in trace.lane(1).events[:event + 1]]
     draft, verdict = ([e for e in before if e.kind == kind][-1] for kind in ("draft", "verdict"))

@@ -286,7 +286,7 @@ def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
 def test_a_strategy_is_run_beside_its_plain_lane_from_its_entry(page):
     page.locator("#sink_window .open-lane").click()
     expect(page.locator(".lane-card")).to_have_count(2)
-    expect(page.locator(".lane-card .recipe").last).to_contain_text("sink_window")
+    expect(page.locator(".lane-card .lane-config").last).to_contain_text("sink_window")
     expect(page.locator("#prompt textarea")).to_have_value(settings_for(find("sink_window")).prompt)
     expect(page.locator("#live [data-recorded='false'] .lane[data-lane='1'] .tokens > *").nth(2)).to_be_attached()
     expect(page.locator("#live .chooser .tab").last).to_have_attribute("aria-pressed", "true")

@@ -13,6 +13,7 @@ from view_runs import send_trace
 from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff
+from support.page_scripts import defining, evaluating
 
 WORDS = [" the", " red", " green", " fox", " <b>ran</b>", " home", " again"]
 ROW = [Candidate(1, " red", 0.5, 0.5), Candidate(2, " green", 0.25, 0.25)]
@@ -185,21 +186,17 @@ LONG = [f"w{i % 700}" for i in range(1500)]
 @pytest.mark.parametrize(
     "mine, theirs", [(LONG, LONG[:700] + ["x"] + LONG[701:]), (LONG, LONG[::-1]), (LONG, []), ([], []), (["a"], ["b"])]
 )
-def test_the_stretches_put_both_texts_together_again(page, feed, mine, theirs):
-    send_trace(page, feed, run_of(RED, GREEN))
-    source = "() => { " + words_script() + " return diffWords(MINE, THEIRS); }"
-    texts = {"MINE": " ".join(mine), "THEIRS": " ".join(theirs)}
-    for name, text in texts.items():
-        source = source.replace(name, repr(text))
-    parts = page.evaluate(source)
-    for kind, text in (("mine", texts["MINE"]), ("theirs", texts["THEIRS"])):
+def test_the_stretches_put_both_texts_together_again(differing, mine, theirs):
+    texts = {"mine": " ".join(mine), "theirs": " ".join(theirs)}
+    parts = differing("({ mine, theirs }) => diffWords(mine, theirs)", texts)
+    for kind, text in texts.items():
         assert "".join(part["text"] for part in parts if part["kind"] in ("same", kind)) == text
     assert all(a["kind"] != b["kind"] for a, b in zip(parts, parts[1:]))
 
 
-def words_script() -> str:
-    from playground.player.live_view_assets import ASSETS
-    return (ASSETS / "live" / "words.js").read_text(encoding="utf-8")
+@pytest.fixture(scope="module")
+def differing(browser):
+    return evaluating(browser, defining("run/words.js"))
 
 
 def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabilities(page, feed):

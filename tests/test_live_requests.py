@@ -7,10 +7,10 @@ from dataclasses import asdict
 from live_page import address, browser, feed, page, send, visitor, wait_for  # noqa: F401
 from playwright.sync_api import expect
 
-from playground.asset_files import ASSETS
 from playground.contract import discover
 from playground.decoding.attribution import Attribution, WordEffect
 from playground.events import Candidate, Commit, Header, Mask, Part, Stamped, Step
+from playground.page_scripts import SCRIPTS
 from playground.player.frames import frame, new_name
 
 TOP = [
@@ -34,7 +34,7 @@ def shown(page, feed) -> str:
 
 def test_the_card_knows_which_samplers_act_before_the_mask():
     mixing = {cls.name for cls in discover().values() if cls.kind == "sampler" and cls.stage == "mix"}
-    said = re.search(r"MIXING = new Set\((.*?)\)", (ASSETS / "live" / "stages.js").read_text(encoding="utf-8"))[1]
+    said = re.search(r"MIXING = new Set\((.*?)\)", (SCRIPTS / "lane" / "stages.js").read_text(encoding="utf-8"))[1]
     assert set(json.loads(said)) == mixing
 
 

@@ -35,7 +35,6 @@ from playground.events import (
     Stamped,
 )
 from playground.player.frames import CLOCK, SLOWEST, frame, new_name, recording, to_json
-from playground.player.live_view_assets import script
 from playground.trace import FORMAT, Trace, check, metrics
 from support.live_runs import EVENTS, HEADERS, HOSTILE, RUN, commit
 
@@ -535,10 +534,3 @@ def test_it_fits_a_phone(page, feed):
 
 def test_numbers_that_json_lacks_become_null():
     assert json.loads(to_json({"a": math.nan, "b": [math.inf, 1.5]})) == {"a": None, "b": [None, 1.5]}
-
-
-def test_no_two_scripts_define_the_same_name():
-    """They share one scope, where the later of two functions replaces the earlier one without an error."""
-    names = re.findall(r"^(?:async )?(?:function|class|const|let) (\w+)", script(), re.MULTILINE)
-    assert len(names) > 300
-    assert sorted({name for name in names if names.count(name) > 1}) == []

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from playground.cli import main
+from playground.page_scripts import SCRIPTS
 from playground.trace.csv_export import COLUMNS
 from playground.trace.lane_metrics import METRICS, definitions
 from playground.ui.benchmark.results_table import MEANINGS
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "numbers.md").read_text(encoding="utf-8")
-LIVE = ROOT / "assets" / "live"
 HELP = re.compile(r'label: "([^"]+)", help: "([^"]+)"')
 NAMED = re.compile(r'\{ name: "([^"]+)", label: "([^"]+)", help: "([^"]+)"')
 
@@ -25,8 +25,8 @@ def section(title: str) -> list[str]:
 
 
 def objects(file: str, name: str) -> str:
-    """The text of a constant of a script of the live view."""
-    return re.search(rf"^const {name} = [\[{{]\n(.*?)^[\]}}];", (LIVE / file).read_text(), re.M | re.S)[1]
+    """The text of a constant of a module of the page."""
+    return re.search(rf"^export const {name} = [\[{{]\n(.*?)^[\]}}];", (SCRIPTS / file).read_text(), re.M | re.S)[1]
 
 
 def test_metrics_are_listed_in_order_with_their_definitions():
@@ -35,12 +35,13 @@ def test_metrics_are_listed_in_order_with_their_definitions():
 
 
 def test_the_strip_under_a_lane_is_explained_as_on_the_page():
-    rows = [f"| {label} | `{name}` | {help_} |" for name, label, help_ in NAMED.findall(objects("metrics.js", "STRIP"))]
-    assert section("Under a lane") == rows and len(rows) == objects("metrics.js", "STRIP").count("name:")
+    strip = objects("run/metrics.js", "STRIP")
+    rows = [f"| {label} | `{name}` | {help_} |" for name, label, help_ in NAMED.findall(strip)]
+    assert section("Under a lane") == rows and len(rows) == strip.count("name:")
 
 
-@pytest.mark.parametrize("title, file, name", [("Where the time went", "ledger.js", "WORKERS"),
-                                               ("Origins of tokens", "colour.js", "ORIGINS")])
+@pytest.mark.parametrize("title, file, name", [("Where the time went", "run/ledger.js", "WORKERS"),
+                                               ("Origins of tokens", "lane/colour.js", "ORIGINS")])
 def test_marks_and_shares_are_explained_as_on_the_page(title, file, name):
     assert section(title) == [f"| {label} | {help_} |" for label, help_ in HELP.findall(objects(file, name))]
 

@@ -221,7 +221,7 @@ def test_settings_survive_a_reload(page, address):
     expect(page.locator(".lane-card[data-lane='1'] .promise")).to_have_count(1)
     page.goto(address)
     expect(page.locator("#prompt textarea")).to_have_value("A mouse <b>ran</b>")
-    expect(page.locator(".lane-card[data-lane='1'] .recipe")).to_contain_text("prompt_lookup")
+    expect(page.locator(".lane-card[data-lane='1'] .lane-config")).to_contain_text("prompt_lookup")
 
 
 def test_a_run_that_can_be_studied_leads_to_the_page_of_its_studies(page, address):

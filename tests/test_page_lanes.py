@@ -21,13 +21,13 @@ from app_page import (  # noqa: F401
 from playwright.sync_api import Page, expect
 from registry import registered
 
-from playground.asset_files import ASSETS
 from playground.contract import Strategy, discover, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.run_request import DEFAULT
 from playground.ui.components import model_menu as offers
 from playground.ui.components.settings import Settings
+from support.page_scripts import Evaluate, defining, evaluating
 
 
 @pytest.mark.journey
@@ -82,33 +82,32 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("lanes, first", ORDERS)
-def test_advice_names_a_baseline_then_what_differs_in_one_thing(browser, lanes, first):
-    found = advised(browser, lanes)
+def test_advice_names_a_baseline_then_what_differs_in_one_thing(advice, lanes, first):
+    found = advised(advice, lanes)
     assert found[: len(first)] == first and len(found) == len(set(found)) <= 4
 
 
-def test_advice_needs_no_draft_model_where_there_is_none_and_offers_a_canvas_its_own(browser):
-    assert "ead" not in advised(browser, [GREEDY, SAMPLE], drafted=False)
-    assert advised(browser, [], fills=True) == ["masked_diffusion"]
+def test_advice_needs_no_draft_model_where_there_is_none_and_offers_a_canvas_its_own(advice):
+    assert "ead" not in advised(advice, [GREEDY, SAMPLE], drafted=False)
+    assert advised(advice, [], fills=True) == ["masked_diffusion"]
 
 
-def advised(browser, lanes: list[dict], **models) -> list[str]:
+@pytest.fixture(scope="module")
+def advice(browser):
+    return evaluating(browser, defining("editor/advice.js"))
+
+
+def advised(advice: Evaluate, lanes: list[dict], **models) -> list[str]:
     """The strategies with their parts that the editor recommends beside these lanes."""
-    page = browser.new_page()
-    script = (ASSETS / "editor/advice.js").read_text(encoding="utf-8")
     catalogue = {
         cls.name: {"kind": cls.kind, "needs": list(cls.needs), "title": cls.title} for cls in discover().values()
     }
-    try:
-        return page.evaluate(
-            """([script, lanes, catalogue, models]) => new Function("lanes", "given", `${script}
-            return adviceBeside(lanes, given);`)(lanes.map((lane) => ({ knobs: {}, forced: [], ...lane })),
-            { partOf: (name) => catalogue[name], ...models })
-            .map(({ lane }) => [lane.strategy, ...lane.extras.map(([name]) => name)].join(" "))""",
-            [script, lanes, catalogue, models],
-        )
-    finally:
-        page.close()
+    return advice(
+        """([lanes, catalogue, models]) => adviceBeside(lanes.map((lane) => ({ knobs: {}, forced: [], ...lane })),
+        { partOf: (name) => catalogue[name], ...models })
+        .map(({ lane }) => [lane.strategy, ...lane.extras.map(([name]) => name)].join(" "))""",
+        [lanes, catalogue, models],
+    )
 
 
 def test_a_search_without_a_find_says_so_and_escape_leaves_things_as_they_are(page, address):
@@ -134,7 +133,7 @@ def test_a_part_is_added_from_a_menu_that_is_grouped_by_kind(page, address):
     assert {"Sampler", "Constraint", "KV cache"} <= set(page.locator(".editor .options .heading").all_text_contents())
     page.keyboard.type("sink")
     page.keyboard.press("Enter")
-    expect(page.locator(".lane-card[data-lane='0'] .recipe")).to_contain_text("sink_window")
+    expect(page.locator(".lane-card[data-lane='0'] .lane-config")).to_contain_text("sink_window")
 
 
 def in_menu(page: Page, opener: str) -> dict[str, bool]:

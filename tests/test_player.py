@@ -6,13 +6,11 @@ from __future__ import annotations
 import pytest
 from chromium import chromium
 
-from playground.player.live_view_assets import ASSETS
+from playground.player.live_view_assets import constants
+from support.page_scripts import defining, evaluating
 
 pytestmark = pytest.mark.journey
-SCRIPT = "\n".join((ASSETS / "live" / f"{name}.js").read_text(encoding="utf-8") for name in ("dom", "player"))
-TRACE = """
-const LENGTHENS = new Set(["commit", "fill"]);
-const laneOf = (rate, tokens, per, over) => ({ tokens, end: tokens / rate, over,
+LANE_OF = """const laneOf = (rate, tokens, per, over) => ({ tokens, end: tokens / rate, over,
   forwards: Array.from({ length: tokens / per }, (_, i) => (per * (i + 1)) / rate),
   events: Array.from({ length: tokens }, (_, i) => ({ kind: "commit", at: (i + 1) / rate, key: i + 1, seq: i,
     sequence: 0, forwards: Math.floor((i + 1) / per) })) });
@@ -35,10 +33,9 @@ def play():
     per forward of the target, by which they are then aligned.
     """
     with chromium() as browser:
-        page = browser.new_page()
-        made = f"(given) => {{ {SCRIPT}\n{TRACE}\nreturn ({PLAY})(given); }}"
-        yield lambda seconds, rates, speed, over=True, per_forward=None: page.evaluate(
-            made, [seconds, rates, speed, over, per_forward]
+        evaluate = evaluating(browser, defining("player/player.js", constants=constants()) + LANE_OF)
+        yield lambda seconds, rates, speed, over=True, per_forward=None: evaluate(
+            PLAY, [seconds, rates, speed, over, per_forward]
         )
 
 

@@ -46,20 +46,20 @@ def _faults(*rows: tuple[str, str, str, str, str]) -> tuple[Fault, ...]:
 SANDBOX = "playground/algorithms/programs/confined"
 FAULTS = {
     "the page's scripts": _faults(
-        ("every team is scored with the first team's picks", "assets/game.rules.js",
+        ("every team is scored with the first team's picks", "assets/scripts/game/rules.js",
          "bits: this.played.map(({ picks }) => bitsOf(picks[i].p))",
          "bits: this.played.map(({ picks }) => bitsOf(picks[0].p))", "test_game"),
-        ("swapped probabilities where two lanes part", "assets/live/views/difference.js",
+        ("swapped probabilities where two lanes part", "assets/scripts/views/difference.js",
          "pair.recording.map((of) => el(\"td\", \"num\", pair.sayProbability(of, side)))",
          "pair.recording.map((of) => el(\"td\", \"num\", pair.sayProbability(1 - of, side)))", "test_live_difference"),
-        ("the button for CSV saves a trace", "assets/live/main.js",
+        ("the button for CSV saves a trace", "assets/scripts/player/main.js",
          'csv: () => saveRun(this.trace, "csv")', 'csv: () => saveRun(this.trace, "trace")', "test_live_exports"),
-        ("a lane without forced tokens is called a fork", "assets/live/lane.js",
+        ("a lane without forced tokens is called a fork", "assets/scripts/run/headers.js",
          "if (!header.forced.length ||", "if (header.forced.length ||", "test_live_numbers test_live_view"),
-        ("accepted draft tokens are called resampled", "assets/live/colour.js",
+        ("accepted draft tokens are called resampled", "assets/scripts/lane/colour.js",
          'const base = "t o-" + (token.origin in ORIGINS ? token.origin : "sampled")',
          'const base = "t o-" + (token.origin === "draft" ? "redraw" : token.origin)', "test_live_view"),
-        ("one step back goes to the start", "assets/live/player.js",
+        ("one step back goes to the start", "assets/scripts/player/player.js",
          "while (place > 0 && !this.order[place - 1].stop) place -= 1;", "place = 0;", "test_live_view"),
     ),
     "the sandbox and limits": _faults(

@@ -1,6 +1,6 @@
 """Save a run as a standalone page: one HTML file with the live view and the trace, which needs no server or network.
 
-The page itself writes the same file (assets/live/saving.js). Needs neither gradio nor torch.
+The page itself writes the same file (assets/scripts/visit/saving.js). Needs neither gradio nor torch.
 """
 from __future__ import annotations
 

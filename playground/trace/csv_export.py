@@ -2,7 +2,7 @@
 
 The rows are the tokens of every sequence at the end of the trace; the lane's own text is sequence 0. Lanes are
 numbered from 1, as on the page, sequences and positions from 0, as in the trace. The page writes the same file
-(assets/live/spreadsheet.js), and a test checks that both are equal. Cells that a spreadsheet would evaluate as a
+(assets/scripts/run/spreadsheet.js), and a test checks that both are equal. Cells that a spreadsheet would evaluate as a
 formula begin with an apostrophe. Imports neither torch nor gradio.
 """
 from __future__ import annotations

@@ -14,9 +14,9 @@ from typing import Any
 from playground.bench.spread import Spread
 from playground.bench.survey.results import COLUMNS, ResultRow, scores, select, table
 from playground.bench.survey.survey import Answer, Entrant
+from playground.page_scripts import joined
 from playground.questions.questions import Question
 from playground.ui.components.scripted_component import Scripted
-from playground.ui.components.theme import read
 from playground.ui.play.gallery import TASKS
 
 SHORT = 110  # characters of a question in the list
@@ -69,7 +69,7 @@ class ResultsTable(Scripted):
         super().__init__(
             None,
             html_template='<section class="results-table" aria-label="Results"></section>',
-            js_on_load=read("benchmark.js"),
+            js_on_load=joined("benchmark/results_table.js"),
             apply_default_css=False,
             **settings,
         )

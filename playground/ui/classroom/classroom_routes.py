@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
+from playground.page_scripts import joined
 from playground.player.live_view_assets import script, styles
 from playground.request_limits import LOCAL
 from playground.ui.classroom.classroom import STREAMS, Classroom
@@ -215,7 +216,7 @@ def _page() -> str:
         "frame": _read("palette.css") + _read("live/standalone.css") + _read("classroom/follow.css"),
         "styles": styles(),
         "source": source,
-        "script": _read("classroom/votes.js") + _read("classroom/follow.js"),
+        "script": joined("classroom/follow.js"),
         "mark": _read("mark.svg"),
         "joined": "{{joined}}",
     }

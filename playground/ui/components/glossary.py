@@ -1,8 +1,8 @@
 """The glossary: terms on the page with their definitions, shown on hover, on focus and on tap.
 
 Any element may carry `data-term="residual"`, or an empty `data-term` if its own text is the term; the labels of the
-page (LABELS in assets/glossary.js) need no attribute. The terms are in assets/glossary.json, as {"term", "also": other
-forms, "text"}; numbers with a definition of their own (docs/numbers.md) show that one.
+page (LABELS in scripts/components/glossary.js) need no attribute. The terms are in assets/glossary.json, as {"term",
+"also": other forms, "text"}; numbers with a definition of their own (docs/numbers.md) show that one.
 """
 from __future__ import annotations
 
@@ -28,12 +28,6 @@ def definition(text: str) -> str:
 
 def forms(entry: dict[str, Any]) -> list[str]:
     return [form.lower() for form in (entry["term"], *entry["also"])]
-
-
-def script() -> str:
-    """The script of every page, with the terms."""
-    source = (ASSETS / "glossary.js").read_text(encoding="utf-8")
-    return source.replace("__TERMS__", json.dumps(terms(), ensure_ascii=False).replace("<", "\\u003c"))
 
 
 def section() -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from playground.asset_files import ASSETS
+from playground.page_scripts import joined
 from playground.ui.components import glossary
 
 SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
@@ -32,9 +33,14 @@ def theme_options() -> dict[str, Any]:
     return {
         "theme": _theme(),
         "css_paths": _styles(),
-        "head": f"<script>{glossary.script()}\n{read('page.js')}</script>",
+        "head": f"<script>{page_script()}</script>",
         "footer_links": ["api"],  # Gradio's settings would be a second place of that name
     }
+
+
+def page_script() -> str:
+    """What every page runs, before its components: shortcuts, theme, settings, links, the glossary."""
+    return joined("page/page.js", {"GLOSSARY": glossary.terms()})
 
 
 def _styles() -> list[Path]:

@@ -1,6 +1,6 @@
 """The library: every strategy on one page, with its declarations and a link that runs it.
 
-The page is rendered here as HTML, once; assets/library.js searches and filters it. `#name` links to an entry.
+The page is rendered here as HTML, once; scripts/library/library.js searches and filters it. `#name` links to an entry.
 """
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from playground.bench.speculation.speed_summary import sentence
 from playground.contract import KINDS, ReadsAttention, Strategy, discover
 from playground.contract.lane_config import DRAWN
 from playground.contract.metadata import citation, description, facts, link
+from playground.page_scripts import joined
 from playground.player.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.components import glossary
-from playground.ui.components.theme import read
 from playground.ui.library.demo_lanes import settings_for
 from playground.ui.server.site import Site
 
@@ -66,7 +66,8 @@ SHORT = 44  # characters of a default that are shown
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
     """Lay out the page; it is the same for all visitors and has no event handlers."""
-    gr.HTML(page(list(discover().values())), js_on_load=read("library.js"), elem_id="library", apply_default_css=False)
+    entries, script = page(list(discover().values())), joined("library/library.js")
+    gr.HTML(entries, js_on_load=script, elem_id="library", apply_default_css=False)
 
 
 def page(classes: list[Class]) -> str:

@@ -1,7 +1,7 @@
 """The chip that names the model, and the sheet it opens: the models that fit this machine, and one click to load one.
 
-The drawing is in assets/model_sheet.js. The events are 'offer' (the sheet was opened: what fits?), 'take' with the
-`name` of a model to load and use, and 'cancel'. The value has any of `list` (as `listing` returns it), `proposal`,
+The drawing is in scripts/models/model_sheet.js. The events are 'offer' (the sheet was opened: what fits?), 'take' with
+the `name` of a model to load and use, and 'cancel'. The value has any of `list` (as `listing` returns it), `proposal`,
 `busy` (a load: its name, how far it is), `refused` (why a model is not used) and `taken` (the name of one that is).
 """
 from __future__ import annotations
@@ -15,13 +15,13 @@ import gradio as gr
 
 from playground.engine.checkpoint.catalogue import BUNDLED, SUGGESTED
 from playground.errors import Refusal
-from playground.player.frames import to_json
+from playground.page_scripts import joined
 from playground.run_request import DEFAULT
 from playground.ui.components.event_fields import text
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.scripted_component import Scripted
 from playground.ui.components.settings import Settings
-from playground.ui.components.theme import PRIVATE, read
+from playground.ui.components.theme import PRIVATE
 from playground.ui.guard.readers import ends_unread
 from playground.ui.models.model_offers import ModelOffer, Room
 from playground.ui.models.status_line import status
@@ -45,10 +45,8 @@ class ModelSheet(Scripted):
 
     def __init__(self, own: str, typed: bool, **kwargs: Any):
         known = {"own": own, "typed": typed, "titles": {entry.name: entry.title for entry in (*BUNDLED, *SUGGESTED)}}
-        script = read("model_sheet.js").replace("__KNOWN__", to_json(known).replace("<", "\\u003c"))
-        super().__init__(
-            {}, html_template=TEMPLATE, js_on_load=read("live/dom.js") + script, apply_default_css=False, **kwargs
-        )
+        script = joined("models/model_sheet.js", {"KNOWN": known})
+        super().__init__({}, html_template=TEMPLATE, js_on_load=script, apply_default_css=False, **kwargs)
 
 
 @dataclass(eq=False)

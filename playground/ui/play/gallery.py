@@ -13,6 +13,7 @@ from typing import Any
 from playground.asset_files import ASSETS
 from playground.engine.checkpoint.catalogue import EXPERTS, TEXT_MODEL
 from playground.errors import Refusal
+from playground.page_scripts import joined
 from playground.questions import questions
 from playground.questions.questions import Question
 from playground.ui.components.scripted_component import Scripted
@@ -20,7 +21,6 @@ from playground.ui.components.settings import Settings
 from playground.ui.play.lessons import lessons
 
 PROMPTS = ASSETS / "prompts.json"
-SCRIPT = (PROMPTS.parent / "gallery.js").read_text(encoding="utf-8")
 TASKS = {
     "facts": "Facts by heart",
     "context_qa": "Passages",
@@ -109,7 +109,7 @@ class Gallery(Scripted):
     def __init__(self, **kwargs: Any):
         super().__init__(
             html_template=_plain(f"<div class='gallery'>{_examples()}{_questions()}</div>"),
-            js_on_load=SCRIPT,
+            js_on_load=joined("play/gallery.js"),
             apply_default_css=False,
             **kwargs,
         )

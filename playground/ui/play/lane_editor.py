@@ -6,17 +6,16 @@ before it is run. Its event is 'mend', with `what` to add: "context" or "draft".
 """
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from playground.asset_files import ASSETS
 from playground.contract import Knob, Strategy, discover, make
 from playground.contract.lane_config import DENOISERS, MAIN_KINDS, SEES, SINGLE_KINDS, LaneConfig, assemble
 from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
+from playground.page_scripts import joined
 from playground.player.guarantee_labels import PROMISES
 from playground.request_limits import LOCAL, check_lanes
 from playground.run_request import LANES
@@ -24,8 +23,6 @@ from playground.ui.components.event_fields import MAX_INDEX
 from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import WIDEST, Settings
 
-SCRIPTS = ("live/lane_names", "editor/rules", "editor/summary", "editor/sweep", "editor/advice", "editor/editor")
-"""In this order: they share one scope."""
 TOGGLES = ("sampler", *SINGLE_KINDS)
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
@@ -67,19 +64,14 @@ class LaneEditor(Fetched):
 
 @cache
 def _script(most: int) -> str:
-    """The script with its catalogue. Cached: Gradio constructs the component again for every update during a run."""
-    return "".join(map(source_of, SCRIPTS)).replace("__CATALOGUE__", catalogue(most))
+    """The script. Cached: Gradio constructs the component again for every update during a run."""
+    return joined("editor/editor.js", constants(most))
 
 
-def source_of(name: str) -> str:
-    """One of the SCRIPTS."""
-    return (ASSETS / f"{name}.js").read_text(encoding="utf-8")
-
-
-def catalogue(most: int = LANES) -> str:
-    """What the scripts know of the strategies, as a literal in place of __CATALOGUE__ in `editor/rules`."""
-    known = {"strategies": catalogue_of(discover()), "most": most, "promises": PROMISES, "denoisers": DENOISERS}
-    return _literal(known)
+def constants(most: int = LANES) -> dict[str, Any]:
+    """What the script knows of the strategies, by name."""
+    known = {"PROMISES": PROMISES, "DENOISERS": DENOISERS}
+    return {"STRATEGIES": catalogue_of(discover()), "MOST_LANES": most, **known}
 
 
 def context_strategies() -> list[str]:
@@ -197,8 +189,3 @@ def _of_kind(kind: str) -> list[type[Strategy]]:
 
 def _if_text(value: Any) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _literal(data: Any) -> str:
-    """JSON that is safe inside a script."""
-    return json.dumps(data).replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -3,8 +3,8 @@
 A file begins with `key: value` lines: title, minutes, about, remember (shown at the end), and settings of the page
 (the fields of a RunRequest; as JSON unless plain text). Each step is a heading `## ...`, with
 `show:` with a part of the page (SHOWN), optionally `lane:` for the lane shown by the views and `at:` for the place
-of the run that the player goes to (a place of assets/live/readings.js), and settings that apply from that step on. Then
-come paragraphs, and at most one question:
+of the run that the player goes to (a place of scripts/run/readings.js), and settings that apply from that step on.
+Then come paragraphs, and at most one question:
 
     question: How many forwards will lane 2 need, compared with lane 1?
     answer: target_forwards(2) / target_forwards(1)
@@ -15,8 +15,8 @@ come paragraphs, and at most one question:
 
 A `question` asks for a prediction: its run is made after it, and the results on the page are covered until then. An
 `exercise` in its place is answered by looking at the run of an earlier step. An answer is a reading of
-assets/live/readings.js, or the quotient or difference of two. The browser computes it from the visitor's own run; the
-first choice whose limit holds is correct. `none` is for runs in which the reading has no value. `guess: a number`
+scripts/run/readings.js, or the quotient or difference of two. The browser computes it from the visitor's own run;
+the first choice whose limit holds is correct. `none` is for runs in which the reading has no value. `guess: a number`
 instead of choices asks for a number. The choice marked + (or the number `shows:`) is the answer of the bundled models,
 which a test compares with their run. The component's events are 'prepare' (a step was opened: show its prompt and
 lanes) and 'set_up' (run it as well), each with `lesson` and `step`.
@@ -34,7 +34,7 @@ from typing import Any
 
 from playground.asset_files import ASSETS
 from playground.errors import Refusal
-from playground.player.frames import to_json
+from playground.page_scripts import joined
 from playground.request_limits import quoted
 from playground.run_request import RunRequest, choices, kinds
 from playground.ui.components.scripted_component import Scripted
@@ -65,7 +65,7 @@ SHOWN = {
 }
 """Parts of the page that a step may point at, and their CSS selectors."""
 PLACES = ("side_branch",)
-"""Places of a run that a step may begin at; assets/live/readings.js finds them."""
+"""Places of a run that a step may begin at; scripts/run/readings.js finds them."""
 ABOUT = {"title": str, "minutes": int, "about": str, "remember": str}
 SET = kinds(RunRequest)
 STEP = {"show": str, "lane": int, "at": str, **SET}
@@ -284,13 +284,10 @@ def settings_of(lesson: str, step: int) -> Settings:
 
 class Lessons(Scripted):
     def __init__(self, **kwargs: Any):
-        data = to_json({"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}).replace(
-            "<", "\\u003c"
-        )
-        script = "".join((ASSETS / name).read_text(encoding="utf-8") for name in ("live/dom.js", "lessons.js"))
+        data = {"lessons": [asdict(lesson) for lesson in lessons().values()], "shown": SHOWN}
         super().__init__(
             html_template="<div class='lessons'></div>",
-            js_on_load=script.replace("__LESSONS__", data),
+            js_on_load=joined("play/lessons.js", {"LESSONS": data}),
             apply_default_css=False,
             **kwargs,
         )

@@ -1,5 +1,5 @@
 """The button that opens the drawer, with a summary of the settings in it, and the button that undoes the last change.
-The drawing is in assets/page.js. The event is 'restore', with the `settings` before that change.
+The drawing is in assets/scripts/page/page.js. The event is 'restore', with the `settings` before that change.
 """
 from __future__ import annotations
 

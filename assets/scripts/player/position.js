@@ -1,0 +1,25 @@
+// The position of a view as text, for a link: "lane.tokens" or, with the pinned token, "lane.tokens.token", all counted from 1.
+
+/** The position that is shown; empty where there is nothing to link to. */
+export function positionOf(app) {
+  const card = app.cards[app.chosen];
+  if (!card || app.trace.fromFile) return "";
+  const { lane, position } = app.selected || { lane: app.chosen, position: null };
+  return [lane + 1, app.cards[lane].text.shown.length, ...(position === null ? [] : [position + 1])].join(".");
+}
+
+/** A position from a link; null for any other text. */
+export function readPosition(text) {
+  const [, lane, tokens, token] = /^(\d{1,2})\.(\d{1,6})(?:\.(\d{1,6}))?$/.exec(text || "") || [];
+  return lane === undefined ? null : { lane: lane - 1, tokens: Number(tokens), token: token === undefined ? null : token - 1 };
+}
+
+/** Go to a position of an ended run: the moment at which its lane had so many tokens, and the card of its token. */
+export function goToPosition(app, { lane, tokens, token }) {
+  const card = app.cards[lane];
+  if (!card) return;
+  app.choose(lane);
+  const last = card.text.shown[Math.min(tokens, card.text.shown.length) - 1];
+  if (tokens < card.text.shown.length && last) app.seekEvent(lane, last.commit);
+  requestAnimationFrame(() => requestAnimationFrame(() => { if (token !== null) app.reveal(lane, token); }));
+}

@@ -1,0 +1,165 @@
+"""Logic of the page that needs no page: the rules of the guessing game, and the interesting places of a run.
+
+What Python computes, too, is in test_page_logic.py.
+"""
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+
+from playground.events import Cache, Candidate, Done, Mask, Step, Switch
+from playground.player import live_view_assets
+from playground.trace import Trace
+from support.page_scripts import Evaluate, browser, defining, evaluating  # noqa: F401
+from support.traces import commit, draft, trace, verdict
+
+pytestmark = pytest.mark.journey  # in seconds, and no page could be trusted where these fail
+ODDS = (0.4, 0.3, 0.2, 0.06, 0.04)
+ELSE = None  # the id of "something else"
+
+
+# --- the guessing game ---
+
+@pytest.fixture(scope="module")
+def game(browser) -> Evaluate:  # noqa: F811
+    return evaluating(browser, defining("game/rules.js"))
+
+
+def frame(*entropies: float, came: int = 0, over: bool = True, seed: int = 3) -> dict:
+    """A text whose tokens have these entropies, in bits, each among five candidates of which one came."""
+    top = [{"id": i, "piece": f" {i}", "p": p} for i, p in enumerate(ODDS)]
+    tokens = [{"id": came, "piece": f" {came}", "p": ODDS[came], "entropy": one, "top": top} for one in entropies]
+    return {"game": "one", "seed": seed, "over": over, "lanes": "", "opening": [], "asked": False, "ids": [],
+            "tokens": tokens}
+
+
+def options(game: Evaluate, count: int, **how) -> list[dict]:
+    """What is offered in the first round."""
+    return game("""([frame, count]) => {
+      const match = new Match(frame);
+      match.next(-1, count, 1);
+      return match.round.options;
+    }""", [frame(2.0, **how), count])
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_a_round_offers_the_likeliest_tokens_and_the_rest_of_the_probability_as_something_else(game, count):
+    *likeliest, other = options(game, count)
+    assert sorted(one["id"] for one in likeliest) == [*range(count - 1)]
+    assert other["id"] is ELSE and other["p"] == pytest.approx(1 - sum(ODDS[:count - 1]))
+
+
+def test_the_order_of_options_is_the_same_for_a_seed_and_does_not_follow_their_probabilities(game):
+    orders = [[one["id"] for one in options(game, 6, seed=seed)] for seed in range(20)]
+    assert orders == [[one["id"] for one in options(game, 6, seed=seed)] for seed in range(20)]
+    assert {order[0] for order in orders} == {*range(5)} and all(order[-1] is ELSE for order in orders)
+
+
+def test_tokens_at_or_below_the_bound_are_skipped_and_a_text_that_grows_is_waited_for(game):
+    played = game("""([frame, more]) => {
+      const match = new Match(frame), seen = [];
+      for (let i = 0; i < 4; i++) {
+        match.next(1, 4, 1);
+        seen.push([match.round?.position ?? null, match.waits, match.isFinished]);
+        if (i === 2) match.take(more);
+      }
+      return seen;
+    }""", [frame(0.2, 1.5, 1.0, 2.0, over=False), frame(0.2, 1.5, 1.0, 2.0, 0.5, 3.0)])
+    assert played == [[1, False, False], [3, False, False], [None, True, False], [5, False, False]]
+
+
+def scores(game: Evaluate, came: int, picks: list[int | None], count: int = 4) -> list[dict]:
+    """The table after one round in which teams chose the options with these ids."""
+    return game("""([frame, picks, count]) => {
+      const match = new Match(frame);
+      match.next(-1, count, picks.length);
+      match.round.picks = picks.map((wanted) => match.round.options.find(({ id }) => id === wanted));
+      match.open();
+      return match.scores(picks.map(String));
+    }""", [frame(1.75, came=came), picks, count])
+
+
+def test_every_team_pays_for_its_own_pick_beside_the_model_and_a_uniform_guess(game):
+    table = scores(game, came=0, picks=[0, 2, ELSE])
+    offered = [*ODDS[:3], 1 - sum(ODDS[:3])]
+    costs = [-math.log2(p) for p in (ODDS[0], ODDS[2], offered[-1])]
+    blind = sum(-math.log2(p) for p in offered) / 4
+    assert [row["total"] for row in table] == pytest.approx([*costs, 1.75, blind])
+    assert [row["right"] for row in table[:3]] == [1, 0, 0]
+
+
+def test_something_else_is_right_exactly_if_the_token_was_not_offered(game):
+    assert [row["right"] for row in scores(game, came=4, picks=[ELSE, 0])[:2]] == [1, 0]
+    assert [row["right"] for row in scores(game, came=4, picks=[ELSE, 4], count=6)[:2]] == [0, 1]
+
+
+def test_a_typed_token_that_is_offered_is_the_offered_option(game):
+    found = game("""(frame) => {
+      const match = new Match(frame);
+      match.next(-1, 4, 1);
+      const [known, other] = [{ id: 1, p: 0.3 }, { id: 9, p: 0.001 }].map((one) => match.round.typedOption(one));
+      return [match.round.options.includes(known), match.round.all.length, match.round.isRight(other)];
+    }""", frame(2.0))
+    assert found == [True, 5, False]
+
+
+# --- interesting places ---
+
+@pytest.fixture(scope="module")
+def run(browser) -> Evaluate:  # noqa: F811
+    modules = ("run/trace.js", "run/places.js")
+    return evaluating(browser, defining(*modules, constants=live_view_assets.constants()))
+
+
+def places(run: Evaluate, text: Trace, by: int = 1) -> list[dict]:
+    """All places of a run in the order in which they are visited from its beginning."""
+    return run("""([document, by]) => {
+      const trace = new Trace();
+      trace.take({ run: "a run", n: 0, headers: document.lanes, events: document.events, state: "done", recorded: true });
+      const places = new Places(trace), found = [];
+      let cursors = trace.lanes.map(() => 0);
+      for (let place = places.next(cursors, by); place && found.length < place.of; place = places.next(cursors, by)) {
+        found.push(place);
+        cursors = cursors.map((at, lane) => (lane === place.lane ? place.event + 1 : at));
+      }
+      return found;
+    }""", [text.to_json(), by])
+
+
+def step(position: int, entropy: float) -> Step:
+    return Step(position, entropy, entropy, 1, [Candidate(1, " 1", 1.0, 1.0)])
+
+
+RUN = trace(
+    step(0, 0.5), commit(0, [1]),
+    step(1, 2.5), Mask(1, 7, 100, 0.9, [Candidate(3, " no", 0.9, 0.0)]), commit(1, [2]),
+    draft(0, [3, 4], [-1, -1]), verdict(0, [1], 5, tests=[0, 1]), commit(2, [4, 5], ["draft", "bonus"]),
+    draft(1, [6, 7]), verdict(1, [0], 8, tests=[0, 1], origin="redraw"), commit(4, [6, 8], ["draft", "redraw"]),
+    Cache("target", 9, 1, 1, [[[(0, 4)]]], 0, 2), Cache("target", 9, 1, 1, [[[(0, 4)]]], 0, 1),
+    Switch(6, to="large", why="uncertain"), step(6, 1.0), commit(6, [9]), Done("length"),
+)
+
+
+def test_the_places_of_a_run_come_in_the_order_of_time_each_with_its_token(run):
+    assert [(place["position"], place["says"]) for place in places(run, RUN)] == [
+        (1, "the mask removed 90 % of the probability, among it “ no”"),
+        (1, "the largest entropy of this lane, 2.50 nats"),
+        (2, "a side branch of the draft tree was accepted, “ 4”"),
+        (5, "the target rejected “ 7” and continued with “ 8”"),
+        (5, "the cache starts to evict: 2 slots freed"),
+        (6, "switch to large: uncertain"),
+    ]
+
+
+def test_places_are_numbered_and_visited_in_a_circle_both_ways(run):
+    ahead, back = places(run, RUN), places(run, RUN, by=-1)
+    assert [place["number"] for place in ahead] == [1, 2, 3, 4, 5, 6]
+    assert [place["number"] for place in back] == [6, 5, 4, 3, 2, 1]
+    assert all(one["at"] <= other["at"] for one, other in pairwise(ahead))
+
+
+def test_a_run_without_anything_special_has_the_place_of_its_largest_entropy_only(run):
+    assert [place["position"] for place in places(run, trace(step(0, 0.1), commit(0, [1]), Done("end")))] == [0]
+    assert places(run, trace(commit(0, [1]), Done("end"))) == []
