@@ -117,7 +117,8 @@ def places(run: Evaluate, text: Trace, by: int = 1) -> list[dict]:
     """All places of a run in the order in which they are visited from its beginning."""
     return run("""([document, by]) => {
       const trace = new Trace();
-      trace.take({ run: "a run", n: 0, headers: document.lanes, events: document.events, state: "done", recorded: true });
+      const { lanes: headers, events } = document;
+      trace.take({ run: "a run", n: 0, headers, events, state: "done", recorded: true });
       const places = new Places(trace), found = [];
       let cursors = trace.lanes.map(() => 0);
       for (let place = places.next(cursors, by); place && found.length < place.of; place = places.next(cursors, by)) {

@@ -48,7 +48,7 @@ FAULTS = {
     "the page's scripts": _faults(
         ("every team is scored with the first team's picks", "assets/scripts/game/rules.js",
          "bits: this.played.map(({ picks }) => bitsOf(picks[i].p))",
-         "bits: this.played.map(({ picks }) => bitsOf(picks[0].p))", "test_game"),
+         "bits: this.played.map(({ picks }) => bitsOf(picks[0].p))", "test_script_logic"),
         ("swapped probabilities where two lanes part", "assets/scripts/views/difference.js",
          "pair.recording.map((of) => el(\"td\", \"num\", pair.sayProbability(of, side)))",
          "pair.recording.map((of) => el(\"td\", \"num\", pair.sayProbability(1 - of, side)))", "test_live_difference"),

@@ -51,7 +51,7 @@ export class LaneCard {
     this.node.style.setProperty("--expected-tokens", record.header.max_new_tokens || 0);
     this.node.setAttribute("aria-label", `Lane ${order + 1}, ${name}`);
     this.status = el("span", "status");
-    this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.stopLane(record.header.lane));
+    this.stop = button("quiet stop", "Stop", "Stop this lane", () => app.requests.stopLane(record.header.lane));
     this.branch = el("p", "branch-shown");
     this.trouble = el("p", "trouble");
     this.trouble.setAttribute("role", "alert");

@@ -14,8 +14,7 @@ export function listenToControls(app) {
     if (doing) app.act(doing.dataset.do);
   });
   app.scrub.addEventListener("input", () => {
-    app.stepping = false;
-    app.player.seek(Number(app.scrub.value));
+    app.playback.seek(Number(app.scrub.value));
     app.schedule();
   });
   app.speed.addEventListener("change", () => {
@@ -37,11 +36,11 @@ export function listenToControls(app) {
     });
   }
   app.rivals.addEventListener("change", () => {
-    app.unpin();
+    app.selection.unpin();
     app.keep();
   });
   app.file.addEventListener("change", () => {
-    app.openFile(app.file.files[0]);
+    app.files.open(app.file.files[0]);
     app.file.value = "";
   });
 }
@@ -50,22 +49,22 @@ export function listenToTokens(app) {
   const tokenAt = (event) => event.target.closest && event.target.closest(".lane .tokens > .t");
   app.lanes.addEventListener("pointerover", (event) => {
     const span = event.pointerType !== "touch" && tokenAt(event);
-    if (span) app.showCard(span, false);
+    if (span) app.selection.showCard(span, false);
   });
   app.lanes.addEventListener("pointerout", (event) => {
     if (!tokenAt(event)) return;
-    if (app.card.pinned) return app.unmark();
+    if (app.card.pinned) return app.selection.unmark();
     app.card.leave();
-    app.mark(-1, null);
+    app.selection.mark(-1, null);
   });
   app.lanes.addEventListener("click", (event) => {
     const span = tokenAt(event);
-    if (span && !String(getSelection())) app.showCard(span, true);
+    if (span && !String(getSelection())) app.selection.showCard(span, true);
   });
   onDocument(app, "go-to-event", ({ detail }) => app.seekEvent(detail.lane, detail.event)); // sent by lessons
   onDocument(app, "pointerdown", (event) => {
     const keeps = [app.card.node, ...(app.live.dataset.views === "all" ? [] : [app.inspector.node])];
-    if (app.card.pinned && !tokenAt(event) && !keeps.some((node) => node.contains(event.target))) app.unpin();
+    if (app.card.pinned && !tokenAt(event) && !keeps.some((node) => node.contains(event.target))) app.selection.unpin();
     for (const menu of [app.saving, app.viewMenu]) if (!menu.node.contains(event.target)) menu.show(false);
   });
 }
@@ -96,9 +95,9 @@ function belongsToPlayer(app, { key, target }) {
 /** Inside a text, arrows move from token to token and Enter pins the card. */
 function walk(app, event, text) {
   const card = app.cards.find((one) => one.text.node === text);
-  const at = app.markOf(card.order);
+  const at = app.selection.markOf(card.order);
   const spans = card.text.spans;
-  if (event.key === "Enter" && at !== null) app.showCard(spans[at], true);
+  if (event.key === "Enter" && at !== null) app.selection.showCard(spans[at], true);
   else if (event.key === "ArrowUp" || event.key === "ArrowDown") return walkAcross(app, card, at, event.key === "ArrowUp" ? -1 : 1);
   else if ((event.key === "ArrowLeft" || event.key === "ArrowRight") && spans.length) {
     const next = at === null ? spans.length - 1 : at + (event.key === "ArrowRight" ? 1 : -1);
@@ -123,7 +122,7 @@ function stepTo(app, card, i) {
   app.card.pinned = false;
   span.focus({ preventScroll: true });
   span.scrollIntoView({ block: "nearest" });
-  app.showCard(span, false);
+  app.selection.showCard(span, false);
 }
 
 function describeToken(card, i) {
@@ -148,7 +147,7 @@ export function listenToFiles(app) {
     if (!carriesFile(event)) return;
     event.preventDefault();
     app.live.classList.remove("dropping");
-    app.openFile(event.dataTransfer.files[0]);
+    app.files.open(event.dataTransfer.files[0]);
   });
 }
 

@@ -4,7 +4,7 @@
 export function positionOf(app) {
   const card = app.cards[app.chosen];
   if (!card || app.trace.fromFile) return "";
-  const { lane, position } = app.selected || { lane: app.chosen, position: null };
+  const { lane, position } = app.selection.selected || { lane: app.chosen, position: null };
   return [lane + 1, app.cards[lane].text.shown.length, ...(position === null ? [] : [position + 1])].join(".");
 }
 
@@ -21,5 +21,5 @@ export function goToPosition(app, { lane, tokens, token }) {
   app.choose(lane);
   const last = card.text.shown[Math.min(tokens, card.text.shown.length) - 1];
   if (tokens < card.text.shown.length && last) app.seekEvent(lane, last.commit);
-  requestAnimationFrame(() => requestAnimationFrame(() => { if (token !== null) app.reveal(lane, token); }));
+  requestAnimationFrame(() => requestAnimationFrame(() => { if (token !== null) app.selection.reveal(lane, token); }));
 }

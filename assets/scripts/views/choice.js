@@ -28,13 +28,13 @@ export class ChoicePanel extends Panel {
   }
 
   look(card, app) {
-    const refusal = app.forkRefusal(card.order);
+    const refusal = app.requests.forkRefusal(card.order);
     return `${card.state.version}/${this.placeIn(card, app)}/${app.card.pinned}/${refusal}`;
   }
 
   /** The position whose choice is shown: the held one, or the newest with recorded probabilities. */
   placeIn(card, app) {
-    const held = app.heldOf(card.order);
+    const held = app.selection.heldOf(card.order);
     const { steps, tokens } = card.state.shown;
     if (held !== null) return held;
     for (let at = tokens.length - 1; at >= 0; at--) if (steps.has(at)) return at;
@@ -53,11 +53,11 @@ export class ChoicePanel extends Panel {
     const { before, after } = piecesAround(tokens, at);
     this.line.replaceChildren(...wordsBefore(tokens, at), gapOf(tokens[at], before, after));
     if (!step) return;
-    const refusal = app.forkRefusal(card.order);
+    const refusal = app.requests.forkRefusal(card.order);
     const shown = step.top.slice(0, SHOWN_CANDIDATES);
     const chosen = step.top.find(([id]) => id === step.chosen);
     if (chosen && !shown.includes(chosen)) shown.splice(-1, 1, chosen);
-    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, before, after: candidate === chosen ? after : [], go: () => app.fork(card.order, at, candidate[0], candidate[1]) })));
+    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, before, after: candidate === chosen ? after : [], go: () => app.requests.fork(card.order, at, candidate[0], candidate[1]) })));
     const left = 1 - shown.reduce((sum, [, , raw]) => sum + raw, 0);
     setText(this.rest, left > 0.0005 ? `all other tokens together ${percent(left)}` : "");
     setText(this.hint, refusal ? "Press Run to continue with another word here." : "Choose another word, and the text continues with it.");
@@ -65,13 +65,13 @@ export class ChoicePanel extends Panel {
 
   /** All else about a held token; drawn once, for the visitor may be typing in it. */
   drawMore(card, app) {
-    const held = app.heldOf(card.order);
+    const held = app.selection.heldOf(card.order);
     const look = held === null ? "" : `${app.trace.run}/${card.order}/${held}`;
     if (look === this.moreLook) return;
     this.moreLook = look;
     this.node.classList.toggle("is-held", held !== null);
     if (held === null) return this.more.replaceChildren();
-    const back = button("quiet back-to-now", "Back to now", "Show the newest word again (Escape)", () => app.unpin());
+    const back = button("quiet back-to-now", "Back to now", "Show the newest word again (Escape)", () => app.selection.unpin());
     this.more.replaceChildren(back, ...app.card.rest(card.order, card.state, card.state.shown.tokens[held]));
   }
 }
@@ -113,7 +113,7 @@ function choiceRow([id, piece, raw, final, fell], { chosen, refusal, before, aft
 export function sayMoment(card, app) {
   const { state } = card;
   const { tokens, steps } = state.shown;
-  const marked = app.heldOf(card.order);
+  const marked = app.selection.heldOf(card.order);
   const at = marked === null ? tokens.length - 1 : marked;
   const token = tokens[at];
   if (state.canvas.size) return sayFilled(state.canvas);

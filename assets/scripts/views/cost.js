@@ -107,8 +107,8 @@ export class CostPanel extends Panel {
 
   /** Frame the forward after which the selected token was committed, in every lane. */
   pointOut(card, app) {
-    const marked = (this.cards || []).filter(({ order }) => app.markOf(order) !== null);
-    this.place.show(marked.flatMap((one) => this.boxOf(one, one.text.shown[app.markOf(one.order)].pass)));
+    const marked = (this.cards || []).filter(({ order }) => app.selection.markOf(order) !== null);
+    this.place.show(marked.flatMap((one) => this.boxOf(one, one.text.shown[app.selection.markOf(one.order)].pass)));
   }
 
   boxOf(card, pass) {

@@ -70,7 +70,7 @@ export class DifferencePanel extends Panel {
   candidateRow(pair, side) {
     const row = el("tr");
     const name = el("th");
-    const token = button("quiet piece", "", `Show this token in ${pair.names[side]}`, () => this.app.reveal(pair.cards[side].order, pair.index));
+    const token = button("quiet piece", "", `Show this token in ${pair.names[side]}`, () => this.app.selection.reveal(pair.cards[side].order, pair.index));
     writePiece(token, pair.tokens[side].piece, true);
     name.append(token, ` ${pair.names[side]}`);
     row.append(name, ...pair.recording.map((of) => el("td", "num", pair.sayProbability(of, side))));

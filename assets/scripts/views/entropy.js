@@ -64,7 +64,7 @@ export class EntropyPanel extends Panel {
 
   /** A line at the selected token, and its entropies in every lane. */
   pointOut(card, app) {
-    const { position } = app.marked;
+    const { position } = app.selection.marked;
     if (position === this.pointed || !this.curves) return;
     this.pointed = position;
     const here = this.curves.map(({ order, sequence }) => ({ order, step: sequence.steps.get(position) })).filter(({ step }) => step);

@@ -25,15 +25,15 @@ export class MaskPanel extends Panel {
   }
 
   look(card, app) {
-    const others = this.besides(card, app).map(({ state, order }) => `${state.version}:${app.markOf(order)}`);
-    return `${card.state.version}/${app.markOf(card.order)}/${roomFor(card.record)}/${others}`;
+    const others = this.besides(card, app).map(({ state, order }) => `${state.version}:${app.selection.markOf(order)}`);
+    return `${card.state.version}/${app.selection.markOf(card.order)}/${roomFor(card.record)}/${others}`;
   }
 
   draw(card, app) {
     const { state } = card;
     const sequence = state.shown;
     const masks = masksOf(sequence);
-    const marked = app.markOf(card.order);
+    const marked = app.selection.markOf(card.order);
     const chosen = maskFor(masks, marked) || masks[masks.length - 1] || null;
     setText(this.readout, chosen ? sayMask(chosen) : "no mask yet at this point");
     this.plot(card, app, masks);
@@ -46,7 +46,7 @@ export class MaskPanel extends Panel {
 
   small(card, app) {
     const masks = masksOf(card.state.shown);
-    const chosen = maskFor(masks, app.markOf(card.order)) || masks[masks.length - 1];
+    const chosen = maskFor(masks, app.selection.markOf(card.order)) || masks[masks.length - 1];
     return smallLane(card, app, smallMasks(masks, chosen, roomFor(card.record)), chosen ? `token ${chosen.position + 1}: ${sayMask(chosen)}` : "no mask yet");
   }
 

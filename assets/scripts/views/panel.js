@@ -242,7 +242,7 @@ export function tickStep(rough) {
 
 /** Highlight the token under the pointer in a chart; a click pins its card. */
 export function walkPositions(drawing, positionAt, app, card) {
-  drawing.addEventListener("pointermove", (event) => app.mark(card.order, positionAt(pointIn(drawing, event).x)));
-  drawing.addEventListener("pointerleave", () => app.unmark());
-  drawing.addEventListener("click", (event) => app.reveal(card.order, positionAt(pointIn(drawing, event).x)));
+  drawing.addEventListener("pointermove", (event) => app.selection.mark(card.order, positionAt(pointIn(drawing, event).x)));
+  drawing.addEventListener("pointerleave", () => app.selection.unmark());
+  drawing.addEventListener("click", (event) => app.selection.reveal(card.order, positionAt(pointIn(drawing, event).x)));
 }

@@ -51,7 +51,7 @@ export class RoundsPanel extends Panel {
   pointOut(card, app) {
     for (const column of this.body.querySelectorAll(".rounds-of-lane")) {
       const order = Number(column.dataset.lane);
-      const at = app.markOf(order);
+      const at = app.selection.markOf(order);
       const { round } = (at === null ? null : app.cards[order].text.shown[at]) || {};
       const found = round ? column.querySelector(`.bar[data-round="${round.number}"]`) : null;
       for (const bar of column.querySelectorAll(".bar.marked")) bar.classList.toggle("marked", bar === found);

@@ -96,7 +96,7 @@ export class TreePanel extends Panel {
   turn(by) {
     const round = roundOf(this.card, this.app);
     const wanted = (round ? round.number : 0) + by;
-    this.app.unpin();
+    this.app.selection.unpin();
     const event = roundEnds(this.card.record)[wanted - 1];
     if (wanted === 0) this.app.seekEvent(this.card.order, this.card.record.events.findIndex((e) => e.kind === "draft") - 1);
     else if (event !== undefined) this.app.seekEvent(this.card.order, event);
@@ -105,7 +105,7 @@ export class TreePanel extends Panel {
 
 /** The round of the selected token while its card is pinned, otherwise the newest one. */
 function roundOf({ order, text, state: { rounds } }, app) {
-  const at = app.card.pinned ? app.markOf(order) : null;
+  const at = app.card.pinned ? app.selection.markOf(order) : null;
   return (at !== null && text.shown[at].round) || rounds[rounds.length - 1];
 }
 

@@ -8,8 +8,8 @@ Only the first frame of a run has `headers`. `n` counts the frames of a run; `st
 optional `oldest_at` is the wall-clock time of the oldest event, from which the latency to the screen is measured, and
 the optional `machine` a reading of playground.ui.server.machine_meters, about once a second. `streamed` in the first
 frame of a run says that the run has a stream (playground.ui.server.run_streams), by which the browser then gets its
-frames. A recorded trace is one frame with everything and `recorded` set. The html, css and scripts are in assets/live
-and listed in playground.player.live_view_assets.
+frames. A recorded trace is one frame with everything and `recorded` set. The html, css and scripts are those of
+playground.player.live_view_assets.
 """
 from __future__ import annotations
 

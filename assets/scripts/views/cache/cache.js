@@ -99,7 +99,7 @@ export class CachePanel extends Panel {
 
   pointOut(card, app) {
     this.bars.pointOut(app);
-    const at = app.markOf(card.order) === null || !this.grid ? null : card.record.header.prompt_ids.length + app.markOf(card.order);
+    const at = app.selection.markOf(card.order) === null || !this.grid ? null : card.record.header.prompt_ids.length + app.selection.markOf(card.order);
     const { left, cell, height } = this.grid || {};
     this.place.show(at === null || this.canvas.hidden ? [] : [pinAt(left + at * cell, 0, cell, height - 18)]);
   }

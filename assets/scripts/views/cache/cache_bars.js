@@ -75,7 +75,7 @@ export class CacheBars {
   }
 
   /** Frame the position of the selected token in every bar. */
-  pointOut({ marked: { position } }) {
+  pointOut({ selection: { marked: { position } } }) {
     this.pins.show(this.rows.flatMap(({ card, cache }, i) => {
       const at = position === null ? Infinity : card.record.header.prompt_ids.length + position;
       return at < cache.length ? [pinAt(BARS.left + at * this.cell, i * (BARS.bar + BARS.gap), this.cell, BARS.bar)] : [];
@@ -102,7 +102,7 @@ export class CacheBars {
     const found = this.at(event);
     if (!found) return;
     this.panel.app.choose(found.card.order);
-    this.panel.app.reveal(found.card.order, found.position - found.card.record.header.prompt_ids.length);
+    this.panel.app.selection.reveal(found.card.order, found.position - found.card.record.header.prompt_ids.length);
   }
 }
 

@@ -1,0 +1,62 @@
+// The settings of the page: their summary, and what depends on them.
+
+import { count } from "../components/numbers.js";
+import { chosen } from "./chosen.js";
+import { showDrawer } from "./drawer.js";
+import { remember } from "./undo.js";
+
+const summary = ({ mode, length, seed, model, draft, stop, system, tools, context, before, dtype, quantization }) => [
+  mode === "chat" ? "chat" : "raw text",
+  count(length, "token"),
+  `seed ${seed}`,
+  model === "default" ? window.settingsModel : model,
+  draft && draft !== "default" && `draft ${draft}`,
+  dtype && dtype !== "auto" && dtype,
+  quantization && quantization !== "none" && quantization,
+  stop && "stop strings",
+  mode === "chat" && system && "system message",
+  mode === "chat" && tools?.trim() && "tools",
+  before?.length && count(before.length, "earlier turn"),
+  context?.trim() && `context of ${count(context.trim().split(/\s+/).length, "word")}`,
+].filter(Boolean).join(" · ");
+
+/** Whether a chosen lane reads a context that is not there. */
+const lacksContext = ({ lanes = [], context = "" }) => {
+  const parts = lanes.flatMap((lane) => [lane.strategy, ...(lane.extras || []).map(([name]) => name)]);
+  return !context.trim() && parts.some((name) => chosen.readers.includes(name));
+};
+
+/** Announce changed settings. The drawer opens by itself when a lane begins to lack its context. */
+window.settingsChosen = (some, readers = chosen.readers) => {
+  Object.assign(chosen, { settings: { ...chosen.settings, ...some }, readers });
+  const line = document.querySelector(".settings-open .summary");
+  if (line) line.textContent = summary(chosen.settings);
+  const lacking = lacksContext(chosen.settings);
+  if (lacking && !chosen.lacking) showDrawer(true);
+  chosen.lacking = lacking;
+  document.dispatchEvent(new CustomEvent("settings-chosen", { detail: chosen.settings }));
+  remember();
+  return some;
+};
+
+window.settingsNow = () => chosen.settings;
+
+// A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says.
+
+const LEFT = "decoding-playground.settings";
+
+addEventListener("pagehide", () => {
+  try {
+    if ("prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
+  } catch { /* without storage the address or the browser's storage decides */ }
+});
+
+export const isReload = () => performance.getEntriesByType("navigation")[0]?.type === "reload";
+
+window.settingsToOpen = (stored) => {
+  try {
+    return isReload() && sessionStorage.getItem(LEFT) ? { ...JSON.parse(sessionStorage.getItem(LEFT)), reloaded: true } : stored;
+  } catch {
+    return stored;
+  }
+};

@@ -1,0 +1,19 @@
+// Keys of every page: Run, Stop, and large type.
+
+import { switchProjector } from "./themes.js";
+
+window.isApple = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform || navigator.platform); // its keys have other names
+
+export const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); press("run"); }
+  if (event.key === "Escape" && !document.querySelector("[role=dialog]:not([hidden])")) press("stop");
+}, true);
+
+export const TYPED = "input, textarea, select, [contenteditable], dialog";
+
+document.addEventListener("keydown", (event) => {
+  if (event.key.toLowerCase() !== "p" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(TYPED)) return;
+  switchProjector();
+});
