@@ -23,7 +23,6 @@ from playground.ui.guard import connections as connections_module
 from playground.ui.guard.connections import (
     FEW,
     AcceptErrors,
-    BoundedProtocol,
     ConnectionLimits,
     Connections,
     Endings,
@@ -437,11 +436,3 @@ def test_half_sent_heads_do_not_use_up_the_descriptors(tmp_path):
     finally:
         process.kill()
         process.wait(10)
-
-
-def test_the_protocol_is_the_one_that_a_page_is_served_with():
-    """Of uvicorn's server: the class that it makes for each connection is an attribute of its configuration."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0))
-    known = Connections()
-    known.serve(server)
-    assert server.config.http_protocol_class.func is BoundedProtocol

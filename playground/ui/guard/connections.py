@@ -21,11 +21,14 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from playground.ui.guard.listener import listen
+
 SWEEP = 1.0  # seconds between two looks at the deadlines
 QUIET = 60.0  # seconds in which the same warning is logged once
 DESCRIPTORS = 96  # of the process that connections leave to files, pipes and children
 WHOLE = 800  # connections, where the process may have that many descriptors
 FEWEST = 16
+STARTING = 10.0  # seconds in which a server that runs begins to accept connections anew
 FEW = 4  # lost connections whose requests end in one turn of the event loop
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 log = logging.getLogger(__name__)
@@ -73,15 +76,19 @@ class Connections:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def serve(self, server: Any) -> None:
-        """Make a running uvicorn server accept further connections with these limits."""
+        """Make a running uvicorn server accept further connections with these limits; not called in its event loop."""
         server.config.http_protocol_class = partial(BoundedProtocol, self)
+        own_loop = server.servers[0].get_loop()
+        asyncio.run_coroutine_threadsafe(listen(server, self.reads), own_loop).result(STARTING)
+
+    def reads(self, address: str) -> bool:
+        """Whether requests of an address are read: not for a while after it has sent many malformed ones."""
+        return self._malformed.get(address, (0, 0.0))[0] < self.limits.malformed
 
     def admit(self, connection: BoundedProtocol) -> bool:
         """Count a new connection, for which another may have to make room. False if it has to be closed."""
         self._watch(connection.loop)
         address, most = self._address(connection), self.limits
-        if self._malformed.get(address, (0, 0.0))[0] >= most.malformed:
-            return False
         if address and self.open.count(address) >= most.address and not self._end(self.waiting.first(address)):
             return False
         if self.open.count() >= most.whole and not self._end(self._which_makes_room(address)):
@@ -233,6 +240,13 @@ class BoundedProtocol(H11Protocol):
         transport.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_SNDBUF, self.all.limits.unread_bytes)
         if not self.all.admit(self):
             transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """A connection may have been accepted just before others of its address were refused: hundreds at once."""
+        if self.cycle is None and not self.all.reads(self.address):
+            self.transport.abort()
+        else:
+            super().data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.all.release(self)

@@ -12,7 +12,9 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +26,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from playground.request_limits import RequestLimits, Rules
-from playground.ui.guard.request_shares import CLIENT, Denied, HeldBody, RequestShares
+from playground.ui.guard.loop_time import timed
+from playground.ui.guard.request_shares import CLIENT, Denied, HeldBody, Left, RequestShares, Turn
 from playground.ui.server.admission_queue import address_of
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -152,21 +155,33 @@ class RequestGuard:
         CLIENT.set(held.address)
         try:
             with self.shares.requests.one(held.address):
-                body = await self._checked(scope, receive, held)
+                body = await timed(self._checked(scope, receive, held), self._charge)
                 scope = _with_address(scope, held.address) if _path(scope).startswith(TOOLS) else scope
-                await self._passed_on(scope, _replayed(body, receive), send)
+                await self._in_turn(scope, body, receive, send)
         except Denied as denied:
             answer = JSONResponse({"detail": str(denied), "error": str(denied)}, denied.status, {"connection": "close"})
             await answer(scope, receive, send)
         finally:
             held.release()
 
-    async def _passed_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _charge(self, seconds: float) -> None:
+        self.shares.loop_time.charge(CLIENT.get(), seconds)
+
+    async def _in_turn(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Pass a request on when its address may begin another one; not at all if the client has left by then."""
+        with suppress(Left):
+            turn = await self.shares.turns.take(CLIENT.get(), partial(_left_within, receive))
+            try:
+                await self._passed_on(scope, _replayed(body, receive), send, turn)
+            finally:
+                turn.end()
+
+    async def _passed_on(self, scope: Scope, receive: Receive, send: Send, turn: Turn) -> None:
         """Gradio ends the stream of a session that it does not know with an HTTP error after the answer has begun. Its
         last message says so; what is left is to end the answer. On a call that names an unknown function or argument it
         fails before it answers, and before any of the page's own code runs.
         """
-        begun, turn = False, await self.shares.turns.take(CLIENT.get())
+        begun = charged = False
 
         async def noted(message: Message) -> None:
             nonlocal begun
@@ -174,8 +189,14 @@ class RequestGuard:
             turn.end()
             await send(message)
 
+        def charge(seconds: float) -> None:  # up to the step in which the answer begins: a stream costs its beginning
+            nonlocal charged
+            if not charged:
+                self._charge(seconds)
+            charged = begun
+
         try:
-            await self.app(scope, receive, noted)
+            await timed(self.app(scope, receive, noted), charge)
         except Exception as reason:
             if begun and str(reason) == BEGUN:
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -183,15 +204,12 @@ class RequestGuard:
                 raise Denied(404, f"There is no such endpoint, or it takes other arguments: {DESCRIBED}.") from reason
             else:
                 raise
-        finally:
-            turn.end()
 
-    async def _checked(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
-        """The body of a request that may be passed on, None for a method without one; raises Denied."""
+    async def _checked(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+        """The body of a request that may be passed on, empty for a method without one; raises Denied."""
         self._check_head(scope)
         if scope["method"] not in CHANGING:
-            await self._read(scope, receive, held)
-            return None
+            return await self._read(scope, receive, held)
         with self.shares.bodies.one(held.address):
             return await self._read(scope, receive, held)
 
@@ -208,8 +226,8 @@ class RequestGuard:
         if SHUT.match(_path(scope)):
             raise Denied(404, "This page has no such route.")
 
-    async def _read(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes | None:
-        """The whole body, checked; None for a method without one."""
+    async def _read(self, scope: Scope, receive: Receive, held: HeldBody) -> bytes:
+        """The whole body, checked; empty for a method without one."""
         headers, most = Headers(scope=scope), self._most_bytes(scope)
         length = headers.get("content-length", "0")
         if not length.isascii() or not length.isdigit() or len(length) > 20:
@@ -220,7 +238,7 @@ class RequestGuard:
                     await _discarded(receive, 0 if int(length) > DISCARDED * most else int(length))
                     raise _too_large(most)
                 if scope["method"] not in CHANGING:
-                    return None
+                    return b""
                 body = await _collected(receive, most, held)
         except TimeoutError:
             raise Denied(408, f"The request took longer than {self.limits.body_seconds} s to arrive.") from None
@@ -322,10 +340,19 @@ async def _discarded(receive: Receive, most: int) -> None:
             return
 
 
-def _replayed(body: bytes | None, receive: Receive) -> Receive:
+async def _left_within(receive: Receive, seconds: float) -> bool:
+    """Whether the client of a request that has been read leaves within so many seconds, which it takes otherwise."""
+    try:
+        async with asyncio.timeout(seconds):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
     """A channel that returns the body once, then the client's messages: a stream must see it disconnect."""
-    if body is None:
-        return receive
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

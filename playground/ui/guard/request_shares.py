@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,6 +13,9 @@ from math import inf
 from weakref import WeakValueDictionary
 
 from playground.ui.guard.connections import ConnectionLimits
+from playground.ui.guard.loop_time import LoopTime, LoopTimeLimits
+
+AGAIN = 1.0  # seconds after which a request that waits looks again whether it has to
 
 CLIENT: ContextVar[str] = ContextVar("client", default="")
 """The address of the client whose HTTP request is being answered; empty outside of requests."""
@@ -45,6 +48,7 @@ class RequestShareLimits:
     body_bytes: Most = Most(32_000_000, 128_000_000, 100_000)  # until the request is answered
     begun: int = 8  # requests of one address, until their answers begin; the next ones of the address wait
     begun_seconds: float = 1.0  # after which a request whose answer takes longer does not count any more
+    loop_time: LoopTimeLimits = field(default_factory=LoopTimeLimits)  # until answers begin
 
 
 class SharedAmount:
@@ -85,31 +89,57 @@ class RequestShares:
         self.requests = SharedAmount(limits.requests, "open requests")
         self.bodies = SharedAmount(limits.bodies, "unfinished requests")
         self.body_bytes = SharedAmount(limits.body_bytes, "bytes in open requests")
-        self.turns = Turns(limits)
+        self.loop_time = LoopTime(limits.loop_time)
+        self.turns = Turns(limits, self._wait)
+
+    def _wait(self, address: str) -> float:
+        """Seconds until a request of an address may begin: none while it is alone on the page."""
+        return self.loop_time.wait(address) if len(self.requests.held) > 1 else 0.0
+
+
+class Left(Exception):
+    """The client left while its request waited for a turn."""
 
 
 class Turns:
     """Requests of an address are begun a few at a time. The event loop serves all that are ready in turn: among
     hundreds that one address begins at once, a token of another visitor would wait for a step of each, and often.
+
+    wait: seconds until a request of an address may begin, for the work that was done for those before it.
     """
 
-    def __init__(self, limits: RequestShareLimits):
-        self.limits = limits
+    def __init__(self, limits: RequestShareLimits, wait: Callable[[str], float]):
+        self.limits, self._wait = limits, wait
         self._of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # kept by those who wait or go on
 
-    async def take(self, address: str) -> Turn:
-        """Wait for a turn, in order of arrival."""
+    async def take(self, address: str, left_within: Callable[[float], Awaitable[bool]]) -> Turn:
+        """Wait for a turn, in order of arrival.
+
+        left_within: whether the client leaves within so many seconds, which it takes otherwise. Raises Left.
+        """
         if (places := self._of.get(address)) is None:
             places = self._of[address] = asyncio.Semaphore(self.limits.begun)
         await places.acquire()
-        return Turn(places, self.limits.begun_seconds)
+        turn = Turn(places)
+        try:
+            while seconds := self._wait(address):
+                if await left_within(min(seconds, AGAIN)):
+                    raise Left
+        except BaseException:
+            turn.end()
+            raise
+        turn.end_after(self.limits.begun_seconds)
+        return turn
 
 
 class Turn:
     """The turn of one request, which ends when its answer begins, or after some seconds."""
 
-    def __init__(self, places: asyncio.Semaphore, seconds: float):
+    def __init__(self, places: asyncio.Semaphore):
         self._places: asyncio.Semaphore | None = places
+        self._late: asyncio.TimerHandle | None = None
+
+    def end_after(self, seconds: float) -> None:
         self._late = asyncio.get_running_loop().call_later(seconds, self.end)
 
     def end(self) -> None:
@@ -117,6 +147,7 @@ class Turn:
         if self._places is not None:
             self._places.release()
             self._places = None
+        if self._late is not None:
             self._late.cancel()
 
 
