@@ -5,14 +5,17 @@ import asyncio
 from collections import Counter
 from math import inf
 from time import thread_time
+from types import SimpleNamespace
 
 import pytest
+from starlette.requests import Request
 from test_request_shares import Client
 
 from playground.request_limits import PUBLIC
 from playground.ui.guard.loop_time import LoopTime, LoopTimeLimits, timed
 from playground.ui.guard.request_guard import Hosts, RequestGuard
 from playground.ui.guard.request_shares import Most, RequestShareLimits, RequestShares
+from playground.ui.guard.sessions import EVENT, charge_events
 
 WORK = 0.02  # seconds
 
@@ -34,7 +37,7 @@ class Clock:
 
 def test_an_address_waits_once_it_has_had_more_than_it_may_have_at_once():
     clock = Clock()
-    known = LoopTime(LoopTimeLimits(share=0.1, ahead=0.5), clock)
+    known = LoopTime(LoopTimeLimits(ahead=0.5, whole=0.1), clock)
     known.charge("a", 0.4)
     assert known.wait("a") == 0
     known.charge("a", 0.3)
@@ -49,13 +52,39 @@ def test_an_address_waits_once_it_has_had_more_than_it_may_have_at_once():
     assert known.wait("a") == pytest.approx(1.0)
 
 
+def test_addresses_that_want_more_share_a_part_of_the_time_and_one_that_does_not_keeps_its_own():
+    """Four attackers get together what one would."""
+    clock = Clock()
+    known = LoopTime(LoopTimeLimits(ahead=0.5, whole=0.2, least=0.02), clock)
+    attackers = [f"127.0.0.{number}" for number in range(4)]
+    had = dict.fromkeys([*attackers, "quiet"], 0.0)
+    for _ in range(1000):  # 100 s
+        for address in attackers:
+            while known.wait(address) == 0:
+                known.charge(address, 0.01)
+                had[address] += 0.01
+        assert known.wait("quiet") == 0
+        known.charge("quiet", 0.001)
+        clock.now += 0.1
+    assert all(had[address] == pytest.approx(0.5 + 100 * 0.05, rel=0.1) for address in attackers)
+
+
+def test_each_of_many_addresses_has_at_least_a_small_part():
+    clock = Clock()
+    known = LoopTime(LoopTimeLimits(ahead=0.5, whole=0.2, least=0.02), clock)
+    for number in range(50):
+        known.charge(f"1.1.1.{number}", 0.7)
+    clock.now += 5
+    assert known.wait("1.1.1.1") == pytest.approx(5.0)
+
+
 def test_addresses_that_have_made_up_for_their_work_are_forgotten():
     clock = Clock()
     known = LoopTime(LoopTimeLimits(), clock)
     for number in range(1000):
         known.charge(f"1.1.{number}", 0.001)
         clock.now += 1
-    assert len(known._until) < 5
+    assert len(known._had) < 5
 
 
 # --- what is charged ---
@@ -115,6 +144,26 @@ def test_a_time_limit_and_an_error_of_what_is_awaited_reach_the_work():
     assert charged(waits)[1] == ["limit", "error"]
 
 
+# --- events ---
+
+class Queue:
+    """Gradio's queue, which works 30 times for an event: for each frame of a run."""
+
+    async def process_events(self, events, batch):
+        for _ in range(30):
+            work(EVENT / 3)
+            await asyncio.sleep(0)
+
+
+def test_an_event_is_charged_to_its_address_and_the_frames_of_a_run_are_not():
+    clock, queue = Clock(), Queue()
+    known = LoopTime(LoopTimeLimits(ahead=0, whole=0.1), clock)
+    charge_events(queue, known, proxies=1)
+    asked = Request({"type": "http", "headers": [(b"x-forwarded-for", b"6.6.6.6")], "client": ("10.0.0.1", 1)})
+    asyncio.run(queue.process_events([SimpleNamespace(request=asked)], False))
+    assert known.wait("6.6.6.6") == pytest.approx(EVENT / 0.1) and known.wait("10.0.0.1") == 0
+
+
 # --- requests ---
 
 class Costly:
@@ -134,8 +183,9 @@ async def sent(app: Costly, others: int, gone: bool = False) -> dict[str, int]:
     """What was passed on within 0.6 s of 40 requests of one address, beside `others` that wait for their bodies, and of
     one that another address sends in the end. gone: the first address takes its requests back while they wait.
     """
-    limits = RequestShareLimits(requests=Most(inf, inf), loop_time=LoopTimeLimits(share=0.02, ahead=3 * WORK))
-    guarded = RequestGuard(app, PUBLIC, Hosts(None), 0, RequestShares(limits))
+    shares = RequestShares(RequestShareLimits(requests=Most(inf, inf)),
+                           LoopTime(LoopTimeLimits(ahead=3 * WORK, whole=0.02, least=0.02)))
+    guarded = RequestGuard(app, PUBLIC, Hosts(None), 0, shares)
     many, late = [Client("6.6.6.6", "GET") for _ in range(40)], Client("1.1.1.1", "GET")
     clients = [*(Client("2.2.2.2") for _ in range(others)), *many]
     tasks = [asyncio.create_task(client.ask(guarded)) for client in clients]

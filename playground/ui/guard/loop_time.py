@@ -11,37 +11,63 @@ from dataclasses import dataclass
 from time import monotonic, thread_time
 from typing import Any
 
+TICK = 0.05  # seconds between two looks at what addresses have made up for
+
 
 @dataclass(frozen=True)
 class LoopTimeLimits:
-    """share: of the event loop's time, for each address, which may be a whole school; ahead: seconds of work that an
-    address may have at once.
+    """ahead: seconds of work that an address, which may be a whole school, may have at once. Those that had more share
+    the part `whole` of the event loop's time; each has at least the part `least`.
     """
 
-    share: float = 0.05
     ahead: float = 0.5
+    whole: float = 0.2
+    least: float = 0.02
 
 
 class LoopTime:
-    """Seconds of work that addresses have had beyond their share so far. Used by the event loop only.
+    """Seconds of work that addresses have had lately. Used by the event loop only.
 
     now: seconds from some moment on.
     """
 
     def __init__(self, limits: LoopTimeLimits | None = None, now: Callable[[], float] = monotonic):
         self.limits, self._now = limits or LoopTimeLimits(), now
-        self._until: dict[str, float] = {}  # when the share of an address will have made up for its work
+        self._had: dict[str, float] = {}
+        self._share, self._settled = self.limits.whole, now()
 
     def charge(self, address: str, seconds: float) -> None:
         """Count work that was done for an address."""
-        now = self._now()
-        if address not in self._until:
-            self._until = {known: until for known, until in self._until.items() if until > now}
-        self._until[address] = max(now, self._until.get(address, now)) + seconds / self.limits.share
+        self._settle()
+        self._had[address] = self._had.get(address, 0.0) + seconds
 
     def wait(self, address: str) -> float:
-        """Seconds until the next request of an address may begin."""
-        return max(0.0, self._until.get(address, 0.0) - self.limits.ahead / self.limits.share - self._now())
+        """Seconds until the next request of an address may begin, if no other address asks for more than now."""
+        self._settle()
+        return max(0.0, self._had.get(address, 0.0) - self.limits.ahead) / self._share
+
+    def _settle(self) -> None:
+        """Take off what addresses have made up for."""
+        now, before = self._now(), self._settled
+        if now - before < TICK:
+            return
+        limits = self.limits
+        waiting = sum(had > limits.ahead for had in self._had.values())
+        self._share, self._settled = max(limits.least, limits.whole / max(1, waiting)), now
+        made_up = (now - before) * self._share
+        self._had = {address: had - made_up for address, had in self._had.items() if had > made_up}
+
+    def charging(self, address: str, most: float) -> Callable[[float], None]:
+        """What charges an address for one piece of work, `most` seconds in all."""
+        left = most
+
+        def charge(seconds: float) -> None:
+            nonlocal left
+            if left > 0:
+                self.charge(address, min(seconds, left))
+                left -= seconds
+
+        return charge
 
 
 @types.coroutine

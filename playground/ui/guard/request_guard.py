@@ -26,7 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from playground.request_limits import RequestLimits, Rules
-from playground.ui.guard.loop_time import timed
+from playground.ui.guard.loop_time import LoopTime, timed
 from playground.ui.guard.request_shares import CLIENT, Denied, HeldBody, Left, RequestShares, Turn
 from playground.ui.server.admission_queue import address_of
 
@@ -260,10 +260,11 @@ def _with_address(scope: Scope, address: str) -> Scope:
     return {**scope, "headers": [*headers, (b"x-forwarded-for", address.encode("latin-1", "replace"))]}
 
 
-def guarded(rules: Rules, host: str, proxies: int = 0) -> dict[str, Any]:
+def guarded(rules: Rules, host: str, proxies: int, loop_time: LoopTime) -> dict[str, Any]:
     """Arguments of Gradio's FastAPI app, for a page bound to `host` behind so many proxies."""
     hosts = Hosts.from_environment(host, rules.public)
-    guard = Middleware(RequestGuard, limits=rules.limits, hosts=hosts, proxies=proxies, shares=RequestShares())
+    shares = RequestShares(loop_time=loop_time)
+    guard = Middleware(RequestGuard, limits=rules.limits, hosts=hosts, proxies=proxies, shares=shares)
     return {"middleware": [guard]}
 
 

@@ -13,7 +13,7 @@ from math import inf
 from weakref import WeakValueDictionary
 
 from playground.ui.guard.connections import ConnectionLimits
-from playground.ui.guard.loop_time import LoopTime, LoopTimeLimits
+from playground.ui.guard.loop_time import LoopTime
 
 AGAIN = 1.0  # seconds after which a request that waits looks again whether it has to
 
@@ -48,7 +48,6 @@ class RequestShareLimits:
     body_bytes: Most = Most(32_000_000, 128_000_000, 100_000)  # until the request is answered
     begun: int = 8  # requests of one address, until their answers begin; the next ones of the address wait
     begun_seconds: float = 1.0  # after which a request whose answer takes longer does not count any more
-    loop_time: LoopTimeLimits = field(default_factory=LoopTimeLimits)  # until answers begin
 
 
 class SharedAmount:
@@ -84,12 +83,12 @@ class SharedAmount:
 class RequestShares:
     """The shares of all requests of a page."""
 
-    def __init__(self, limits: RequestShareLimits | None = None):
+    def __init__(self, limits: RequestShareLimits | None = None, loop_time: LoopTime | None = None):
         limits = limits or RequestShareLimits()
         self.requests = SharedAmount(limits.requests, "open requests")
         self.bodies = SharedAmount(limits.bodies, "unfinished requests")
         self.body_bytes = SharedAmount(limits.body_bytes, "bytes in open requests")
-        self.loop_time = LoopTime(limits.loop_time)
+        self.loop_time = loop_time or LoopTime()
         self.turns = Turns(limits, self._wait)
 
     def _wait(self, address: str) -> float:

@@ -15,12 +15,14 @@ from time import monotonic
 
 from fastapi import HTTPException
 
+from playground.ui.guard.loop_time import LoopTime, timed
 from playground.ui.guard.uploads import StoredFiles
 from playground.ui.server.admission_queue import Visitor, address_of
 
 PERIOD = 10.0  # seconds between two sweeps
 UNREAD = 60.0  # seconds that messages of a finished stream wait to be fetched
 ANALYTICS = 50  # events in Gradio's statistics
+EVENT = 0.01  # seconds of the event loop, at most, that are charged for an event: frames have limits of their own
 log = logging.getLogger(__name__)
 
 
@@ -149,6 +151,17 @@ def guard_queue(queue, limits: Events, proxies: int) -> None:
         return await push(body=body, request=request, username=username)
 
     queue.push = guarded
+
+
+def charge_events(queue, loop_time: LoopTime, proxies: int) -> None:
+    """Charge addresses for the events that they put into Gradio's queue, which works for them after it has answered."""
+    process = queue.process_events
+
+    async def charged(events, *given):
+        address = address_of(events[0].request, proxies)
+        await timed(process(events, *given), loop_time.charging(address, EVENT))
+
+    queue.process_events = charged
 
 
 def _check(events: list, visitor: Visitor, limits: Events, proxies: int) -> None:

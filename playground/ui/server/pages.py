@@ -11,7 +11,7 @@ from playground.ui.benchmark import benchmark_page as benchmark
 from playground.ui.components.theme import read
 from playground.ui.game import game_page as game
 from playground.ui.guard.event_inputs import guard_inputs
-from playground.ui.guard.sessions import Events, guard_queue
+from playground.ui.guard.sessions import Events, charge_events, guard_queue
 from playground.ui.library import library_page as library
 from playground.ui.play import page_events as page
 from playground.ui.server.api import publish
@@ -54,6 +54,7 @@ def build(site: Site) -> gr.Blocks:
     blocks._queue.sleep_when_free = QUEUE_REST
     guard_inputs(blocks)
     guard_queue(blocks._queue, Events.for_visitors() if site.rules.public else Events(), site.proxies)
+    charge_events(blocks._queue, site.loop_time, site.proxies)
     return blocks
 
 

@@ -69,7 +69,7 @@ def launch_options(site: Site, page: gr.Blocks, host: str) -> dict[str, Any]:
     """Arguments of `page.launch` for a page bound to `host`, besides address and theme."""
     scripts = script_route(block.script_source for block in page.blocks.values() if isinstance(block, Fetched))
     routes = [health_route(site), stream_route(site.streams), scripts]
-    app = {"routes": routes, **guarded(site.rules, host, site.proxies)}
+    app = {"routes": routes, **guarded(site.rules, host, site.proxies, site.loop_time)}
     if site.classroom:
         app["routes"] += routes_of(site.classroom)
         app["middleware"] += [guard_of(site.classroom)]
