@@ -192,15 +192,17 @@ def test_hundreds_of_streams_that_end_at_once_do_so_a_few_in_each_turn_of_the_ev
     assert ended == list(range(100)) and after[0] <= FEW and len(after) >= 100 / FEW
 
 
-def test_the_streams_of_a_client_that_leaves_all_end(monkeypatch):
+def test_the_streams_of_a_client_that_leaves_all_end_in_turns(monkeypatch):
     with served(monkeypatch) as (port, known):
+        in_turns, add = [], known.endings.add
+        monkeypatch.setattr(known.endings, "add", lambda loop, end: add(loop, in_turns.append(end) or end))
         before, lines = RUNNING["streams"], [stream(port, "127.0.0.66") for _ in range(40)]
         assert all(line.recv(100) for line in lines) and known.open.count() == 40
         for line in lines:
             line.close()
         assert ask(port, source="127.0.0.2") == b"0"
         time.sleep(0.2)
-        assert (known.open.count(), RUNNING["streams"]) == (0, before)
+        assert (known.open.count(), RUNNING["streams"]) == (0, before) and len(in_turns) >= 40
 
 
 # --- small chunks ---
