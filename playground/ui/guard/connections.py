@@ -79,7 +79,8 @@ class Connections:
         """Make a running uvicorn server accept further connections with these limits; not called in its event loop."""
         server.config.http_protocol_class = partial(BoundedProtocol, self)
         own_loop = server.servers[0].get_loop()
-        asyncio.run_coroutine_threadsafe(listen(server, self.reads), own_loop).result(STARTING)
+        if isinstance(own_loop, asyncio.SelectorEventLoop):  # others, of Windows and uvloop, do not accept in Python
+            asyncio.run_coroutine_threadsafe(listen(server, self.reads), own_loop).result(STARTING)
 
     def reads(self, address: str) -> bool:
         """Whether requests of an address are read: not for a while after it has sent many malformed ones."""
