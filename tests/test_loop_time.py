@@ -193,7 +193,7 @@ async def sent(app: Costly, others: int, gone: bool = False) -> dict[str, int]:
     for client in many * gone:
         client.parts.put_nowait({"type": "http.disconnect"})
     tasks.append(asyncio.create_task(late.ask(guarded)))
-    await asyncio.sleep(0.2)
+    await asyncio.wait(tasks[others:-1], timeout=5 if gone else 0.2)
     open_tasks = sum(not task.done() for task in tasks)
     for task in tasks:
         task.cancel()
