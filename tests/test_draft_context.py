@@ -6,6 +6,8 @@ import torch
 from toys import byte_tokenizer
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import playground
+from playground.cli import main
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
@@ -73,6 +75,13 @@ def test_a_text_goes_on_without_drafts_and_stays_that_of_greedy(models, lane):
     assert drafted.token_ids == plain.token_ids and len(drafted.token_ids) == LENGTH
     assert len(notes(events)) == 1 and any(isinstance(event, Draft) for event in events)
     assert "The context of the draft model is full: the text goes on without drafts" in " ".join(drafted.notes)
+
+
+@pytest.mark.parametrize("command", ["run", "compare"])
+def test_the_shell_says_so_once(models, monkeypatch, capsys, command):
+    monkeypatch.setattr(playground, "load", lambda *names, **how: models)
+    assert main([command, "speculative", "--prompt", PROMPT, "--max-new-tokens", str(LENGTH)]) == 0
+    assert capsys.readouterr().err.count(f"speculative: The {FULL}") == 1
 
 
 @pytest.mark.parametrize("lane", lanes(), ids=named)

@@ -128,6 +128,12 @@ def test_a_search_that_finds_nothing_is_refused(shell, no_models):
 
 # --- run ---
 
+def test_a_remark_on_a_schema_is_printed_once(shell, pair, tmp_path):
+    (tmp_path / "schema.json").write_text('{"type": "object", "propertys": {}, "properties": {"a": {}}}')
+    words = ["--with", f"json_schema:file={tmp_path / 'schema.json'}", "--max-new-tokens", "3"]
+    assert shell("run", "greedy", *PROMPT, *pair, *words)[2].count("'propertys'") == 1
+
+
 def test_run_prints_one_object(shell, pair):
     code, out, err = shell("run", "greedy", *PROMPT, *pair, "--max-new-tokens", 12, "--json")
     result = json.loads(out)

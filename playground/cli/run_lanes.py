@@ -4,6 +4,7 @@ from __future__ import annotations
 import json
 import sys
 from argparse import ArgumentTypeError, Namespace
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from playground import with_weights
@@ -106,12 +107,21 @@ def compare(options: Namespace) -> bool:
 
 def _report(session: Session, options: Namespace, stopped: bool) -> bool:
     """Print the results of several lanes and save the trace; raises Refusal after it if all of them failed."""
-    results = [Result(session.trace.lane(header.lane)) for header in session.headers]
+    results = _results(session)
     print(json.dumps(compared(results, baseline_of(results))) if options.json else f"\n{report(results)}")
     _save(session, options.trace)
     if all(result.reason == "failed" for result in results):
         raise Refusal(results[0].message)
     return stopped
+
+
+def _results(session: Session) -> list[Result]:
+    return [Result(session.trace.lane(header.lane)) for header in session.headers]
+
+
+def _say(remarks: Iterable[str]) -> None:
+    for remark in dict.fromkeys(remarks):
+        print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
 
 
 def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, bool]:
@@ -132,16 +142,18 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
     if configs:
         models = with_weights(load(options, draft="draft" in needs), configs, show_progress)
         session = prepare(models, configs, asked, limits, judge=judge)
-        for remark in [*remarks(configs), *session.headers[0].remarks]:
-            print(CONTROL.sub("\ufffd", remark), file=sys.stderr)
+        said = [*remarks(configs), *session.headers[0].remarks]
+        _say(said)
         if (bounds := getattr(models.target, "bounds", "")) and not options.json:  # a canvas has none
             print(f"{models.target.name}: {bounds}.", file=sys.stderr)
     else:
-        session = Session([], [], judge)
+        session, said = Session([], [], judge), []
     if server:
         from playground.remote.remote_lane import add_lane
         add_lane(session, server, asked, limits)
-    return session, _drive(session, shown=not options.json)
+    stopped = _drive(session, shown=not options.json)
+    _say(f"{result.strategy}: {note}" for result in _results(session) for note in result.notes if note not in said)
+    return session, stopped
 
 
 def request_of(options: Namespace, configs: list[LaneConfig]) -> RunRequest:
