@@ -82,7 +82,7 @@ class M2R2(DraftHead):
     drafting with the first layers alone; depth = 0 is plain decoding. Reconstructed without code of the authors: one
     gate, adapters beside each step of the residual in place of the feed-forward network, and the token's probability in
     place of the trained router. Early exit without verification and loading experts ahead are left out; no code was
-    published. Its draft tokens are accepted as often as those of the first layers alone on the bundled model, which was
+    found. Its draft tokens are accepted as often as those of the first layers alone on the bundled model, which was
     trained to exit early. Bhendawade et al. 2025, arXiv 2502.02040.
     """
 

@@ -81,8 +81,8 @@ class Fspad(FeatureDrafter):
     space (feature sampling; nothing is random), beside EAGLE's linear map. Of the two outputs, one is fed back and
     imitates the target's state, and one is read out by the lm_head and imitates only its distribution (partial
     alignment). With the gate's output at zero and both outputs equal it is EAGLE-2. The tree grows as in EAGLE-2. Both
-    parts are our reading of the paper's abstract, no code was published. nodes = 0 is plain decoding. Gui et al. 2024,
-    arXiv 2408.15562.
+    parts are our reading of the paper's abstract and differ from the released code, for which the bundled head was not
+    trained. nodes = 0 is plain decoding. Gui et al. 2024, arXiv 2408.15562.
     """
 
     name, title, paper, sheet = "fspad", "FSPAD-style", "2408.15562", "draft-heads/fspad"
