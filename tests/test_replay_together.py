@@ -16,8 +16,9 @@ from playground.decoding.session import prepare
 from playground.engine.attention.recorded_attention import RecordedAttention
 from playground.engine.forward_input import ForwardInput
 from playground.engine.graphs.graph_inputs import GraphInputs
-from playground.engine.graphs.graph_replay import Ahead, GraphReplay
+from playground.engine.graphs.graph_replay import GraphReplay
 from playground.engine.graphs.graph_sizes import PLACES, Bucket
+from playground.engine.graphs.launched_ahead import Ahead
 from playground.engine.graphs.recorded_reading import RecordedReading
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
@@ -51,7 +52,7 @@ def wander_together(pair, seed: int, count: int = 5, acts: int = 60) -> float:
             held, size = len(text.stores[0].parents), chance.randrange(1, 5)
             blocks.append((words(chance.random(), size),
                            [chance.randrange(-1, held), *(chance.randrange(held, held + i) for i in range(1, size))]))
-        worst = max(worst, feed_together(chosen, blocks, likely=chance.random() < 0.5))
+        worst = max(worst, feed_together(chosen, blocks, expected=chance.choice(["", "best"])))
         for text in chosen:
             text.each("commit", chance.randrange(-1, len(text.stores[0].parents)))
             if text.stores[0].length > 40:
@@ -116,7 +117,7 @@ def likely_text(text: Both, steps: int, joined: Sequence[Both] = ()) -> list[int
         tokens = [3] * len(texts)
         for _ in range(steps):
             (logits, _), (plain, _) = (
-                model.forward([ForwardInput(text.stores[at], [token], [-1], likely=True)
+                model.forward([ForwardInput(text.stores[at], [token], [-1], expected="best")
                                for text, token in zip(texts, tokens)])
                 for at, model in enumerate(text.models)
             )
@@ -137,16 +138,84 @@ def test_texts_side_by_side_are_launched_ahead_together(pair):
     assert len(likely_text(texts[0], 20, texts[1:])) == 1 and texts[0].worst < EXACT
 
 
+def drawn_texts(texts: Sequence[Both], expected: Sequence[str], steps: int = 8) -> int:
+    """Continue texts, some of which go on with tokens that only the device is given; returns how many steps were
+    launched before their tokens were fed.
+    """
+    chance, launched, replayed = random.Random(1), 0, texts[0].models[0]
+    tokens = [3] * len(texts)
+    for _ in range(steps):
+        launched += replayed.replay._ahead is not None
+        (logits, _), (plain, _) = (
+            model.forward([ForwardInput(text.stores[at], [token], [-1], expected=each)
+                           for text, token, each in zip(texts, tokens, expected)])
+            for at, model in enumerate(texts[0].models)
+        )
+        texts[0].worst = max(texts[0].worst, *(distance(*rows) for rows in zip(logits, plain)))
+        tokens = [int(rows[0].argmax()) if each == "best" else chance.randrange(90)
+                  for each, rows in zip(expected, plain)]
+        for text, token, each in zip(texts, tokens, expected):
+            text.each("commit", 0)
+            if each == "drawn":
+                replayed.go_on(text.stores[0], torch.tensor([token]))
+    return launched
+
+
+COMPANIES = [["drawn"], ["drawn", "best"], ["best", "drawn", "drawn"]]
+
+
+@pytest.mark.parametrize("expected", COMPANIES, ids=" ".join)
+def test_texts_whose_tokens_are_drawn_on_the_device_are_launched_ahead(pair, expected):
+    texts = [Both(pair).read(3 + i, seed=i) for i in range(len(expected))]
+    assert drawn_texts(texts, expected) == 7 and texts[0].worst < EXACT
+
+
+def test_nothing_is_launched_while_one_text_has_not_drawn_its_token(pair):
+    texts = [Both(pair).read(3 + i, seed=i) for i in range(2)]
+    pair[0].forward([ForwardInput(text.stores[0], [3], [-1], expected="drawn") for text in texts])
+    pair[0].go_on(texts[0].stores[0], torch.tensor([5]))
+    pair[0].go_on(texts[0].stores[0], torch.tensor([6]))
+    assert pair[0].replay._ahead is None
+    pair[0].go_on(texts[1].stores[0], torch.tensor([7]))
+    assert pair[0].replay._ahead is not None
+
+
+def test_a_drawn_token_of_an_older_forward_launches_nothing(pair):
+    text, other = Both(pair).read(3), Both(pair).read(4)
+    pair[0].forward([ForwardInput(text.stores[0], [3], [-1], expected="drawn")])
+    other.feed([5], [-1])
+    pair[0].go_on(text.stores[0], torch.tensor([7]))
+    assert pair[0].replay._ahead is None
+
+
+def test_without_memory_to_launch_ahead_a_text_goes_on(pair, monkeypatch):
+    def no_memory(*arguments):
+        raise torch.OutOfMemoryError("none left")
+
+    text = Both(pair).read(6)
+    monkeypatch.setattr(pair[0].replay, "_side", no_memory)
+    assert drawn_texts([text], ["drawn"]) == 0 and text.worst < EXACT
+
+
 def test_a_drafted_chain_is_launched_ahead(pair):
     text, token = Both(pair).read(6), 5
     for depth in range(5):
         (rows,), _ = pair[1].forward([ForwardInput(text.stores[1], [token], [depth - 1])])
-        (mine,), _ = pair[0].forward([ForwardInput(text.stores[0], [token], [depth - 1], likely=True)])
+        (mine,), _ = pair[0].forward([ForwardInput(text.stores[0], [token], [depth - 1], expected="best")])
         assert distance(mine, rows) < EXACT and (depth == 0 or pair[0].replay._ahead)
         token = int(rows[0].argmax())
 
 
+def of_drawn(text: Both, token: int) -> None:
+    """After another token was given to the device."""
+    text.feed([5], [-1], expected="drawn")
+    text.each("commit", 0)
+    text.models[0].go_on(text.stores[0], torch.tensor([(token + 1) % 90]))
+    text.feed([token], [-1])
+
+
 SURPRISES = {
+    "another token than was drawn": of_drawn,
     "another token": lambda text, token: text.feed([(token + 1) % 90], [-1]),
     "a block": lambda text, token: text.feed([token, token], [-1, 0]),
     "another capture": lambda text, token: feed_together([text], [([token], [-1])], LayerPlan(capture=frozenset([1]))),
@@ -160,7 +229,7 @@ SURPRISES = {
 @pytest.mark.parametrize("surprise", SURPRISES.values(), ids=SURPRISES)
 def test_a_forward_that_was_launched_for_nothing_leaves_no_trace(pair, surprise):
     text = Both(pair).read(6)
-    text.feed([7], [-1], likely=True)
+    text.feed([7], [-1], expected="best")
     token = int(pair[1].forward([ForwardInput(text.stores[1], [1], [-1])])[0][0].argmax())
     text.stores[1].crop_scratch(1)
     text.each("commit", 0)
@@ -219,10 +288,10 @@ def test_a_forward_that_took_another_token_is_detected(pair, monkeypatch):
     monkeypatch.setattr(Ahead, "is_of", lambda ahead, works, segments, chosen: right(
         ahead, works, segments, [works[0].tokens[0]] * PLACES[-1]))
     text = Both(pair).read(6)
-    text.feed([7], [-1], likely=True)
+    text.feed([7], [-1], expected="best")
     text.each("commit", 0)
     for token in (11, 12):  # one of them was not the most probable token
-        text.feed([token], [-1], likely=True)
+        text.feed([token], [-1], expected="best")
         text.each("commit", 0)
     pair[0].replay.join()
     assert text.worst > 1e-6

@@ -8,25 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-from torch import Tensor
-
 from playground.contract.token_tree import ROOT
-from playground.engine.host_copies import read_together
+from playground.decoding.rows import read_records
 from playground.engine.row_numbers import CANDIDATES
-from playground.engine.sampling import REMOVED, entropy_of, largest
 from playground.events import Cache, Candidate, Commit, Event, Mask, Origin, Step, rounded, rounded_each
 from playground.trace.cache_contents import holes, spans, with_targets, write_head, write_layers
 
 if TYPE_CHECKING:
-    from playground.decoding.rows import Rows
-    from playground.decoding.sampler_chain import Stage
+    from torch import Tensor
+
+    from playground.decoding.rows import RowRecord, Rows
     from playground.engine.cache.freed_slots import FreedSlots
     from playground.engine.cache.kv_buffer import MergedTokens
     from playground.engine.cache.kv_cache import KVCache
     from playground.engine.text.tokens import Tokens
-
-FAVOURITES = 5  # masked tokens that are listed
 
 
 class CommittedToken(NamedTuple):
@@ -66,16 +61,6 @@ def _followed(steps: list[MergedTokens], positions: Tensor) -> MergedTokens | No
     return type(steps[0])(*(column.new_tensor(own) for column, own in zip(steps[0], zip(*kept)))) if kept else None
 
 
-class RowNumbers(NamedTuple):
-    """What is recorded of the row a token was chosen from, rounded."""
-
-    entropy: float  # in nats, of the model's own distribution
-    final_entropy: float  # after masks and samplers
-    logprob: float  # of the token
-    top: list[Candidate]
-    mask: list[list[float]] = []  # columns of `_mask_parts`; empty without a grammar
-
-
 @dataclass
 class Recorder:
     """Events of committed tokens and of the target's cache."""
@@ -106,64 +91,25 @@ class Recorder:
 
     def _steps(self, committed: list[CommittedToken], positions: list[int]) -> tuple[list[Event], list[float]]:
         """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
-        rows = committed[0].rows
-        indices, tokens = rows.rows_of([item.node for item in committed]), [item.token for item in committed]
+        rows, tokens = committed[0].rows, [item.token for item in committed]
         events: list[Event] = []
-        numbers = self._already_read(rows, indices, tokens) or self._read(rows, indices, tokens)
-        for token, position, row in zip(tokens, positions, numbers):
-            events.append(Step(position, row.entropy, row.final_entropy, token, row.top, rows.stream))
+        records = read_records(rows, [item.node for item in committed], tokens, self.top)
+        facts = [rounded_each([row.entropy, row.final_entropy, row.logprob]) for row in records]
+        for row, (entropy, final_entropy, _), position in zip(records, facts, positions):
+            events.append(Step(position, entropy, final_entropy, row.token, self._candidates(row), rows.stream))
             if row.mask:
                 events.append(self._mask(rows, position, row.mask))
-        return events, [row.logprob for row in numbers]
+        return events, [logprob for *_, logprob in facts]
 
-    def _already_read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers] | None:
-        """Numbers that were read when the tokens were chosen; None if they were not, or not all of them."""
-        if rows.raw.is_cpu or rows.masks is not None or not (rows.candidates and rows.read_together):
-            return None
-        found = [rows.readings[index] for index in indices]
-        if any(token not in row.ids for token, row in zip(tokens, found)):
-            return None
-        return [
-            RowNumbers(*rounded_each([row.entropy, row.entropy, row.logp[row.ids.index(token)]]),
-                       self._candidates(row.ids, row.p, row.p, [None] * len(row.ids)))
-            for token, row in zip(tokens, found)
-        ]
-
-    def _read(self, rows: Rows, indices: list[int], tokens: list[int]) -> list[RowNumbers]:
-        """Numbers of these rows, in one transfer."""
-        stages = rows.stages_of(indices)
-        raw, final = stages[0].scores, stages[-1].scores
-        logp = raw.log_softmax(-1)
-        p = logp.exp()
-        values, ids = largest(p, min(self.top, p.shape[-1]))
-        entropies = entropy_of(p, raw)
-        unchanged = final.data_ptr() == raw.data_ptr()  # no sampler changed the scores
-        final_p, final_entropies = (p, entropies) if unchanged else _processed(final)
-        chosen = torch.stack([logp[i, token] for i, token in enumerate(tokens)])
-        names = [None, *(stage.name for stage in stages[1:])]
-        found = read_together(torch.stack([entropies, final_entropies, chosen], 1), values, final_p.gather(-1, ids),
-                              ids, _removing_stages(stages, ids), *_mask_parts(rows, indices, p))
-        return [
-            RowNumbers(
-                *rounded_each(facts),
-                self._candidates(top, raw, final, [names[int(stage)] for stage in removed]),
-                mask,
-            )
-            for facts, raw, final, top, removed, *mask in found
-        ]
-
-    def _candidates(
-        self, ids: list[float], raw: list[float], final: list[float], removed_by: list[str | None]
-    ) -> list[Candidate]:
-        ids = [int(token) for token in ids]
-        pieces = self.tokens.pieces(ids)
+    def _candidates(self, row: RowRecord) -> list[Candidate]:
+        pieces = self.tokens.pieces(row.ids)
         return [
             Candidate(token, piece, round(p, 6), round(f, 6), stage)
-            for token, piece, p, f, stage in zip(ids, pieces, raw, final, removed_by)
+            for token, piece, p, f, stage in zip(row.ids, pieces, row.p, row.final_p, row.removed_by)
         ]
 
     def _mask(self, rows: Rows, position: int, read: list[list[float]]) -> Mask:
-        """The event of a mask, from the columns of `_mask_parts`."""
+        """The event of a mask, from the columns of `mask_numbers`."""
         values, ids, (banned_mass, count, may_end) = read
         favourites = [Candidate(int(token), self.tokens.piece(int(token)), round(raw, 6), 0.0, "mask")
                       for token, raw in zip(ids, values) if raw > 0]
@@ -226,39 +172,6 @@ def _evictions(store: KVCache, freed: FreedSlots | None, joined: list[MergedToke
         [write_head(gone.get((layer, head), [])) for head in range(len(slots.positions))]
         for layer, slots in enumerate(store.slots)
     ])
-
-
-def _mask_parts(rows: Rows, indices: list[int], p: Tensor) -> list[Tensor]:
-    """What is recorded of the masks of these rows, whose distributions are p [n, V]; empty without a grammar.
-
-    The probabilities of the most probable masked tokens, these tokens, and [n, 3]: the probability that is masked, the
-    number of allowed tokens, and whether an end token is among them.
-    """
-    if rows.masks is None:
-        return []
-    allowed = rows.masks[rows.index(indices)]
-    banned = p.masked_fill(allowed, 0.0)
-    ends = [token for token in rows.chain.end_ids if token < allowed.shape[1]]
-    may_end = torch.stack([allowed[:, token] for token in ends]).any(0) if ends else allowed.new_zeros(len(indices))
-    sums = torch.stack([banned.sum(-1), allowed.sum(-1).to(p.dtype), may_end.to(p.dtype)], 1)
-    return [*largest(banned, FAVOURITES), sums]
-
-
-def _removing_stages(stages: list[Stage], tokens: Tensor) -> Tensor:
-    """For tokens [n, k] of rows: the number of the first stage that removed each, [n, k]; 0 for none."""
-    first = torch.zeros_like(tokens)
-    for number in range(len(stages) - 1, 0, -1):  # earlier stages overwrite later ones
-        first = first.masked_fill(stages[number].scores.gather(-1, tokens) == REMOVED, number)
-    return first
-
-
-def _processed(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """The distribution of scores after masks and samplers, [n, V], and its entropy in nats, [n].
-
-    Without a sampler that draws, the most probable token of this distribution is taken.
-    """
-    p = scores.softmax(-1).nan_to_num()
-    return p, entropy_of(p, scores).nan_to_num()
 
 
 class Silent(Recorder):

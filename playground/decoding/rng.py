@@ -59,10 +59,13 @@ class Draws:
 
     def pick(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> int:
         """Sample an index from a distribution p [V] by inverting its cumulative sum."""
+        return within(int(self.index(p, purpose, position, lineage)), p)
+
+    def index(self, p: Tensor, purpose: str, position: int, lineage: int = 0) -> Tensor:
+        """The index that `pick` samples, [1] on the device of p; V where rounding exceeded the sum (`within`)."""
         cumulated = cumulate(p)
         target = self.uniform(purpose, position, lineage) * cumulated[-1:]  # not read: a GPU would run empty meanwhile
-        index = int(torch.searchsorted(cumulated, target, right=True))
-        return _within(index, p)
+        return torch.searchsorted(cumulated, target, right=True)
 
     def pick_each(self, p: Tensor, keys: list[list[tuple[str, int]]]) -> list[list[tuple[int, float]]]:
         """`pick` from distributions [n, V], and the probability of each index, read in one transfer: [n, k] for k keys
@@ -72,14 +75,14 @@ class Draws:
         u = on_device([[self.uniform(*key) for key in row] for row in keys], p.device, cumulated.dtype)
         drawn = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
         read = read_lists(drawn, p.gather(1, drawn.clamp(max=p.shape[1] - 1)))
-        return [[(_within(index, row), share) for index, share in zip(*own)] for row, *own in zip(p, *read)]
+        return [[(within(index, row), share) for index, share in zip(*own)] for row, *own in zip(p, *read)]
 
     def take(self, remaining: Remaining, purpose: str, position: int) -> int:
         """Sample a token that was not taken before, and take it. The same token that `pick` would choose."""
         return remaining.take_at(self.uniform(purpose, position))
 
 
-def _within(index: int, p: Tensor) -> int:
+def within(index: int, p: Tensor) -> int:
     """An index of p [V]; the last possible one where rounding exceeded the sum."""
     return index if index < len(p) else int(p.nonzero()[-1])
 

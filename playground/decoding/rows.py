@@ -16,14 +16,15 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
-from playground.engine.host_copies import moved, on_device
-from playground.engine.row_numbers import row_numbers
+from playground.engine.host_copies import moved, on_device, read_together
+from playground.engine.row_numbers import mask_numbers, processed_numbers, removing_stages, row_numbers
 from playground.engine.sampling import REMOVED, entropy, first_largest, greedy, one_hot
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.sequence import Sequence as Text
+    from playground.engine.forward_input import Expected
 
 
 class RowReading(NamedTuple):
@@ -34,6 +35,20 @@ class RowReading(NamedTuple):
     ids: list[int]  # the most probable tokens, in descending order
     p: list[float]  # their probabilities
     logp: list[float]  # their log-probabilities
+
+
+class RowRecord(NamedTuple):
+    """What is recorded of the row a token was chosen from."""
+
+    token: int
+    entropy: float  # in nats, of the model's own distribution
+    final_entropy: float  # after masks and samplers
+    logprob: float  # of the token, in the model's own distribution
+    ids: list[int]  # the most probable tokens, in descending order
+    p: list[float]  # their probabilities
+    final_p: list[float]  # after masks and samplers
+    removed_by: list[str | None]  # the first stage that removed each
+    mask: list[list[float]] = []  # columns of `mask_numbers`; empty without a grammar
 
 
 @dataclass
@@ -56,6 +71,7 @@ class Rows:
     probes: Tensor | None = None  # logits [n, V] of the tree's probes, in order; None if this forward had none
     candidates: int = 0  # most probable tokens of each row that are recorded
     numbers: Callable[[Tensor, int], Tensor] = row_numbers  # how what is recorded of the rows is computed
+    go_on: Callable[[Tensor], None] | None = None  # takes the next token [1], before the host knows it
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
@@ -63,6 +79,8 @@ class Rows:
         self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
         self._staged = False  # whether the decoder added a stage
         self._host_masks: Tensor | None = None
+        self._records: dict[int, RowRecord] = {}  # by row, what was read with the token that was drawn from it
+        self._taken: int | None = None  # the token that was drawn last
         if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
             self.masks = self._masks()
 
@@ -267,9 +285,38 @@ class Rows:
             for entropy, best, *rest in self.numbers(self.raw, count).tolist()
         ]
 
-    def went_on_with_best(self, token: int) -> bool:
-        """Whether the host has chosen this token because it has the largest logit of the last row."""
-        return "readings" in self.__dict__ and self.readings[-1].best == token
+    def take(self, drawn: Tensor, node: int) -> int:
+        """The token after a node that was drawn on a device, [1], read with what is recorded of its row.
+
+        The next forward begins first, where the text is expected to go on with it. V or more stays what it is.
+        """
+        if self.go_on and self.count == 1:
+            self.go_on(drawn.clamp(max=self.raw.shape[1] - 1))
+        row = self.row(node)
+        # a row among others is recorded together with them
+        if self.candidates and self.count == 1 and row not in self._records:
+            (self._records[row],) = _read(self, [row], drawn[None], self.candidates)
+            self._taken = self._records[row].token
+        else:
+            self._taken = int(drawn)
+        return self._taken
+
+    def record_of(self, row: int, token: int) -> RowRecord | None:
+        """What the host read of a row when it read the token that was chosen from it; None if it did not."""
+        if row in self._records:
+            return self._records[row] if self._records[row].token == token else None
+        if self.masks is not None or not (self.candidates and self.read_together):
+            return None
+        best, entropy, ids, p, logp = self.readings[row]
+        if token not in ids:
+            return None
+        return RowRecord(token, entropy, entropy, logp[ids.index(token)], ids, p, p, [None] * len(ids))
+
+    def went_on(self, token: int) -> Expected:
+        """Whether the text went on after the last row with its most probable token, or with the one that was drawn."""
+        if "readings" in self.__dict__ and self.readings[-1].best == token:
+            return "best"
+        return "drawn" if token == self._taken else ""
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
@@ -294,6 +341,46 @@ class TokenChoice:
     def p(self) -> Tensor:
         """The distribution it was chosen from, [V]."""
         return self.rows.distribution(self.node)
+
+
+def read_records(rows: Rows, nodes: list[int], tokens: list[int], count: int) -> list[RowRecord]:
+    """What is recorded of the rows after nodes from which these tokens were chosen, with `count` candidates.
+
+    It was read together with the tokens, or is read now in one transfer.
+    """
+    indices = rows.rows_of(nodes)
+    if rows.raw.is_cpu:
+        return _read(rows, indices, torch.tensor(tokens)[:, None], count)
+    known = [rows.record_of(row, token) for row, token in zip(indices, tokens)]
+    if None not in known:
+        return known
+    return _read(rows, indices, on_device(tokens, rows.raw.device, torch.long)[:, None], count)
+
+
+def _read(rows: Rows, indices: list[int], chosen: Tensor, count: int) -> list[RowRecord]:
+    """The records of these rows, from which tokens [n, 1] were chosen, in one transfer."""
+    stages = rows.stages_of(indices)
+    names, scores = [None, *(stage.name for stage in stages[1:])], [stage.scores for stage in stages]
+    return [
+        RowRecord(int(token), *facts, list(map(int, ids)), p, final_p, [names[int(number)] for number in removed], mask)
+        for (token, *facts), ids, p, final_p, removed, *mask in read_together(*_parts(rows, indices, scores, chosen,
+                                                                                  min(count, rows.raw.shape[1])))
+    ]
+
+
+def _parts(rows: Rows, indices: list[int], scores: list[Tensor], chosen: Tensor, count: int) -> list[Tensor]:
+    """What `_read` transfers of rows with these scores [n, V] after each stage."""
+    raw, final = scores[0], scores[-1]
+    entropy, _, found, p, _ = rows.numbers(raw, count).split([1, 1, count, count, count], 1)
+    ids, logp, removed = found.long(), raw.log_softmax(-1), torch.zeros_like(found)
+    final_entropy, final_p = entropy, p
+    if final.data_ptr() != raw.data_ptr():  # otherwise no sampler changed the scores
+        final_entropy, final_p = processed_numbers(final, ids)
+        removed = removing_stages(scores, ids)
+    own = logp.gather(-1, chosen.clamp(max=raw.shape[1] - 1))
+    facts = torch.cat([chosen.to(raw.dtype), entropy, final_entropy, own], 1)
+    masks = [] if rows.masks is None else mask_numbers(logp.exp(), rows.masks[rows.index(indices)], rows.chain.end_ids)
+    return [facts, found, p, final_p, removed, *masks]
 
 
 def row_index(rows: list[int]) -> slice | list[int]:

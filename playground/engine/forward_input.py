@@ -3,11 +3,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.cache.kv_cache import KVCache
+
+Expected = Literal["", "best", "drawn"]
+"""What the next input after one row is expected to be: its most probable token, one that the lane draws, or unknown."""
 
 Blend = tuple[list[int], list[float]]
 """Tokens and weights: a row whose input embedding is the weighted mean of these tokens' embeddings."""
@@ -26,7 +30,7 @@ class ForwardInput:
     blends: dict[int, Blend] = field(default_factory=dict)  # by row
     embeds: dict[int, Tensor] = field(default_factory=dict)  # by row: an input [hidden_size] in place of the token's
     watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
-    likely: bool = False  # one row, after which its most probable token is expected to be the next input
+    expected: Expected = ""
 
     def __post_init__(self) -> None:
         scratch = len(self.store.parents) - (len(self.tokens) if self.again else 0)

@@ -196,9 +196,17 @@ class Model(ModelFacts):
                 logits = self.network.get_output_embeddings()(hidden)
         return logits.to(self.device, torch.promote_types(logits.dtype, torch.float32))
 
-    def row_numbers(self, raw: Tensor, count: int) -> Tensor:
-        """What the host reads of rows of logits [n, V], as `engine.row_numbers` computes it."""
-        return self.replay.read(raw, count) if self.replay else row_numbers(raw, count)
+    @property
+    def row_numbers(self) -> Callable[[Tensor, int], Tensor]:
+        """How what the host reads of rows of logits [n, V] is computed, as `engine.row_numbers` does."""
+        return self.replay.read if self.replay else row_numbers
+
+    @torch.inference_mode()
+    def go_on(self, store: KVCache, token: Tensor) -> None:
+        """A text goes on with a token [1] on the device, which the host has not read: its next forward may begin."""
+        if self.replay:
+            with self.lock:
+                self.replay.go_on(store, token)
 
     @torch.inference_mode()
     def embed(self, tokens: list[int]) -> Tensor:

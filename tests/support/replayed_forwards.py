@@ -70,7 +70,7 @@ def wander(both: Both, seed: int, acts: int = 40, longest: int = 60) -> Both:
             parents = {"chain": [leaf, *range(held, held + count - 1)], "fork": [leaf] * count,
                        "tree": [leaf, *(chance.randrange(held, held + i) for i in range(1, count))]}[act]
             both.feed(words(chance.random(), count), parents, last_only=chance.random() < 0.3,
-                      likely=chance.random() < 0.5)
+                      expected=chance.choice(["", "best"]))
         elif act == "commit" and held:
             both.each("commit", chance.randrange(held))
         elif act == "prune" and held:

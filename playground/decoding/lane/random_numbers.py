@@ -5,9 +5,10 @@ import torch
 
 from playground.contract.lane import LaneRandomness
 from playground.contract.token_tree import ROOT
-from playground.decoding.rng import Draws, Remaining
+from playground.decoding.rng import Draws, Remaining, within
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sequence import Sequence
+from playground.engine.sampling import first_largest
 
 
 class RandomNumbers(LaneRandomness):
@@ -17,10 +18,19 @@ class RandomNumbers(LaneRandomness):
         self.draws = Draws(seed)
 
     def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
+        if not rows.raw.is_cpu and not rows.read_together:
+            return TokenChoice(self._pick_on_device(rows, node, purpose), rows, node)
         if not rows.chain.draws:
             return TokenChoice(rows.best(node), rows, node)
         token = self.draws.pick(rows.distribution(node), purpose, rows.position(node), rows.sequence.lineage)
         return TokenChoice(token, rows, node)
+
+    def _pick_on_device(self, rows: Rows, node: int, purpose: str) -> int:
+        """The same token, which the device knows before the host reads it."""
+        if not rows.chain.draws:
+            return rows.take(first_largest(rows.stages_of([rows.row(node)])[-1].scores)[0], node)
+        p = rows.distribution(node)
+        return within(rows.take(self.draws.index(p, purpose, rows.position(node), rows.sequence.lineage), node), p)
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
         return TokenChoice(token, rows, node, by=leaf)

@@ -88,6 +88,7 @@ class StreamForwards:
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
+        self._numbers = model.row_numbers  # how what is recorded of them is computed
         self.states = CommittedStates(model, lane.state_layers(name))
         self._captured_layers = self.captures.union(self.states.layers)
         self._plan = LayerPlan(capture=self._captured_layers)  # of a forward without compute policy and routing
@@ -131,9 +132,9 @@ class StreamForwards:
         tokens, parents = input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
         probes = tree.probes if self.name == "target" else {}
-        likely = self.model.replay and len(tokens) == 1 and self.seen and self.seen.went_on_with_best(tokens[0])
+        expected = self.seen.went_on(tokens[0]) if self.model.replay and len(tokens) == 1 and self.seen else ""
         work = ForwardInput(
-            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, likely=bool(likely)
+            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, expected=expected
         )
         _add_probes(work, probes, count)
         rewrite = _entering(tree, count) if probes and tree.entering else None

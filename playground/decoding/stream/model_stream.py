@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -167,14 +168,14 @@ class Stream(PromptReading):
             TokenTree(),
             others={name: other[row : row + 1] for name, other in others.items()},
             candidates=self.candidates,
-            numbers=self.model.row_numbers,
+            numbers=self._numbers,
         )
 
     def _extend(self, tree: TokenTree) -> Steps:
         raw, first, others = yield from self._compute_rows(tree)
         self.seen = Rows(
             self.name, raw, self.lane.main, tree, first, others, probes=self._probed, candidates=self.candidates,
-            numbers=self.model.row_numbers,
+            numbers=self._numbers, go_on=partial(self.model.go_on, self.store) if self.model.replay else None,
         )
         if self.seen.chain.consulting:
             yield from consulted(self.seen)

@@ -6,8 +6,9 @@ static tensors, and the KV cache lies in memory of a fixed number of slots, its 
 all of these slots under a mask. The last slot is spare: padding rows write to it and see nothing else, and no other row
 sees it. Lanes side by side have a place each in one memory, and one forward replays the rows of all.
 
-Where each text goes on with its most probable token, the next forward is launched before the host has read this one:
-the device takes the token itself. If the next input differs, that forward is dropped.
+Where each text goes on with its most probable token, or with one that its lane draws on the device, the next forward
+is launched before the host has read the token: the device takes it itself. If the next input differs, that forward is
+dropped.
 
 The network is that of `fused_llama.py`, with the same hooks. Only whole forwards of short blocks over caches with no
 evicted or quantised slots are replayed; all others run as usual, and so do those of a cache for which there is no
@@ -17,7 +18,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,7 +28,7 @@ from playground.engine.device_memory import HEADROOM
 from playground.engine.graphs.fused_llama import FusedLlama
 from playground.engine.graphs.graph_inputs import GraphInputs, TextRows
 from playground.engine.graphs.graph_memory import GraphBuffers
-from playground.engine.graphs.graph_recorders import CudaGraphRecorder, Record, SideStream, run_eagerly
+from playground.engine.graphs.graph_recorders import CudaGraphRecorder, Record, Run, SideStream, run_eagerly
 from playground.engine.graphs.graph_sizes import (
     BLOCK_SIZES,
     PLACES,
@@ -38,6 +38,7 @@ from playground.engine.graphs.graph_sizes import (
     capacity_for,
     places_for,
 )
+from playground.engine.graphs.launched_ahead import Ahead, ChosenTokens, used_slots
 from playground.engine.graphs.recorded_llama import recorded_forward, runs_for
 from playground.engine.graphs.recorded_reading import RecordedReading
 from playground.engine.hooks import Call, LayerPlan
@@ -101,35 +102,6 @@ class Outputs:
             self.captured[layer].copy_(states)
 
 
-@dataclass
-class Ahead:
-    """A forward of one row of each text that was launched before the host knew its tokens."""
-
-    memory: GraphBuffers
-    rows: dict[int, tuple[int, int]]  # by place, the slot of the row and its position in the text
-
-    @classmethod
-    def after(cls, memory: GraphBuffers, segments: dict[int, Segment]) -> Ahead | None:
-        """The forward after that of segments by place; None if they have other rows, or the memory no more slots."""
-        rows = {place: (_used(segment), segment.positions[-1] + 1) for place, segment in segments.items()}
-        alone = all(segment.rows == 1 and segment.is_chain for segment in segments.values())
-        fits = max(slot for slot, _ in rows.values()) + 1 < memory.slots
-        return cls(memory, rows) if alone and fits else None
-
-    def is_of(self, works: list[ForwardInput], segments: list[Segment], chosen: list[int]) -> bool:
-        """Whether these works are in this forward, given the tokens that it took."""
-        return len(works) == len(self.rows) and all(
-            self._is_of(work, segment, chosen) for work, segment in zip(works, segments)
-        )
-
-    def _is_of(self, work: ForwardInput, segment: Segment, chosen: list[int]) -> bool:
-        place = self.memory.place_of(segment.store)
-        row = segment.store.slots_of(0).count + segment.first, segment.positions[0]
-        return segment.rows == 1 and segment.is_chain and self.rows.get(place) == row and (
-            work.tokens == [chosen[place]]
-        )
-
-
 class GraphReplay:
     """Recorded forwards of a fused network, by size. At most `free_bytes` of free buffers are kept for later use."""
 
@@ -141,6 +113,7 @@ class GraphReplay:
         self._inputs: dict[Bucket, GraphInputs] = {}
         self._outputs: dict[int, Outputs] = {}  # by rows of all places
         self._side, self._ahead = SideStream(network.embeddings.device), None
+        self._next: Ahead | None = None  # the forward after the last one, while tokens are awaited
         self._chosen = ChosenTokens(network.embeddings.device)
         self.marks = None  # begin and end, in the device's stream, of the last forward if it was launched ahead
 
@@ -178,7 +151,7 @@ class GraphReplay:
         """Before a forward that is not replayed: a forward that was launched ahead must not write beside it."""
         if self._ahead:
             self._side.join()
-        self._ahead = self.marks = None
+        self._ahead = self._next = self.marks = None
 
     def _free_unused(self) -> None:
         self.buffers = [memory for memory in self.buffers if not memory.is_free()]
@@ -201,8 +174,8 @@ class GraphReplay:
         starts = [place * rows for place in places]
         captured = {layer: torch.cat(_rows_of(outputs.captured[layer], starts, segments)) for layer in capture}
         logits = _rows_of(outputs.logits, starts, segments)
-        if all(work.likely for work in works) and not capture:
-            self._launch_next(memory, dict(zip(places, segments)))
+        if not capture:
+            self._expect(Ahead.after(memory, works, dict(zip(places, segments))))
         return logits, captured
 
     def _run(self, memory: GraphBuffers, rows: int, texts: dict[int, TextRows], capture: frozenset[int]) -> None:
@@ -229,15 +202,40 @@ class GraphReplay:
     def _is_launched(self, works: list[ForwardInput], segments: list[Segment], capture: frozenset[int]) -> bool:
         return self._ahead is not None and not capture and self._ahead.is_of(works, segments, self._chosen.read())
 
-    def _launch_next(self, memory: GraphBuffers, segments: dict[int, Segment]) -> None:
-        """Launch the forward of the most probable token after each of these texts, if they have one new row each."""
-        ahead = Ahead.after(memory, segments)
+    def _expect(self, ahead: Ahead | None) -> None:
+        """Launch the forward of the most probable token after each text, or wait for what other lanes draw."""
         if ahead is None:
             return
+        logits = self._outputs[ahead.memory.places].logits
+        if ahead.awaited:
+            self._chosen.take(logits)
+            self._next = ahead
+        else:
+            self._launch(ahead, lambda: self._chosen.take_and_copy(logits))
+
+    def go_on(self, store: KVCache, token: Tensor) -> None:
+        """The text of this cache goes on with a token [1], which only the device knows.
+
+        If its forward is expected and the last token that was awaited, it is launched. Without memory it is not.
+        """
+        place = self._next.memory.place_of(store) if self._next else None
+        if place is None or place not in self._next.awaited:
+            return
+        self._chosen.put(place, token)
+        self._next.awaited.remove(place)
+        if not self._next.awaited:
+            ahead, self._next = self._next, None
+            try:
+                self._launch(ahead, self._chosen.copy)
+            except torch.OutOfMemoryError as reason:
+                log.warning("no memory to launch a forward ahead: %s", reason)
+
+    def _launch(self, ahead: Ahead, choose: Run) -> None:
+        """Launch a forward beside the current stream after `choose`, which sets its tokens and copies them."""
+        memory = ahead.memory
         if memory.ahead is None:
             self._record_ahead(memory, self._inputs_of(Bucket(1, memory.slots, memory.places)))
-        logits = self._outputs[memory.places].logits
-        self._side(lambda: self._chosen.take(logits), memory.ahead)
+        self._side(choose, memory.ahead)
         self._ahead = ahead
 
     def _record_ahead(self, memory: GraphBuffers, inputs: GraphInputs) -> None:
@@ -302,7 +300,7 @@ class GraphReplay:
         Caches that were together stay so while others beside them are in use, so that lanes which take turns do not
         move.
         """
-        stores, used = [segment.store for segment in segments], max(map(_used, segments))
+        stores, used = [segment.store for segment in segments], max(map(used_slots, segments))
         places = places_for(len(stores))
         large = [memory for memory in self.buffers if memory.slots > used and memory.places >= places]
         for memory in large:
@@ -349,36 +347,6 @@ class GraphReplay:
                 self._outputs[rows] = Outputs(rows, self.network)
             self._inputs[size] = GraphInputs(size, self.network.embeddings.device)
         return self._inputs[size]
-
-
-class ChosenTokens:
-    """The most probable token of each place, on the device and, a little later, on the host."""
-
-    def __init__(self, device: torch.device):
-        pinned = device.type == "cuda"
-        self._static = torch.zeros(PLACES[-1], dtype=torch.long, device=device)
-        self._host = torch.zeros(PLACES[-1], dtype=torch.long, pin_memory=pinned)
-        self._copied = torch.cuda.Event() if pinned else None
-
-    def on_device(self, places: int) -> Tensor:
-        return self._static[:places]
-
-    def take(self, logits: Tensor) -> None:
-        """Those of logits [places, V]."""
-        self._static[:len(logits)].copy_(logits.argmax(-1))
-        self._host.copy_(self._static, non_blocking=True)
-        if self._copied:
-            self._copied.record(torch.cuda.current_stream(self._static.device))
-
-    def read(self) -> list[int]:
-        """Waits until they are copied, which begins as soon as the logits are computed."""
-        if self._copied and not self._copied.query():
-            self._copied.synchronize()
-        return self._host.tolist()
-
-
-def _used(segment: Segment) -> int:
-    return segment.store.slots_of(0).count + segment.end
 
 
 def _rows_of(results: Tensor, starts: list[int], segments: list[Segment]) -> list[Tensor]:
