@@ -32,9 +32,10 @@ from playground.engine.graphs.graph_sizes import (
     MIN_CAPACITY,
     PLACES,
     Bucket,
-    bucket,
+    block_size,
     buckets,
     capacities,
+    capacity_for,
 )
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
@@ -45,13 +46,18 @@ from support.replayed_forwards import EXACT, Both, distance, pair, small_rooms, 
 
 # --- sizes ---
 
+def taken(rows: int, slots: int) -> Bucket:
+    """The size of the forward of a block of `rows` in a cache of `slots`, including the block."""
+    return Bucket(block_size(rows), capacity_for(slots))
+
+
 @pytest.mark.parametrize("context", [1, 255, 256, 1000, 4096, 131072])
 def test_every_size_uses_the_smallest_bucket_with_a_spare_slot(context):
     every = buckets(context)
     for rows in range(1, BLOCK_SIZES[-1] + 1):
         for slots in sorted({rows, context // 3 + rows, context}):
             if slots <= context:
-                assert bucket(rows, slots) == min(size for size in every if size.rows >= rows and size.slots > slots)
+                assert taken(rows, slots) == min(size for size in every if size.rows >= rows and size.slots > slots)
 
 
 @pytest.mark.parametrize("context", [2048, 131072])
@@ -59,16 +65,12 @@ def test_there_are_few_buckets_and_at_most_a_third_of_a_large_buffer_is_unused(c
     assert (
         len(set(buckets(context))) == len(buckets(context)) <= len(BLOCK_SIZES) * (2 * log2(context / MIN_CAPACITY) + 2)
     )
-    assert all(bucket(1, slots).slots <= 1.5 * (slots + 1) for slots in range(MIN_CAPACITY, context, 7))
-
-
-def test_a_block_too_long_for_any_bucket_has_none():
-    assert bucket(BLOCK_SIZES[-1] + 1, 500) is None
+    assert all(taken(1, slots).slots <= 1.5 * (slots + 1) for slots in range(MIN_CAPACITY, context, 7))
 
 
 @pytest.mark.parametrize("rows", range(1, 9))
 def test_padding_attends_to_the_spare_slot_only_and_no_text_row_attends_to_it(rows):
-    store, size = KVCache(depth=1), bucket(rows, rows)
+    store, size = KVCache(depth=1), taken(rows, rows)
     buffers = GraphInputs(size, torch.device("cpu"))
     buffers.fill({0: TextRows([3] * rows, store.extend(chain(rows)))})
     spare = size.slots - 1

@@ -23,6 +23,7 @@ class ChainInterface(Protocol):
     samplers: list[Strategy]
     constraint: Strategy | None
     draws: bool  # whether tokens are sampled; argmax otherwise
+    reads_text: bool  # whether a mask or a sampler reads the tokens before a row
 
 
 class SequenceInterface(Protocol):
@@ -169,6 +170,7 @@ class StreamInterface(Protocol):
     model: Model
     states: Any  # hidden states of committed tokens, if the strategy names `state_layers`
     seen: RowsInterface | None  # the rows returned last
+    takes_unread: bool  # whether a tree may have `unread` tokens
 
     @property
     def room(self) -> int:

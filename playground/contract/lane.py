@@ -63,6 +63,21 @@ class LaneRandomness(Protocol):
         """
         raise NotImplementedError
 
+    def draw_unread(self, p: Tensor, keys: list[list[tuple[str, int]]]) -> Tensor:
+        """The same tokens, [n, k] on the device of p, which the host does not wait for."""
+        raise NotImplementedError
+
+    def foresee(self, p: Tensor, keys: list[list[tuple[str, int, int]]]) -> Tensor:
+        """What draws from distributions p [n, V] will choose, [n, k] on their device, if they are made next.
+
+        Keys are (purpose, position, lineage).
+        """
+        raise NotImplementedError
+
+    def undraw(self, keys: list[tuple[str, int]]) -> None:
+        """Draws with these keys were not used after all: the next ones get their random numbers."""
+        raise NotImplementedError
+
     def draw_remaining(self, remaining: Any, position: int, purpose: str) -> int:
         """The same without replacement: a token that was not taken from `remaining` before."""
         raise NotImplementedError

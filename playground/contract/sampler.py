@@ -40,6 +40,7 @@ class Sampler(Strategy):
     stage: ClassVar[str] = "truncation"
     rank: ClassVar[int] = 50  # order within the stage; below 50: samplers whose order the transformers library fixes
     draws: ClassVar[bool] = True  # False if it only reshapes scores and leaves the choice to argmax
+    reads_text: ClassVar[bool] = True  # False if `apply` never reads the tokens before a row
     row_wise: ClassVar[bool] = True  # False if scores depend on how earlier tokens were chosen
     streams: ClassVar[tuple[str, ...]] = ()  # others it reads: "without_context", of `instructions` or `unprompted`
     if TYPE_CHECKING:  # set by the lane, or a test; without annotations at run time, which would make them knobs

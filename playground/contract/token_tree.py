@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 ROOT = -1
+UNREAD = -1  # in place of a token that only the device knows
 
 
 @dataclass
@@ -29,6 +30,8 @@ class TokenTree:
     k further rows after the node, each after the one before. No draft token sees them and they are never committed; the
     target's logits for them are `Rows.probes`. With `entering`, (layer, function), the inputs of that layer for the
     probes of all nodes, [nodes, k, hidden_size], are the function's value for those of the nodes, [nodes, hidden_size].
+    `unread` are the tokens [n] of the last n nodes on a device, whose `tokens` are still UNREAD: only a stream that
+    `takes_unread` reads such a tree.
     """
 
     source: str = ""
@@ -41,6 +44,7 @@ class TokenTree:
     blends: dict[int, tuple[list[int], list[float]]] = field(default_factory=dict)
     probes: dict[int, torch.Tensor] = field(default_factory=dict)
     entering: tuple[int, Callable[[torch.Tensor], torch.Tensor]] | None = None
+    unread: torch.Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

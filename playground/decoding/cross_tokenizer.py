@@ -74,6 +74,7 @@ class CrossTokenizerStream(Stream):
 
     def __init__(self, name: str, model: Model, lane: LaneState, prompt: list[int]):
         super().__init__(name, model, lane, prompt)
+        self.takes_unread = False
         self.lexicon = Lexicon(lane.target_model, model)
         self._lane_tree = self._own_tree = TokenTree()  # the requested tree, in the lane's and in this model's tokens
         self._retokenize()

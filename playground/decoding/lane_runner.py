@@ -50,6 +50,7 @@ class Runner:
         self._one_row = target.flops(1, 0, target.depth)
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
+        self._ran: list[Forward] = []  # forwards that do not count as work yet
         self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
         self._started = self._answered = self.finished = False
 
@@ -73,9 +74,15 @@ class Runner:
             self.fail(error)
         finally:
             self.clock += perf_counter() - start
-        events = self._drain()
-        self.work += self._work_of([event for event in events if isinstance(event, Forward)])
-        return events
+        ran, self._ran = self._ran, []
+        self.work += self._work_of(ran)
+        return [] if self._drafts_unread else self._drain()
+
+    @property
+    def _drafts_unread(self) -> bool:
+        """Whether the next forward reads tokens that only the device knows: times of earlier ones would be waited for.
+        """
+        return not self.finished and any(feed.work.given is not None for feed in self.feeds)
 
     def _work_of(self, forwards: list[Forward]) -> float:
         """The weights are read once for all rows of a forward, and each row is computed."""
@@ -152,6 +159,7 @@ class Runner:
         else:
             event.seconds = rounded(share.timer.host * share.part)
         self.lane.events.append(event)
+        self._ran.append(event)
 
     def _drain(self) -> list[Event]:
         untimed, self._untimed = self._untimed, []

@@ -6,7 +6,7 @@ Lanes with the same seed share their draws: the uniform number for the token at 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -40,9 +40,18 @@ class Draws:
         self._uses[purpose, position, lineage] += 1
         return self._uniform(purpose, position, lineage, count)
 
+    def peek(self, purpose: str, position: int, lineage: int = 0) -> float:
+        """What `uniform` will return next for this key."""
+        return self._uniform(purpose, position, lineage, self._uses[purpose, position, lineage])
+
     def _uniform(self, purpose: str, position: int, lineage: int, count: int = 0) -> float:
         key = f"{self.seed}|{purpose}|{position}|{count}{f'|{lineage}' if lineage else ''}".encode()
         return (int.from_bytes(blake2b(key, digest_size=8).digest(), "big") >> 11) * SCALE
+
+    def undo(self, keys: list[tuple[str, int]]) -> None:
+        """Take draws back, by purpose and position: their numbers are the next ones."""
+        for purpose, position in keys:
+            self._uses[purpose, position, 0] -= 1
 
     def flip(self, probability: float, purpose: str, position: int, lineage: int = 0) -> tuple[bool, float]:
         """True with the given probability, and the uniform number that decided."""
@@ -71,11 +80,21 @@ class Draws:
         """`pick` from distributions [n, V], and the probability of each index, read in one transfer: [n, k] for k keys
         (purpose, position) of each distribution.
         """
-        cumulated = cumulate(p)
-        u = on_device([[self.uniform(*key) for key in row] for row in keys], p.device, cumulated.dtype)
+        drawn = self.indices(p, keys)
+        return [list(zip(*own)) for own in zip(*read_lists(drawn, p.gather(1, drawn)))]
+
+    def indices(
+        self, p: Tensor, keys: list[list[tuple]], number: Callable[[str, int, int], float] | None = None
+    ) -> Tensor:
+        """The indices [n, k] that `pick` samples from distributions [n, V], on their device.
+
+        `number` says the uniform number of a key; the next one by default.
+        """
+        cumulated, number = cumulate(p), number or self.uniform
+        u = on_device([[number(*key) for key in row] for row in keys], p.device, cumulated.dtype)
         drawn = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
-        read = read_lists(drawn, p.gather(1, drawn.clamp(max=p.shape[1] - 1)))
-        return [[(within(index, row), share) for index, share in zip(*own)] for row, *own in zip(p, *read)]
+        last = ((p > 0) * torch.arange(p.shape[1], device=p.device)).amax(1, keepdim=True)  # as `within`
+        return torch.where(drawn < p.shape[1], drawn, last)
 
     def take(self, remaining: Remaining, purpose: str, position: int) -> int:
         """Sample a token that was not taken before, and take it. The same token that `pick` would choose."""

@@ -4,7 +4,7 @@ Each row passes through the same stages for target and draft: mask, penalties, t
 """
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,8 +79,9 @@ class Rows:
         self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
         self._staged = False  # whether the decoder added a stage
         self._host_masks: Tensor | None = None
-        self._records: dict[int, RowRecord] = {}  # by row, what was read with the token that was drawn from it
-        self._taken: int | None = None  # the token that was drawn last
+        self._records: dict[int, dict[int, RowRecord]] = {}  # by row and token, what was read with tokens
+        self.foreseen: dict[int, int] = {}  # by node, the token that `pick` will choose, if it was read already
+        self.taken: int | None = None  # the last token that the device knew first
         if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
             self.masks = self._masks()
 
@@ -285,26 +286,22 @@ class Rows:
             for entropy, best, *rest in self.numbers(self.raw, count).tolist()
         ]
 
-    def take(self, drawn: Tensor, node: int) -> int:
-        """The token after a node that was drawn on a device, [1], read with what is recorded of its row.
+    def read_with(self, rows: list[int], chosen: Tensor, *others: Tensor) -> list[list[list[float]]]:
+        """Read tensors [n, k] that belong to these rows, and what is recorded of the rows with it.
 
-        The next forward begins first, where the text is expected to go on with it. V or more stays what it is.
+        `chosen` are the tokens [n, m] of which some may be chosen. Returns the columns of each row, those of `chosen`
+        first.
         """
-        if self.go_on and self.count == 1:
-            self.go_on(drawn.clamp(max=self.raw.shape[1] - 1))
-        row = self.row(node)
-        # a row among others is recorded together with them
-        if self.candidates and self.count == 1 and row not in self._records:
-            (self._records[row],) = _read(self, [row], drawn[None], self.candidates)
-            self._taken = self._records[row].token
-        else:
-            self._taken = int(drawn)
-        return self._taken
+        if not self.candidates:
+            return read_together(chosen.to(self.raw.dtype), *others)
+        read = _read(self, rows, chosen, self.candidates, others)
+        self._records |= {row: {record.token: record for record in records} for row, (records, _) in zip(rows, read)}
+        return [[[record.token for record in records], *extra] for records, extra in read]
 
     def record_of(self, row: int, token: int) -> RowRecord | None:
         """What the host read of a row when it read the token that was chosen from it; None if it did not."""
         if row in self._records:
-            return self._records[row] if self._records[row].token == token else None
+            return self._records[row].get(token)
         if self.masks is not None or not (self.candidates and self.read_together):
             return None
         best, entropy, ids, p, logp = self.readings[row]
@@ -316,7 +313,7 @@ class Rows:
         """Whether the text went on after the last row with its most probable token, or with the one that was drawn."""
         if "readings" in self.__dict__ and self.readings[-1].best == token:
             return "best"
-        return "drawn" if token == self._taken else ""
+        return "drawn" if token == self.taken else ""
 
     def entropy(self, node: int = ROOT) -> float:
         """Entropy in nats of the model's own distribution after a node, before masks and samplers."""
@@ -350,22 +347,30 @@ def read_records(rows: Rows, nodes: list[int], tokens: list[int], count: int) ->
     """
     indices = rows.rows_of(nodes)
     if rows.raw.is_cpu:
-        return _read(rows, indices, torch.tensor(tokens)[:, None], count)
+        return [record for (record,), _ in _read(rows, indices, torch.tensor(tokens)[:, None], count)]
     known = [rows.record_of(row, token) for row, token in zip(indices, tokens)]
     if None not in known:
         return known
-    return _read(rows, indices, on_device(tokens, rows.raw.device, torch.long)[:, None], count)
+    chosen = on_device(tokens, rows.raw.device, torch.long)[:, None]
+    return [record for (record,), _ in _read(rows, indices, chosen, count)]
 
 
-def _read(rows: Rows, indices: list[int], chosen: Tensor, count: int) -> list[RowRecord]:
-    """The records of these rows, from which tokens [n, 1] were chosen, in one transfer."""
+def _read(
+    rows: Rows, indices: list[int], chosen: Tensor, count: int, others: Sequence[Tensor] = ()
+) -> list[tuple[list[RowRecord], list[list[float]]]]:
+    """Of each of these rows the records, one for each of its tokens `chosen` [n, m], and the columns of other tensors
+    [n, k], in one transfer.
+    """
     stages = rows.stages_of(indices)
     names, scores = [None, *(stage.name for stage in stages[1:])], [stage.scores for stage in stages]
-    return [
-        RowRecord(int(token), *facts, list(map(int, ids)), p, final_p, [names[int(number)] for number in removed], mask)
-        for (token, *facts), ids, p, final_p, removed, *mask in read_together(*_parts(rows, indices, scores, chosen,
-                                                                                  min(count, rows.raw.shape[1])))
-    ]
+    parts = _parts(rows, indices, scores, chosen, min(count, rows.raw.shape[1]))
+    found = []
+    for row in read_together(*parts, *others):
+        facts, tokens, logprobs, ids, p, final_p, removed, *mask = row[:len(parts)]
+        shared = list(map(int, ids)), p, final_p, [names[int(number)] for number in removed], mask
+        records = [RowRecord(int(token), *facts, logprob, *shared) for token, logprob in zip(tokens, logprobs)]
+        found.append((records, row[len(parts):]))
+    return found
 
 
 def _parts(rows: Rows, indices: list[int], scores: list[Tensor], chosen: Tensor, count: int) -> list[Tensor]:
@@ -378,9 +383,9 @@ def _parts(rows: Rows, indices: list[int], scores: list[Tensor], chosen: Tensor,
         final_entropy, final_p = processed_numbers(final, ids)
         removed = removing_stages(scores, ids)
     own = logp.gather(-1, chosen.clamp(max=raw.shape[1] - 1))
-    facts = torch.cat([chosen.to(raw.dtype), entropy, final_entropy, own], 1)
+    facts = torch.cat([entropy, final_entropy], 1)
     masks = [] if rows.masks is None else mask_numbers(logp.exp(), rows.masks[rows.index(indices)], rows.chain.end_ids)
-    return [facts, found, p, final_p, removed, *masks]
+    return [facts, chosen, own, found, p, final_p, removed, *masks]
 
 
 def row_index(rows: list[int]) -> slice | list[int]:

@@ -53,6 +53,7 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.draws = any(sampler.draws for sampler in self.samplers)  # whether tokens are sampled; argmax otherwise
+        self.reads_text = self.matcher is not None or any(sampler.reads_text for sampler in self.samplers)
         self.consulting = [sampler for sampler in self.samplers if sampler.consults]
 
     def follow(self, text: SequenceInterface) -> None:

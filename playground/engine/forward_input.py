@@ -31,6 +31,7 @@ class ForwardInput:
     embeds: dict[int, Tensor] = field(default_factory=dict)  # by row: an input [hidden_size] in place of the token's
     watch: Callable[[int], bool] | None = None  # by position: whether the row's attention weights are recorded
     expected: Expected = ""
+    given: Tensor | None = None  # token ids of its last rows, [n] on the device, for which `tokens` are placeholders
 
     def __post_init__(self) -> None:
         scratch = len(self.store.parents) - (len(self.tokens) if self.again else 0)

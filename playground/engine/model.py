@@ -230,6 +230,11 @@ class Model(ModelFacts):
 
     def _inputs(self, works: list[ForwardInput], ids: Tensor) -> dict[str, Tensor]:
         """Token ids [1, rows], or embeddings if some row blends several tokens or has an input of its own."""
+        end = 0
+        for work in works:
+            end += len(work.tokens)
+            if work.given is not None:
+                ids[0, end - len(work.given):end].copy_(work.given)
         if not any(work.blends or work.embeds for work in works):
             return {"input_ids": ids}
         embed, start = self.network.get_input_embeddings(), 0

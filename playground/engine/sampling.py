@@ -179,9 +179,9 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 
 
 def residual_distribution(p: Tensor, q: Tensor) -> Tensor:
-    """max(p - q, 0) renormalised, [V]; p itself if the residual is zero up to rounding."""
+    """max(p - q, 0) renormalised, [..., V]; p itself if the residual is zero up to rounding."""
     residual = (p - q).clamp(min=0)
-    total = residual.sum()
+    total = residual.sum(-1, keepdim=True)
     return torch.where(total > 0, residual / total, p)  # on the device: a GPU would run empty while the host reads
 
 

@@ -21,6 +21,7 @@ class DynamicTemperature(Sampler):
         "dynamic_temperature", "Dynamic temperature", "Kalomaze 2023", "sampling/sampling-baselines", 91
     )
     guarantee = ("collapses",)
+    reads_text = False
 
     low: float = knob(0.3, 0.0, 5.0, step=0.05, help="temperature of a certain row; 0 is greedy there")
     high: float = knob(1.3, 0.0, 5.0, step=0.05, help="temperature of a uniform row")

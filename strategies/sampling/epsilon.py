@@ -12,6 +12,7 @@ class Epsilon(Sampler):
 
     name, title, paper, sheet, rank = "epsilon", "Epsilon", "2210.15191", "sampling/sampling-baselines", 6
     guarantee = ("collapses",)
+    reads_text = False
 
     epsilon: float = knob(
         0.0009, 0.0, 0.1, step=0.0001, help="smallest probability, usually 0.0003 to 0.0009; 0 keeps all"

@@ -14,6 +14,7 @@ class Eta(Sampler):
 
     name, title, paper, sheet, rank = "eta", "Eta", "2210.15191", "sampling/sampling-baselines", 7
     guarantee = ("collapses",)
+    reads_text = False
 
     eta: float = knob(
         0.002, 0.0, 0.1, step=0.0001, help="threshold at low entropy, usually 0.0003 to 0.004; 0 keeps all"

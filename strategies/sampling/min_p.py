@@ -11,6 +11,7 @@ class MinP(Sampler):
 
     name, title, paper, sheet, rank = "min_p", "Min-p", "2407.01082", "sampling/sampling-baselines", 4
     guarantee = ("collapses",)
+    reads_text = False
 
     m: float = knob(0.05, 0.0, 1.0, step=0.01, help="smallest probability, relative to the best; 0 keeps all")
 

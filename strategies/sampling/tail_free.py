@@ -14,6 +14,7 @@ class TailFree(Sampler):
 
     name, title, paper, sheet = "tail_free", "Tail-free", "Phénix and Egan 2019", "sampling/sampling-baselines"
     guarantee = ("collapses",)
+    reads_text = False
 
     z: float = knob(0.95, 0.0, 1.0, step=0.01, help="share of the curvature that is kept; 1 keeps all tokens")
 

@@ -18,6 +18,7 @@ class Temperature(Sampler):
         90,
     )
     guarantee = ("collapses",)
+    reads_text = False
 
     t: float = knob(0.8, 0.0, 5.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
     place: str = knob(

@@ -13,6 +13,7 @@ class TopA(Sampler):
 
     name, title, paper, sheet = "top_a", "Top-a", "BlinkDL 2022", "sampling/sampling-baselines"
     guarantee = ("collapses",)
+    reads_text = False
 
     a: float = knob(0.2, 0.0, 1.0, step=0.01, help="factor of the squared highest probability; 0 keeps all tokens")
 

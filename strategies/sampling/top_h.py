@@ -19,6 +19,7 @@ class TopH(Sampler):
 
     name, title, paper, sheet, rank = "top_h", "Top-H", "2509.02510", "sampling/sampling-baselines", 1
     guarantee = ("heuristic",)
+    reads_text = False
 
     h: float = knob(
         0.4, 0.05, 1.0, step=0.05, help="share of the entropy that may be kept; 1 keeps the 100 most probable tokens"

@@ -11,6 +11,7 @@ class TopK(Sampler):
 
     name, title, paper, sheet, rank = "top_k", "Top-k", "1805.04833", "sampling/sampling-baselines", 2
     guarantee = ("collapses",)
+    reads_text = False
 
     k: int = knob(50, 0, 1000, step=1, help="keep this many tokens; 0 keeps all")
 

@@ -15,6 +15,7 @@ class TopNSigma(Sampler):
 
     name, title, paper, sheet, rank = "top_n_sigma", "Top-n-sigma", "2411.07641", "sampling/sampling-baselines", 0
     guarantee = ("collapses",)
+    reads_text = False
 
     n: float = knob(1.0, 0.0, 5.0, step=0.1, help="standard deviations below the best score that are kept; 0 keeps all")
 

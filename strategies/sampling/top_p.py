@@ -13,6 +13,7 @@ class TopP(Sampler):
 
     name, title, paper, sheet, rank = "top_p", "Top-p (nucleus)", "1904.09751", "sampling/sampling-baselines", 3
     guarantee = ("collapses",)
+    reads_text = False
 
     p: float = knob(0.9, 0.0, 1.0, step=0.01, help="probability that is kept; 1 keeps all")
 

@@ -17,6 +17,7 @@ class Typical(Sampler):
 
     name, title, paper, sheet, rank = "typical", "Typical", "2202.00666", "sampling/sampling-baselines", 5
     guarantee = ("heuristic",)
+    reads_text = False
 
     mass: float = knob(0.9, 0.0, 1.0, step=0.01, help="M, the mass to keep, usually 0.2 to 0.95; 1 keeps all")
 

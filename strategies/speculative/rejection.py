@@ -1,5 +1,6 @@
 """The exact rejection rule."""
-from playground.algorithms.speculative.verification import first_chances, reject, walk
+from playground.algorithms.speculative.foreseen_verdict import foresee
+from playground.algorithms.speculative.verification import reject, walk
 from playground.contract import Lane, Verifier
 
 
@@ -17,11 +18,12 @@ class Rejection(Verifier):
     exact_for = ("independent", "without_replacement", "deterministic")
 
     def judge(self, lm: Lane, tree, rows):
-        known = first_chances(tree, rows)
+        seen = foresee(lm, tree, rows)
 
         def rule(node, children):
             position = rows.position(node)
-            return reject(rows.distribution(node), children, tree, lambda ratio: lm.flip(ratio, position),
-                          lambda rest: lm.draw(rest, position, "redraw"), known)
+            ruling = reject(rows.distribution(node), children, tree, lambda ratio: lm.flip(ratio, position),
+                            lambda rest: seen.redraw(lm, rest, node, position), seen.chances)
+            return seen.completed(ruling, node)
 
         return walk(lm, tree, rows, rule)

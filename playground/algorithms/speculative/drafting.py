@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from playground.algorithms.speculative.unread_drafts import grow_unread, may_stay_unread, purpose
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.engine.sampling import read_largest
 from playground.errors import Refusal
@@ -58,10 +59,15 @@ def chain_until(lm: Lane, stream: Stream | Exit, tree: TokenTree, depth: int, st
 
 def grow_independent(lm: Lane, stream: Stream | Exit, tree: TokenTree, widths: list[int]) -> Iterator:
     """Grow an empty tree by one level for each width and return it; each leaf gets that many `independent` children."""
+    if may_stay_unread(lm, stream):
+        if (found := (yield from grow_unread(lm, stream, tree, widths))) is not None:
+            return found
+        tree = TokenTree(tree.source, tree.drawn)
+
     def level(rows: Rows, leaves: list[int], number: int) -> list[int]:
         return independent_level(lm, tree, rows, leaves, widths[number])
 
-    return grow(lm, stream, tree, len(widths), level)
+    return (yield from grow(lm, stream, tree, len(widths), level))
 
 
 def draft_distribution(lm: Lane, tree: TokenTree, rows: Rows, leaf: int) -> Tensor | None:
@@ -121,8 +127,3 @@ def add_distinct(lm: Lane, tree: TokenTree, remaining: RemainingTokens, leaf: in
     """Add a child to a leaf, sampled without replacement."""
     token = distinct(lm, remaining, leaf, position)
     return tree.add(token, leaf, remaining.q, remaining.share(token))
-
-
-def purpose(leaf: int, child: int) -> str:
-    """The key under which a draft token is sampled. Drafters that share it sample alike in equal trees."""
-    return f"draft/{leaf}/{child}"

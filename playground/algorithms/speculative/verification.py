@@ -32,6 +32,7 @@ class Ruling:
     token: int = -1
     tests: list[Test] = field(default_factory=list)
     residual: Tensor | None = None  # distribution of `token`, [V]; None if it is certain
+    likely: list[tuple[int, float]] | None = None  # its most probable tokens, if they are known
 
 
 Rule = Callable[[int, list[int]], Ruling]
@@ -104,9 +105,9 @@ def reject(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[floa
     (one child), 2305.09781 (independent), 2402.14160 (without replacement).
     """
     r, tests, taken = p, [], []
-    chances = [known[children[0]]] if known and children[0] in known else []
+    chances = [known[child] for child in children if child in known] if known else []
     for number, child in enumerate(children):
-        token, d = tree.tokens[child], _drawn_from(child, tree, taken, p)
+        token, d = tree.tokens[child], drawn_from(child, tree, taken, p)
         chances = chances or _chances(r, children[number:], tree, taken)
         chance, offered = chances.pop(0)
         accepted, u = flip(min(1.0, chance / offered) if offered else 1.0)
@@ -122,14 +123,15 @@ def _chances(r: Tensor, children: list[int], tree: TokenTree, taken: list[int]) 
     """The chances of the next child; on a device those of all children, should each be rejected, in one transfer."""
     found, taken = [], list(taken)
     for child in children[:1] if r.is_cpu else children:
-        token, d = tree.tokens[child], _drawn_from(child, tree, taken, r)
+        token, d = tree.tokens[child], drawn_from(child, tree, taken, r)
         found.append(torch.stack([r[token], d[token]]))
         r = r if r.is_cpu else residual_distribution(r, d)
         taken.append(token)
     return torch.stack(found).tolist()
 
 
-def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> Tensor:
+def drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> Tensor:
+    """The distribution [V] that a child was drawn from, after siblings with the tokens `taken`."""
     q, token = tree.q[child], tree.tokens[child]
     if q is None:
         return one_hot(token, like)
@@ -141,6 +143,7 @@ def _drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> 
 
 def _candidates(lm: Lane, ruling: Ruling) -> list[Candidate]:
     """The most probable tokens of a residual distribution."""
-    p = ruling.residual
-    (top,) = [[(ruling.token, 1.0)]] if p is None else read_largest(p[None], min(SHOWN, len(p)))
+    p, top = ruling.residual, ruling.likely
+    if top is None:
+        (top,) = [[(ruling.token, 1.0)]] if p is None else read_largest(p[None], min(SHOWN, len(p)))
     return [Candidate(token, lm.piece(token), p, p) for token, p in top if p > 0]

@@ -28,9 +28,13 @@ class RandomNumbers(LaneRandomness):
     def _pick_on_device(self, rows: Rows, node: int, purpose: str) -> int:
         """The same token, which the device knows before the host reads it."""
         if not rows.chain.draws:
-            return rows.take(first_largest(rows.stages_of([rows.row(node)])[-1].scores)[0], node)
+            return take(rows, first_largest(rows.stages_of([rows.row(node)])[-1].scores)[0], node)
+        key = purpose, rows.position(node), rows.sequence.lineage
+        if purpose == "token" and node in rows.foreseen:
+            self.draws.uniform(*key)
+            return rows.foreseen[node]
         p = rows.distribution(node)
-        return within(rows.take(self.draws.index(p, purpose, rows.position(node), rows.sequence.lineage), node), p)
+        return within(take(rows, self.draws.index(p, *key), node), p)
 
     def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
         return TokenChoice(token, rows, node, by=leaf)
@@ -45,6 +49,15 @@ class RandomNumbers(LaneRandomness):
             return [[(self.draw(row, at, purpose), None) for purpose, at in own] for row, own in zip(p, keys)]
         return self.draws.pick_each(p, keys)
 
+    def draw_unread(self, p: torch.Tensor, keys: list[list[tuple[str, int]]]) -> torch.Tensor:
+        return self.draws.indices(p, keys)
+
+    def undraw(self, keys: list[tuple[str, int]]) -> None:
+        self.draws.undo(keys)
+
+    def foresee(self, p: torch.Tensor, keys: list[list[tuple[str, int, int]]]) -> torch.Tensor:
+        return self.draws.indices(p, keys, self.draws.peek)
+
     def draw_remaining(self, remaining: Remaining, position: int, purpose: str) -> int:
         return self.draws.take(remaining, purpose, position)
 
@@ -53,3 +66,18 @@ class RandomNumbers(LaneRandomness):
 
     def uniform(self, position: int, purpose: str) -> float:
         return self.draws.uniform(purpose, position)
+
+
+def take(rows: Rows, drawn: torch.Tensor, node: int) -> int:
+    """The token after a node that was drawn on a device, [1], read with what is recorded of its row.
+
+    The next forward begins first, where the text is expected to go on with it. V or more stays what it is.
+    """
+    if rows.go_on and rows.count == 1:
+        rows.go_on(drawn.clamp(max=rows.raw.shape[1] - 1))
+    if rows.count == 1:
+        ((token,),), = rows.read_with([rows.row(node)], drawn[None])
+        rows.taken = int(token)
+    else:  # rows that are committed together are recorded together
+        rows.taken = int(drawn)
+    return rows.taken

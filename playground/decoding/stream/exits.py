@@ -20,6 +20,8 @@ class Exit:
     Rows that exited early continue through the other layers at the next request to the stream for the same tree.
     """
 
+    takes_unread = False
+
     def __init__(self, stream: PromptReading, layer: int):
         self.stream, self.layer = stream, layer
         # states after its layers, [new, hidden_size]: of committed tokens it has just read, then of nodes

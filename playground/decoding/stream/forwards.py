@@ -88,6 +88,7 @@ class StreamForwards:
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
+        self.takes_unread = bool(model.replay)  # whether a tree may have `unread` tokens
         self._numbers = model.row_numbers  # how what is recorded of them is computed
         self.states = CommittedStates(model, lane.state_layers(name))
         self._captured_layers = self.captures.union(self.states.layers)
@@ -134,7 +135,8 @@ class StreamForwards:
         probes = tree.probes if self.name == "target" else {}
         expected = self.seen.went_on(tokens[0]) if self.model.replay and len(tokens) == 1 and self.seen else ""
         work = ForwardInput(
-            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, expected=expected
+            self.store, tokens, parents, last_only=not nodes and not probes, blends=blends, expected=expected,
+            given=tree.unread,
         )
         _add_probes(work, probes, count)
         rewrite = _entering(tree, count) if probes and tree.entering else None

@@ -168,8 +168,8 @@ class GraphReplay:
         else:
             self.join()
             memory, rows = self._buffers_for(segments), block_size(max(segment.rows for segment in segments))
-            self._run(memory, rows, {memory.place_of(s.store): TextRows(w.tokens, s) for w, s in zip(works, segments)},
-                      capture)
+            texts = [TextRows(work.tokens, segment, work.given) for work, segment in zip(works, segments)]
+            self._run(memory, rows, {memory.place_of(text.segment.store): text for text in texts}, capture)
         places, outputs = [memory.place_of(segment.store) for segment in segments], self._outputs[memory.places * rows]
         starts = [place * rows for place in places]
         captured = {layer: torch.cat(_rows_of(outputs.captured[layer], starts, segments)) for layer in capture}

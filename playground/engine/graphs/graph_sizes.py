@@ -19,11 +19,6 @@ class Bucket(NamedTuple):
     places: int = 1
 
 
-def bucket(rows: int, slots: int) -> Bucket | None:
-    """The smallest size for a block of `rows` in a cache of `slots`, including the block; None if it is too long."""
-    return Bucket(block_size(rows), capacity_for(slots)) if rows <= BLOCK_SIZES[-1] else None
-
-
 def buckets(context: int) -> list[Bucket]:
     """All sizes for one cache of up to `context` slots."""
     sizes = [*takewhile(lambda size: size <= context, capacities()), capacity_for(context)]

@@ -46,7 +46,7 @@ class Ahead:
     def _is_of(self, work: ForwardInput, segment: Segment, chosen: list[int]) -> bool:
         place = self.memory.place_of(segment.store)
         row = segment.store.slots_of(0).count + segment.first, segment.positions[0]
-        return segment.rows == 1 and segment.is_chain and self.rows.get(place) == row and (
+        return segment.rows == 1 and segment.is_chain and work.given is None and self.rows.get(place) == row and (
             work.tokens == [chosen[place]]
         )
 
