@@ -4,7 +4,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from playground.engine.sampling import REMOVED, entropy_of, first_largest, largest
+from playground.engine.sampling import REMOVED, entropy_of, largest
 
 CANDIDATES = 10  # most probable tokens that are recorded of a row
 FAVOURITES = 5  # masked tokens that are listed
@@ -19,7 +19,7 @@ def row_numbers(raw: Tensor, count: int) -> Tensor:
     logp = raw.log_softmax(-1)
     p = logp.exp()
     values, ids = largest(p, count)
-    parts = entropy_of(p, raw)[:, None], first_largest(raw), ids, values, logp.gather(-1, ids)
+    parts = entropy_of(p, raw)[:, None], raw.argmax(-1, keepdim=True), ids, values, logp.gather(-1, ids)
     return torch.cat([part.to(raw.dtype) for part in parts], 1)
 
 
