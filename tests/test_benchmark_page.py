@@ -29,7 +29,6 @@ from playground.questions.user_questions import LONGEST, questions_in
 from playground.questions.world import TASKS
 from playground.request_limits import Rules
 from playground.ui.benchmark import benchmark_page as benchmark
-from playground.ui.benchmark.benchmark_page import Forecast, SurveyVisit
 from playground.ui.benchmark.results_table import MEANINGS, answers_to, table_value
 from playground.ui.benchmark.survey_run import (
     MOST_LETTERS,
@@ -39,6 +38,7 @@ from playground.ui.benchmark.survey_run import (
     survey_session,
     written,
 )
+from playground.ui.benchmark.survey_visit import Forecast, SurveyVisit
 from playground.ui.components.settings import WIDEST, Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.play import gallery

@@ -9,7 +9,7 @@ from app_page import browser, expect, new_tab, visit  # noqa: F401
 from counting import Counting, counting_site, open_page
 
 from playground.errors import Refusal
-from playground.ui.benchmark.benchmark_page import CONTROLS, SurveyHandlers
+from playground.ui.benchmark.survey_handlers import CONTROLS, SurveyHandlers
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components import internal_errors
 from playground.ui.components.settings import Settings
@@ -73,7 +73,7 @@ def test_the_game_is_free_after_an_error(monkeypatch):
 def test_the_benchmark_page_is_free_after_an_error(monkeypatch):
     page, site = page_with("idle", "busy"), counting_site(Falters())
     monkeypatch.setattr(site.runs, "survey", Falters(ZeroDivisionError()).__call__)
-    monkeypatch.setattr("playground.ui.benchmark.benchmark_page._facts", lambda choice, models: {}, raising=True)
+    monkeypatch.setattr("playground.ui.benchmark.survey_handlers.facts_of", lambda choice, models: {}, raising=True)
     page.show_refusal.side_effect = lambda refusal: {"notice": str(refusal)}
     choice = SurveySettings()
     *_, last = SurveyHandlers(site, page).run(None, "", *(getattr(choice, name) for name in CONTROLS))

@@ -17,7 +17,7 @@ from playground.events import Failed
 from playground.questions.questions import Question
 from playground.questions.user_questions import questions_in
 from playground.request_limits import MAX_SEED, Rules
-from playground.ui.benchmark.benchmark_page import SurveyHandlers
+from playground.ui.benchmark.survey_handlers import SurveyHandlers
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components.event_fields import number, text, whole_number
 from playground.ui.components.settings import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from gradio.utils import get_upload_folder
 
-from playground.ui.benchmark.benchmark_page import SurveyHandlers
+from playground.ui.benchmark.survey_handlers import SurveyHandlers
 from playground.ui.guard.request_shares import Denied, Most
 from playground.ui.guard.uploads import PREFIX, StoredFiles, Uploads, check_form, own_folder, remove
 

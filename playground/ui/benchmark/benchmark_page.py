@@ -5,57 +5,36 @@ others wait in the admission queue.
 """
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from html import escape
-from pathlib import Path
-from time import monotonic
-from typing import Any
 
 import gradio as gr
 
 from playground.bench.survey.results import table
-from playground.bench.survey.survey import Answer, Entrant, Progress
-from playground.bench.survey.survey_export import as_csv, document, model_facts
+from playground.bench.survey.survey import Answer
 from playground.bench.survey.survey_figures import COSTS, acceptance, quality
 from playground.errors import Refusal
-from playground.questions.questions import Question
-from playground.questions.user_questions import FORM, read_questions
+from playground.questions.user_questions import FORM
 from playground.run_request import DEFAULT
-from playground.ui.benchmark.results_table import ResultsTable, answers_to, file_name, table_value, task_name
+from playground.ui.benchmark.results_table import ResultsTable, task_name
+from playground.ui.benchmark.survey_handlers import CONTROLS, SurveyHandlers
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components import model_menu
-from playground.ui.components.event_fields import whole_number
-from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import ModelDropdown, status_line
 from playground.ui.components.theme import PRIVATE, notice
-from playground.ui.guard.readers import ends_unread
-from playground.ui.guard.uploads import delete
-from playground.ui.models.status_line import status
 from playground.ui.play.gallery import TASKS
 from playground.ui.play.lane_editor import LaneEditor
 from playground.ui.play.visit import Changes
-from playground.ui.server.admission_queue import SURVEY, Ticket
-from playground.ui.server.model_loader import ModelLoad
 from playground.ui.server.site import Site
-from playground.ui.server.worker import Run
-from playground.ui.server.zero_gpu import RemoteRun
 from playground.ui.studies.run_figures import for_page
 
-CONTROLS = ("tasks", "count", "repeats", "own", "length", "seed", "model", "draft", "lanes")
 # `Refusal.about` -> the notice it is shown in
 NOTICES = {"lanes": "lanes", "entrants": "lanes", "file": "own", "model": "model", "draft": "model", "device": "model"}
 LANES = [{"strategy": "greedy"}, {"strategy": "speculative", "extras": [["prompt_lookup", {}], ["greedy_match", {}]]}]
-TABLE_INTERVAL = 0.7  # least seconds between two updates of the table
 LEAD = (
     "All strategies answer the same questions, one after another and in several rounds. The table shows what each "
     "costs and, for questions with known answers, its score. The bundled models know only the small invented world of "
     "these questions; for other models, use questions of your own."
-)
-CAUTION = (
-    "Forwards, acceptance, tokens and scores are exact. Times are unreliable on a busy machine: prefer the time ratio "
-    "to the seconds, and check its spread over the rounds."
 )
 
 APPLE_KEYS = "if (window.isApple) element.querySelector('kbd').textContent = '⌘';"
@@ -240,261 +219,3 @@ class Benchmark:
                 elem_id="cost",
             )
             self.plots = [gr.Plot(show_label=False, visible=False) for _ in range(2)]
-
-
-@dataclass(eq=False)
-class SurveyVisit:
-    """A visitor's last survey and its progress."""
-
-    choice: SurveySettings
-    entrants: list[Entrant]
-    questions: list[Question]
-    answers: list[Answer] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)  # settings and machine, once the models are loaded
-    other_runs: int = 0  # maximum number of other visitors' runs that shared the device
-    run: Run | RemoteRun | None = None
-    ticket: Ticket | None = None  # its seat or its place in the queue
-    stopped: bool = False
-    left: bool = False  # another survey has replaced it on the page
-    over: bool = False
-
-    def stop(self) -> None:
-        self.stopped = True
-        if self.run:
-            self.run.stop()
-
-    def leave(self) -> None:
-        """Stop the survey and give up its seat."""
-        self.stop()
-        if self.ticket:
-            self.ticket.leave()
-
-    def notes(self) -> list[str]:
-        """The models, the machine, and how reliable the measurements are."""
-        if not self.facts:
-            return []
-        models, machine = self.facts["settings"], self.facts["machine"]
-        draft = f" and the draft {_short(models['draft'])}" if models["draft"] else ""
-        others = _count(self.other_runs, "run")
-        shared = f" Up to {others} of other visitors shared the device." if self.other_runs else ""
-        size = f"{models['parameters'] / 1e6:,.0f} million parameters"
-        return [
-            f"Measured with {_short(models['model'])} ({size}, {models['dtype']}){draft}, on "
-            f"{machine['processor']}, {machine['threads']} of {_count(machine['cores'], 'core')}, "
-            f"device {machine['device']}, torch {machine['torch']}.{shared}",
-            CAUTION,
-        ]
-
-
-class SurveyHandlers:
-    """The event handlers of one page; everything that belongs to a visitor is passed in through the page's state."""
-
-    def __init__(self, site: Site, page: Benchmark):
-        self.site, self.page = site, page
-
-    def open(self, request: gr.Request) -> Changes:
-        """Set the controls from the link."""
-        code = request.query_params.get("s", "")
-        choice = SurveySettings.from_code(code) if code else None
-        return self.page.show(choice) if choice else gr.skip()
-
-    @ends_unread
-    def ready(self) -> Iterator[Changes]:
-        """Show the loading progress of the page's own models."""
-        try:
-            with as_refusals("Loading the models", "model"):
-                loading = self.site.model_loader.request(self.site.model_request)
-                yield from self._progress(loading)
-                loading.result()
-        except Refusal as refusal:
-            yield self.page.show_refusal(refusal)
-
-    def offer(self, model: str) -> Changes:
-        return {self.page.lanes: gr.update(attention=self.site.chosen.attention(SurveySettings(model=model)))}
-
-    def bring(self, path: str | None) -> Changes:
-        """Take the text of an uploaded file if every line is a question; the file is deleted."""
-        if path is None:  # a request without a file
-            return gr.skip()
-        file = Path(path)
-        try:
-            with as_refusals("Reading the file"):
-                read_questions(file)
-                return {self.page.own: file.read_text(encoding="utf-8-sig"), **self.page.clear_notices()}
-        except Refusal as refusal:
-            return self.page.show_refusal(refusal)
-        finally:
-            delete(file)
-
-    @ends_unread
-    def run(self, before: SurveyVisit | None, cost: str, *values: Any) -> Iterator[Changes]:
-        """Run a survey and stream its results; leaving the page stops it."""
-        if before:
-            before.left = True
-            before.stop()
-        try:
-            with as_refusals("The benchmark"):
-                yield from self._run(SurveySettings(**dict(zip(CONTROLS, values))), cost)
-        except Refusal as refusal:
-            yield {self.page.progress: "", **self.page.idle(), **self.page.show_refusal(refusal)}
-
-    def stop(self, visit: SurveyVisit | None) -> Changes:
-        """Stop the survey; if none is running, reset the buttons."""
-        if visit is None or visit.over:
-            return self.page.idle()
-        visit.stop()
-        return gr.skip()
-
-    def show(self, visit: SurveyVisit | None, event: gr.EventData) -> str:
-        """One question with the answers of all strategies, as HTML."""
-        try:
-            number = whole_number(event, "number")
-        except Refusal:
-            return ""
-        known = visit and number < len(visit.questions)
-        return answers_to(visit.questions[number], number, visit.entrants, visit.answers) if known else ""
-
-    def save(self, visit: SurveyVisit | None, event: gr.EventData) -> Changes:
-        """The survey as a CSV or JSON file."""
-        form = getattr(event, "form", "")
-        if visit is None or form not in ("csv", "json"):
-            return gr.skip()
-        kind, text = ("text/csv", as_csv(visit.answers)) if form == "csv" else ("application/json", _document(visit))
-        # "at" makes the value differ, so the same file can be saved twice
-        return {"saved": {"name": file_name(form), "type": kind, "text": text, "at": monotonic()}}
-
-    def draw(self, visit: SurveyVisit | None, cost: str) -> Changes:
-        return self.page.plotted(visit.answers if visit else [], cost)
-
-    def share(self, *values: Any) -> Iterator[Changes]:
-        """The code of a link to the current settings. It is cleared first, so that every click triggers the browser."""
-        yield {self.page.link: ""}
-        yield {self.page.link: SurveySettings(**dict(zip(CONTROLS, values))).to_code()}
-
-    def _run(self, choice: SurveySettings, cost: str) -> Iterator[Changes]:
-        choice.check(self.site.rules)
-        choice.check_fit(self.site.chosen.surroundings(choice))
-        visit = SurveyVisit(choice, choice.entrants(), choice.questions(self.site.rules))
-        loading = self.site.chosen.load(choice)
-        cleared = {self.page.progress: "", self.page.results: None, self.page.answers: ""}
-        shown = {**self.page.busy(), **self.page.clear_notices(), **cleared, **self.page.plotted([], cost)}
-        yield {self.page.visit: visit, **shown}
-        try:
-            for change in self._before(visit, loading):
-                yield gr.skip() if visit.stopped else change
-                if visit.stopped:
-                    break
-            else:
-                yield from self._stream(visit, loading)
-        finally:
-            visit.over = True
-            visit.leave()
-        yield gr.skip() if visit.left else {**self.page.idle(), **self._outcome(visit, cost)}
-
-    def _before(self, visit: SurveyVisit, loading: ModelLoad) -> Iterator[Changes]:
-        """Wait for the models and for a seat."""
-        yield from self._progress(loading)
-        loading.result()
-        visit.ticket = self.site.join(SURVEY)
-        for place in visit.ticket.wait():
-            reason = "One survey runs at a time, so that the measured times are comparable."
-            waits = f"Place {place} in the queue, {visit.ticket.waited:.0f} s so far."
-            yield {self.page.progress: f"<p>{waits} {reason}</p>"}
-
-    def _progress(self, loading: ModelLoad) -> Iterator[Changes]:
-        for now in loading.watch():
-            yield {self.page.status: status(now)}
-        yield {self.page.status: status(loading)}
-
-    def _stream(self, visit: SurveyVisit, loading: ModelLoad) -> Iterator[Changes]:
-        """Stream the table, at most every TABLE_INTERVAL seconds."""
-        models = loading.result()
-        visit.facts = _facts(visit.choice, models)
-        visit.run = self.site.runs.survey(loading, visit.choice)
-        forecast, due = Forecast(visit), 0.0
-        for news in visit.run.frames():
-            fresh = news["events"] if news else []
-            visit.answers += fresh
-            visit.other_runs = max(visit.other_runs, self.site.runs.others(models, visit.run))
-            forecast.add(fresh)
-            if monotonic() < due:
-                yield gr.skip()
-                continue
-            yield {self.page.progress: forecast.html(), **(self._table(visit) if visit.answers else {})}
-            due = monotonic() + TABLE_INTERVAL
-
-    def _table(self, visit: SurveyVisit) -> Changes:
-        return {self.page.results: table_value(visit.entrants, visit.questions, visit.answers, visit.notes())}
-
-    def _outcome(self, visit: SurveyVisit, cost: str) -> Changes:
-        """The final table with its figures, and an error message or how many answers there are."""
-        wanted = len(visit.entrants) * len(visit.questions) * visit.choice.repeats
-        count = f"{len(visit.answers):,} of {wanted:,} answers."
-        error = visit.run.error if visit.run else ""
-        message = error or (count if len(visit.answers) == wanted else f"Stopped after {count}")
-        shown = {**self._table(visit), **self.page.plotted(visit.answers, cost)} if visit.answers else {}
-        return {self.page.progress: f"<p>{escape(message)}</p>", **shown}
-
-
-class Forecast:
-    """Progress of a survey and an estimate of its remaining time, from its pace so far with the device shared."""
-
-    def __init__(self, visit: SurveyVisit):
-        self._visit, self._progress = visit, Progress(visit.entrants, visit.questions, visit.choice.repeats)
-        self._begun, self._own = 0.0, 0.0  # time of the first answer; seconds that later answers took by themselves
-
-    def add(self, answers: list[Answer]) -> None:
-        for answer in answers:
-            self._progress.count(answer)
-            self._own += answer.seconds if self._begun else 0.0
-            self._begun = self._begun or monotonic()
-
-    @property
-    def left(self) -> float | None:
-        """Remaining seconds; None until enough has been measured."""
-        left = self._progress.left
-        return left * max(1.0, (monotonic() - self._begun) / self._own) if left and self._own else left
-
-    def html(self) -> str:
-        """The progress line as HTML."""
-        if not self._visit.answers:
-            return "<p>Warming up: each strategy answers one question of each task, which is not counted.</p>"
-        left, others = self.left, self._visit.other_runs
-        facts = [
-            f"{_count(len(self._visit.answers), 'answer')}",
-            *([f"{_lasting(left)} left"] if left is not None else []),
-            *([f"sharing the device with {_count(others, 'other run')}"] if others else []),
-        ]
-        return f"<p>{', '.join(facts)} <progress max='1' value='{self._progress.share:.3f}'></progress></p>"
-
-
-def _facts(choice: SurveySettings, models: Any) -> dict[str, Any]:
-    """Settings and machine, for a survey's file."""
-    from playground.bench.speed.speed_report import machine  # imports torch
-
-    asked = {
-        "tasks": choice.tasks,
-        "questions": choice.count,
-        "repeats": choice.repeats,
-        "seed": choice.seed,
-        "max_new_tokens": choice.length,
-    }
-    return {"settings": model_facts(models) | asked, "machine": machine(models.target.device)}
-
-
-def _document(visit: SurveyVisit) -> str:
-    facts = {**visit.facts, "shared": {"runs_of_others": visit.other_runs}}
-    return json.dumps(document(facts, visit.entrants, visit.questions, visit.answers), indent=1)
-
-
-def _lasting(seconds: float) -> str:
-    return f"about {seconds:.0f} s" if seconds < 100 else f"about {seconds / 60:.0f} min"
-
-
-def _short(name: str) -> str:
-    """A model's name; of a folder only the last part, which does not reveal the path."""
-    return Path(name).name if Path(name).is_dir() else name
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
