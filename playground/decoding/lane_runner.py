@@ -5,7 +5,7 @@ Work is computed from the shapes of forwards and not measured. A clock is the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
@@ -61,8 +61,7 @@ class Runner:
 
     def advance(self) -> list[Event]:
         """Run the pending forwards and the strategy up to its next ones; returns the events."""
-        serve([self])
-        return self.go_on()
+        return advance([self])[0]
 
     def go_on(self) -> list[Event]:
         """After the pending forwards: run the strategy up to its next ones; returns the events."""
@@ -178,13 +177,17 @@ class PendingFeed(NamedTuple):
 
 
 def advance(runners: list[Runner | Refused]) -> list[list[Event]]:
-    """Run the pending forwards of these lanes and their strategies up to the next ones; returns the events of each."""
-    serve(runners)
+    """A turn of these lanes: their pending forwards, then their strategies up to the next ones; returns the events of
+    each.
+    """
+    with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
+        for batch in _batches(runners):
+            _forward(batch)
     return [runner.stop() if runner.finished else runner.go_on() for runner in runners]
 
 
-def serve(runners: list[Runner | Refused]) -> None:
-    """Run the pending forwards of these lanes, batched by model."""
+def _batches(runners: list[Runner | Refused]) -> Iterable[list[PendingFeed]]:
+    """The pending forwards of these lanes, those of one model together."""
     pending: dict[int, PendingFeed] = {}
     for runner in runners:
         for feed in runner.feeds:
@@ -192,9 +195,7 @@ def serve(runners: list[Runner | Refused]) -> None:
     batches: dict[int, list[PendingFeed]] = {}
     for item in pending.values():
         batches.setdefault(item.feed.batch, []).append(item)
-    with torch.inference_mode():  # the mode that strategies run in, so that they may write to the results
-        for batch in batches.values():
-            _forward(batch)
+    return batches.values()
 
 
 def _forward(batch: list[PendingFeed]) -> None:

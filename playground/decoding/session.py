@@ -88,14 +88,14 @@ class Session:
 
         Returns their events; empty when all lanes are finished.
         """
-        return self._schedule(self._live())
+        return self._turn(self._live())
 
     def step(self) -> list[Stamped]:
         """Run every live lane up to its next commit, inclusive. Remote lanes that have nothing are not waited for."""
         stamped: list[Stamped] = []
         waiting = self._live()
         while waiting:
-            new = self._schedule(waiting)
+            new = self._turn(waiting)
             if not new and not self._local(waiting):
                 break
             committed = {s.lane for s in new if isinstance(s.event, (Commit, Fill))}
@@ -103,8 +103,14 @@ class Session:
             stamped += new
         return stamped
 
-    def _schedule(self, lanes: list[int]) -> list[Stamped]:
-        """Run some of the lanes that have done hardly more work than the one with the least.
+    def _turn(self, lanes: list[int]) -> list[Stamped]:
+        """Choose some of these lanes, run their forwards and strategies, and record what happened."""
+        chosen = self._chosen(lanes)
+        events = advance([self._runners[lane] for lane in chosen])
+        return [stamped for lane, own in zip(chosen, events) for stamped in self._stamp(lane, own)]
+
+    def _chosen(self, lanes: list[int]) -> list[int]:
+        """Those that go on now, of lanes that have done hardly more work than the one with the least.
 
         This is one that needs no forward, if any, and otherwise all that can share a batch with the lane with the
         least work. Remote lanes, whose servers compute meanwhile, go first if they have new events.
@@ -113,22 +119,18 @@ class Session:
         patience = 0.0 if local else SERVER_PATIENCE
         arrived = [lane for lane in lanes if runners[lane].remote and runners[lane].arrived(patience)]
         if arrived or not local:
-            return self._serve(arrived)
+            return arrived
         if len(local) == 1:
-            return self._serve(local)
+            return local
         slowest = min(local, key=lambda lane: runners[lane].work)
         similar = [lane for lane in local if runners[lane].work <= runners[slowest].work + LEAD]
         ready = [lane for lane in similar if not runners[lane].feeds]
-        return self._serve(
-            ready[:1] or [lane for lane in similar if lane == slowest or batchable(runners[lane], runners[slowest])]
-        )
+        return ready[:1] or [
+            lane for lane in similar if lane == slowest or batchable(runners[lane], runners[slowest])
+        ]
 
     def _local(self, lanes: list[int]) -> list[int]:
         return [lane for lane in lanes if not self._runners[lane].remote]
-
-    def _serve(self, lanes: list[int]) -> list[Stamped]:
-        events = advance([self._runners[lane] for lane in lanes])
-        return [stamped for lane, own in zip(lanes, events) for stamped in self._stamp(lane, own)]
 
     def cache_bytes(self) -> int:
         """Memory of the KV caches of all lanes, ended ones included."""
