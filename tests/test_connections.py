@@ -8,87 +8,23 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import pytest
-import uvicorn
 
-from playground.ui.guard import connections as connections_module
 from playground.ui.guard.connections import (
     FEW,
     AcceptErrors,
-    ConnectionLimits,
-    Connections,
     Endings,
     OnceAMinute,
 )
+from support.small_server import CHUNKED, RUNNING, SLOW_ANSWER, ask, connect, served
 
 ROOT = Path(__file__).parents[1]
-SLOW_ANSWER = 300_000_000
-RUNNING = Counter()  # streams of the app below
-
-
-async def app(scope, receive, send):
-    """Answers with the size of the body, /early without reading it; /large with more than buffers hold, /stream with an
-    answer that does not end.
-    """
-    size, more = 0, True
-    while more and scope["method"] == "POST" and scope["path"] != "/early":
-        message = await receive()
-        if message["type"] != "http.request":
-            break
-        size, more = size + len(message["body"]), message["more_body"]
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    if scope["path"] == "/large":
-        for _ in range(SLOW_ANSWER // 1_000_000):
-            await send({"type": "http.response.body", "body": bytes(1_000_000), "more_body": True})
-    if scope["path"] == "/stream":
-        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-        RUNNING["streams"] += 1
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        RUNNING["streams"] -= 1
-        return
-    await send({"type": "http.response.body", "body": str(size).encode()})
-
-
-@contextmanager
-def served(monkeypatch, trusted: frozenset[str] | None = frozenset(), **limits):
-    """The port and the connections of a server."""
-    monkeypatch.setattr(connections_module, "SWEEP", 0.05)
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    known = Connections(ConnectionLimits(**limits), trusted)
-    known.serve(server)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1], known
-    finally:
-        server.should_exit = server.force_exit = True
-        thread.join(5)
-
-
-def connect(port: int, source: str = "127.0.0.1", text: bytes = b"") -> socket.socket:
-    line = socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
-    line.sendall(text)
-    return line
-
-
-def ask(port: int, path: str = "/", source: str = "127.0.0.1") -> bytes:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5, source_address=(source, 0))
-    connection.request("GET", path)
-    answer = connection.getresponse().read()
-    connection.close()
-    return answer
-
 
 def seconds_until_closed(line: socket.socket) -> float:
     begun = time.monotonic()
@@ -206,9 +142,6 @@ def test_the_streams_of_a_client_that_leaves_all_end_in_turns(monkeypatch):
 
 
 # --- small chunks ---
-
-CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
-
 
 def answer_to(port: int, *parts: bytes) -> bytes:
     read = b""
@@ -412,7 +345,7 @@ import asyncio, resource, sys, threading
 resource.setrlimit(resource.RLIMIT_NOFILE, (160, 160))
 sys.path.insert(0, "tests")
 import uvicorn
-from test_connections import app
+from support.small_server import app
 from playground.ui.guard.connections import Connections
 server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning", lifespan="off"))
 threading.Thread(target=server.run, daemon=True).start()

@@ -7,10 +7,10 @@ import threading
 from contextlib import ExitStack
 
 import pytest
-from test_connections import CHUNKED, ask, connect, served
 
 from playground.ui.guard.connections import BoundedProtocol
 from playground.ui.guard.listener import FEW, Listener
+from support.small_server import CHUNKED, ask, connect, served
 
 RUBBISH = b"rubbish\r\n\r\n"
 

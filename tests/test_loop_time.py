@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
-from test_request_shares import Client
 
 from playground.request_limits import PUBLIC
 from playground.ui.guard.loop_time import LoopTime, LoopTimeLimits, timed
 from playground.ui.guard.request_guard import Hosts, RequestGuard
 from playground.ui.guard.request_shares import Most, RequestShareLimits, RequestShares
 from playground.ui.guard.sessions import EVENT, charge_events
+from support.request_clients import Client
 
 WORK = 0.02  # seconds
 
