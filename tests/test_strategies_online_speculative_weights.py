@@ -11,9 +11,9 @@ from tables import TableModel, write
 from torch.func import functional_call
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.algorithms.speculative import draft_training
-from playground.algorithms.speculative.draft_training import LearnedWeights, untrained_lora
-from playground.algorithms.speculative.query_kinds import QueryKinds
+from playground.algorithms.speculative.learning import draft_training
+from playground.algorithms.speculative.learning.draft_training import LearnedWeights, untrained_lora
+from playground.algorithms.speculative.learning.query_kinds import QueryKinds
 from playground.contract import find
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models

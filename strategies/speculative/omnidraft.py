@@ -9,8 +9,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from playground.algorithms.speculative.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
+from playground.algorithms.speculative.learning.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
 from playground.algorithms.speculative.shared_table import SharedTable
 from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT, TokenTree

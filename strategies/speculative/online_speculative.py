@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import Linear, Module
 from torch.nn.functional import silu
 
-from playground.algorithms.speculative.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
 from playground.algorithms.speculative.drafting import grow, independent, new_tree
-from playground.algorithms.speculative.query_kinds import QueryKinds
+from playground.algorithms.speculative.learning.draft_training import ALL, LORA, DraftLesson, DraftTraining, untrainable
+from playground.algorithms.speculative.learning.query_kinds import QueryKinds
 from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal

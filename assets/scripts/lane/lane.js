@@ -181,6 +181,7 @@ export class LaneCard {
     setAttribute(this.status, "title", label); // a narrow lane cuts it
     setAttribute(this.status, "data-status", name);
     this.stop.hidden = props.follows || app.trace.over || this.record.over || app.trace.recorded;
+    this.node.classList.toggle("can-stop", !this.stop.hidden);
     this.trouble.hidden = !state.failed;
     setText(this.trouble, state.failed ? state.failed.message || "This lane has failed." : "");
     this.node.classList.toggle("has-failed", Boolean(state.failed));
