@@ -20,6 +20,7 @@ class CanvasPass:
     computed: Sequence[int] | None = None
     states: Any = None  # CanvasStates of a denoiser, or None
     computed_by_layer: list[int] = field(default_factory=list)  # number of positions, once the forward has run
+    given = None  # no token ids that only the device knows, as a `ForwardInput` may have
 
     @cached_property
     def predicted(self) -> list[int]:
