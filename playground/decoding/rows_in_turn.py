@@ -150,9 +150,9 @@ class RowsInTurn:
         Several nodes at once were not read in turn.
         """
         store = self._manager.store
-        position = torch.tensor([store.length - 1], device=store.device)
         for layer in range(store.depth if len(path) == 1 and store.length > store.reported else 0):
             if (weights := self._weights.get((layer, path[0]))) is not None:
+                position = torch.full((1,), store.length - 1, device=store.device)
                 store.on_attention(layer, weights, position, store.slots_of(layer).positions)
         self.keep_only(remaining)
 
