@@ -411,7 +411,7 @@ def test_seconds_exclude_the_turns_of_others(monkeypatch):
 
 def test_time_left_takes_the_turns_of_others_into_account(monkeypatch):
     now = iter([10.0, 14.0])
-    monkeypatch.setattr(benchmark, "monotonic", lambda: next(now))
+    monkeypatch.setattr("playground.ui.benchmark.survey_visit.monotonic", lambda: next(now))
     question, entrants = questions_in(OWN)[0], [Entrant("greedy", LaneConfig("greedy"))]
     visit_ = SurveyVisit(replace(TWO, repeats=4), entrants, [question])
     visit_.answers = [Answer("greedy", 0, question, round, 0, seconds=2.0) for round in (1, 2)]
