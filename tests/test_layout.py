@@ -36,6 +36,9 @@ SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.er
                       "playground.grammar")
 LARGEST_ROOM = 15  # files, beside the package's own
 LARGER_ROOMS = {"contract", "decoding", "questions/world"}
+LARGEST_CLASS = 25  # methods
+LARGER_CLASSES = {"KVCache", "Segment", "Rows", "CacheManager", "Stream", "RunningText", "Run", "Page", "Model"}
+METHODS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
 def within(name: str, *packages: str) -> bool:
@@ -139,6 +142,14 @@ def test_a_room_has_few_files():
     rooms = Counter(path.parent for path in FILES if path.is_relative_to(playground) and path.stem != "__init__")
     larger = {str(room.relative_to(playground)) for room, count in rooms.items() if count > LARGEST_ROOM}
     assert larger == LARGER_ROOMS
+
+
+@pytest.mark.slow
+def test_a_class_has_few_methods():
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    larger = {cls.name for cls in classes if sum(isinstance(part, METHODS) for part in cls.body) > LARGEST_CLASS}
+    assert larger == LARGER_CLASSES
 
 
 @pytest.mark.slow
