@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -53,8 +54,8 @@ def test_slots_are_filled_with_a_strategy_of_their_kind(cls):
 
 # --- the tests ---
 
-def names_marked(mark: str) -> set[str]:
-    return {name for path in TESTS for call in calls_of(path, mark) for name in map(ast.literal_eval, call.args)}
+def names_marked(mark: str, paths: Iterable[Path] = TESTS) -> set[str]:
+    return {name for path in paths for call in calls_of(path, mark) for name in map(ast.literal_eval, call.args)}
 
 
 def calls_of(path: Path, mark: str) -> list[ast.Call]:
@@ -72,6 +73,18 @@ def parsed(path: Path) -> ast.Module:
 def test_every_strategy_has_an_oracle_and_a_wrong_variant_that_is_refused(mark):
     lacking = {cls.name for cls in found()} - names_marked(mark)
     assert not lacking, f"mark a test of each with pytest.mark.{mark}: {sorted(lacking)}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mark", ["oracle", "refuses"])
+def test_a_strategy_has_them_in_a_file_of_its_own(mark):
+    """Tests of several strategies at once have files by topic."""
+    lacking = [cls.name for cls in found() if cls.name not in names_marked(mark, [own_file(cls)])]
+    assert not lacking, f"move the tests that are marked with pytest.mark.{mark} to their own files: {lacking}"
+
+
+def own_file(cls: type[Strategy]) -> Path:
+    return ROOT / "tests" / f"test_strategies_{cls.name}.py"
 
 
 @pytest.mark.slow

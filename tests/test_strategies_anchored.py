@@ -7,12 +7,16 @@ import pytest
 import torch
 from registry import Collapse
 from runs import figures, random_rows, run
-from tables import TableModel, distance, law, product_law
+from tables import Law, TableModel, distance, law, product_law
 from torch import Tensor
 
+from playground.contract import Decoder, find
 from playground.contract.lane_config import LaneConfig
 from playground.events import Note
+from strategies.sampling import anchored as anchored_module
 from strategies.sampling import anchored as anchoring
+from support.plain_lanes import lane_of
+from support.wrong_variants import refused
 
 MODEL = LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
@@ -176,3 +180,111 @@ def test_temperature_applies_to_both_models_before_they_are_combined():
     models, prompt = {"target": TableModel("abc", seed=2), "draft": TableModel("abc", seed=5)}, [0, 1]
     found = law(anchored(k=0.0, t=0.5), models, prompt, 2)
     assert distance(found, product_law(models["draft"], prompt, 2, lambda scores, history: scores / 0.5)) < 1e-9
+
+
+Anchored = find("anchored")
+
+
+def divergence(q: list[float], p: list[float]) -> float:
+    return sum(a * math.log(a / b) for a, b in zip(q, p) if a > 0)
+
+
+def between(p: list[float], r: list[float], theta: float) -> list[float]:
+    weights = [a ** (1 - theta) * b**theta for a, b in zip(p, r)]
+    return [weight / sum(weights) for weight in weights]
+
+
+def paid(p: list[float], r: list[float], budget: float) -> list[float]:
+    """The distribution p^(1 - theta) r^theta of the largest theta within the budget, by bisection."""
+    low, high = 0.0, 1.0
+    if divergence(r, p) <= budget:
+        return r
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if divergence(between(p, r, middle), p) <= budget else (low, middle)
+    return between(p, r, low)
+
+
+def owed(models: dict[str, TableModel], prompt: list[int], count: int) -> float:
+    """The mean of the `count` largest gains of the risky model over the safe one on the prompt, those below 0 as 0."""
+    gains = []
+    for i in range(1, len(prompt)):
+        risky, safe = (
+            models[name].scores(tuple(prompt[:i])).log_softmax(-1)[prompt[i]] for name in ("target", "draft")
+        )
+        gains.append(max(0.0, float(risky - safe)))
+    return sum(sorted(gains)[-count:]) / min(count, len(prompt) - 1)
+
+
+def anchored_law(models: dict[str, TableModel], prompt: list[int], length: int, k: float, debt: float) -> Law:
+    """Token by token: k nats are added, the step's divergence is spent, and the rest is saved."""
+    found, accounts = {(): 1.0}, {(): -debt}
+    for _ in range(length):
+        longer = {}
+        for text, chance in found.items():
+            r, p = (models[name].scores((*prompt, *text)).softmax(-1).tolist() for name in ("target", "draft"))
+            step = paid(p, r, max(0.0, accounts[text] + k)) if accounts[text] + k > 0 else p
+            for token, q in enumerate(step):
+                longer[(*text, token)] = chance * q
+                accounts[(*text, token)] = accounts[text] + k - divergence(step, p)
+        found = longer
+    return found
+
+
+def check_anchored(cls: type[Decoder]) -> None:
+    for seed, k, debt, count in ((2, 0.1, False, 5), (3, 0.3, True, 2), (4, 0.6, True, 5)):
+        models = {"target": TableModel("abc", seed=seed), "draft": TableModel("abc", seed=seed + 9)}
+        prompt = [0, 1, 2, 1]
+        found = law(lane_of(cls(k=k, debt=debt, n=count, t=1.0)), models, prompt, 2)
+        expected = anchored_law(models, prompt, 2, k, owed(models, prompt, count) if debt else 0.0)
+        assert distance(found, expected) < 1e-6
+
+
+class SpendsNothing(Anchored):
+    """Always samples from the safe model."""
+
+    def __post_init__(self):
+        self.k = 0.0
+
+
+class StartsWithoutDebt(Anchored):
+    def __post_init__(self):
+        self.debt = False
+
+
+class OneTokenOfThePromptDecides(Anchored):
+    def __post_init__(self):
+        self.n = 1
+
+
+WRONG_PRICES = {
+    "the divergence the other way round": lambda q, p, right=anchored_module.divergence: right(p, q),
+    "half of what is spent": lambda q, p, right=anchored_module.divergence: right(q, p) / 2,
+}
+
+
+@pytest.mark.oracle("anchored")
+def test_anchored_decoding_spends_its_budget_token_by_token():
+    check_anchored(Anchored)
+
+
+@pytest.mark.refuses("anchored")
+@pytest.mark.parametrize("wrong", [SpendsNothing, StartsWithoutDebt, OneTokenOfThePromptDecides])
+def test_a_wrong_anchored_decoding_is_refused(wrong):
+    refused(check_anchored, wrong)
+
+
+@pytest.mark.refuses("anchored")
+@pytest.mark.parametrize("price", WRONG_PRICES.values(), ids=WRONG_PRICES)
+def test_anchored_decoding_with_a_wrong_price_is_refused(price, monkeypatch):
+    monkeypatch.setattr(anchored_module, "divergence", price)
+    refused(check_anchored, Anchored)
+
+
+@pytest.mark.refuses("anchored")
+def test_an_anchored_decoding_that_mixes_probabilities_is_refused(monkeypatch):
+    def mixture(p: Tensor, r: Tensor, theta: float) -> Tensor:
+        return ((1 - theta) * p.exp() + theta * r.exp()).log()
+
+    monkeypatch.setattr(anchored_module, "between", mixture)
+    refused(check_anchored, Anchored)

@@ -1,6 +1,8 @@
 """CAAD: similarity with rows of texts that are known to be right, compared with an independent computation."""
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from pairs import library_states, network, pair
@@ -9,12 +11,15 @@ from runs import alone, figures, random_rows, recorded
 from tables import prepared
 from torch import Tensor
 
-from playground.contract import find, make
+from playground.contract import Sampler, find, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.prompt import Prompt
 from playground.errors import Refusal
 from playground.events import Note
 from strategies.sampling.caad import Grounding
+from support.contrast_oracles import CAAD, WIDTH, Row, drawn
+from support.stored_texts import squared
+from support.wrong_variants import refused
 
 GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
@@ -131,3 +136,75 @@ def test_invalid_settings_are_refused():
     ]:
         with pytest.raises(Refusal, match=said):
             make("caad", **knobs)
+
+
+ENTRIES = drawn(5, 9, WIDTH)  # states of stored positions
+STORED = drawn(6, 9)  # and the logits the model had there
+
+
+def cosine(a: Row, b: Row) -> float:
+    return sum(x * y for x, y in zip(a, b)) / math.sqrt(squared(a, [0.0] * WIDTH) * squared(b, [0.0] * WIDTH))
+
+
+def grounded(z: Row, state: Row, alpha: float, tau: float, weighted: bool, most: int) -> Row:
+    """z + alpha * mean logits of the entries more similar than tau, states taken less their mean over the entries."""
+    mean = [sum(column) / len(column) for column in zip(*ENTRIES.tolist())]
+    centred = [[x - m for x, m in zip(entry, mean)] for entry in [state, *ENTRIES.tolist()]]
+    similar = sorted(((cosine(centred[0], entry), at) for at, entry in enumerate(centred[1:])), reverse=True)
+    near = [(s, at) for s, at in similar[: most or None] if s > tau]
+    total = sum(s if weighted else 1 for s, _ in near)
+    return [
+        x + alpha * sum((s if weighted else 1) / total * float(STORED[at, v]) for s, at in near)
+        for v, x in enumerate(z)
+    ]
+
+
+def check_caad(cls: type[Sampler]) -> None:
+    rows = {"target": drawn(0), "hidden": drawn(8, size=WIDTH)}
+    for alpha, tau, weighted, most in ((0.5, 0.2, True, 0), (1.5, 0.1, False, 0), (0.8, 0.0, True, 2)):
+        caad = cls(alpha=alpha, tau=tau, weighted=weighted, most=most)
+        caad.grounding = Grounding(ENTRIES, STORED, [""] * len(ENTRIES))
+        expected = [
+            grounded(z, state, alpha, tau, weighted, most)
+            for z, state in zip(rows["target"].tolist(), rows["hidden"].tolist())
+        ]
+        assert (caad.mix(rows) - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-6
+
+
+class EveryEntryCounts(CAAD):
+    def _weights(self, similarities):
+        self.tau = -1.0
+        return super()._weights(similarities)
+
+
+class EvenlyWeighted(CAAD):
+    def _weights(self, similarities):
+        self.weighted = False
+        return super()._weights(similarities)
+
+
+class SumsTheEntries(CAAD):
+    """Does not divide by the sum of the weights."""
+
+    def _weights(self, similarities):
+        return super()._weights(similarities) * (similarities > self.tau).sum(-1, keepdim=True)
+
+
+class StatesAsTheyAre(CAAD):
+    """Takes cosines of states without their common mean."""
+
+    def mix(self, rows):
+        self.grounding._mean = torch.zeros(WIDTH, dtype=torch.float64)
+        self.grounding._keys = ENTRIES / ENTRIES.norm(dim=-1, keepdim=True)
+        return super().mix(rows)
+
+
+@pytest.mark.oracle("caad")
+def test_caad_adds_the_mean_logits_of_similar_positions():
+    check_caad(CAAD)
+
+
+@pytest.mark.refuses("caad")
+@pytest.mark.parametrize("wrong", [EveryEntryCounts, EvenlyWeighted, SumsTheEntries, StatesAsTheyAre])
+def test_a_wrong_caad_is_refused(wrong):
+    refused(check_caad, wrong)

@@ -9,15 +9,17 @@ import pytest
 import torch
 from pairs import library_states, network, pair
 from registry import Collapse
-from runs import alone, figures, random_rows, run, written
+from runs import alone, divergence, figures, random_rows, run, written
 from runs import divergence as jensen_shannon_by_definition
 from tables import TableModel
 
 from playground.algorithms.sampling import contrastive
-from playground.contract import make
+from playground.contract import EarlyExit, Sampler, make
 from playground.contract.lane_config import LaneConfig
 from strategies.sampling.dola import candidates, mixture_first
+from support.contrast_oracles import DoLa, Row, check_contrasted, drawn, logs, softmax
 from support.contrasting import contrasted
+from support.wrong_variants import refused
 
 GREEDY = LaneConfig("greedy")
 PROMPT = [54, 71, 71, 9]
@@ -156,3 +158,60 @@ def test_dola_reports_every_candidate_and_takes_no_extra_forward():
     assert model.forwards == 6
     assert [len(data["labels"]) for data in figures(events, "first choice of each layer, by divergence")] == [1] * 6
     assert all(1 <= data["series"]["tokens"] <= 5 for data in figures(events, "plausible tokens"))
+
+
+def mixture_in_front(p: Row, q: Row) -> float:
+    """The divergence of the authors' code: the mean of KL(m || p) and KL(m || q), m the mixture."""
+    return sum(0.5 * m * (math.log(m / a) + math.log(m / b)) for a, b in zip(p, q) for m in [(a + b) / 2])
+
+
+def check_dola(cls: type[Sampler]) -> None:
+    """Each row minus that of the candidate layer that diverges most from it."""
+    for name, measure in (("mixture first", mixture_in_front), ("Jensen-Shannon", divergence)):
+        dola = cls(layers="low", divergence=name)
+        exits = dola.inner(16, False)
+        assert [exit.layer for exit in exits] == [0, 2, 4, 6]
+        rows = {"target": drawn(9)} | {exit: drawn(seed) * (1 + seed) for seed, exit in enumerate(exits)}
+        scores = []
+        for i, z in enumerate(rows["target"].tolist()):
+            early = max((rows[exit][i].tolist() for exit in exits), key=lambda y: measure(softmax(z), softmax(y)))
+            scores.append([a - b for a, b in zip(logs(z), logs(early))])
+        check_contrasted(dola.mix(rows), rows["target"], scores, 0.1)
+
+
+class LeastDivergent(DoLa):
+    def _divergences(self, rows):
+        return -super()._divergences(rows)
+
+
+class LayerOfTheFirstRow(DoLa):
+    """Chooses one layer for a whole batch."""
+
+    def _divergences(self, rows):
+        return super()._divergences(rows)[:, :1].expand(-1, len(rows["target"]))
+
+
+class TheOtherDivergence(DoLa):
+    def _divergences(self, rows):
+        given = self.divergence
+        self.divergence = "Jensen-Shannon" if given == "mixture first" else "mixture first"
+        found = super()._divergences(rows)
+        self.divergence = given
+        return found
+
+
+class EveryLayer(DoLa):
+    def inner(self, depth, tied):
+        self.exits = [EarlyExit("target", layer, self.norm) for layer in range(depth // 2)]
+        return self.exits
+
+
+@pytest.mark.oracle("dola")
+def test_dola_subtracts_the_most_divergent_layer_row_by_row():
+    check_dola(DoLa)
+
+
+@pytest.mark.refuses("dola")
+@pytest.mark.parametrize("wrong", [LeastDivergent, LayerOfTheFirstRow, TheOtherDivergence, EveryLayer])
+def test_a_wrong_dola_is_refused(wrong):
+    refused(check_dola, wrong)

@@ -15,6 +15,7 @@ from tables import TableModel, write
 from toys import byte_tokenizer
 
 from playground import load
+from playground.algorithms.speculative.verification import Ruling, walk
 from playground.contract import Verifier, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT
@@ -23,12 +24,14 @@ from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
 from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
+from playground.engine.sampling import residual_distribution
 from playground.errors import Refusal
 from playground.events import Verdict
 from strategies.speculative.k_seq import optimal_transport as transport
 from support.draft_trees import P, Q, tokens_of_first_round
 from support.laws import AT_ONE, tables
 from support.speculation import first_drafts, speculative_lane
+from support.speculation_oracles import assert_refused, check_law
 
 # --- k-SEQ ---
 
@@ -206,3 +209,28 @@ def test_a_round_of_sixty_four_rows_has_at_most_two_milliseconds_of_overhead(mon
             costs.append((forward[1], thread_time() - start - forward[0]))
     large = [cost for rows, cost in costs[1:] if rows >= 60]
     assert len(large) > 5 and min(large) < here(0.002)
+
+
+class DividesByNothing(find("k_seq")):
+    """rho = 1 however many rows drafted, and the residual of a single one."""
+
+    def judge(self, lm, tree, rows):
+        def rule(node, children):
+            p, position, q = rows.distribution(node), rows.position(node), tree.q[children[0]]
+            for child in children:
+                token = tree.tokens[child]
+                if lm.flip(min(1.0, float(p[token] / q[token])), position)[0]:
+                    return Ruling(child)
+            return Ruling(None, lm.draw(residual_distribution(p, q), position, "redraw"))
+
+        return walk(lm, tree, rows, rule)
+
+
+@pytest.mark.oracle("k_seq")
+def test_k_seq_keeps_the_targets_distribution():
+    check_law(make("k_seq"), make("spectr", rows=2, length=2))
+
+
+@pytest.mark.refuses("k_seq")
+def test_k_seq_without_its_divisor_has_another_distribution():
+    assert_refused(check_law, DividesByNothing(), make("spectr", rows=2, length=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +14,14 @@ from registry import Collapse
 from runs import alone, figures, random_rows, recorded, written
 from tables import TableModel, prepared
 
-from playground.contract import make
+from playground.contract import Sampler, make
 from playground.contract.lane_config import LaneConfig
 from playground.decoding.prompt import Prompt
 from playground.decoding.stream import Piece
 from strategies.sampling.knn_lm import Datastore
+from support.contrast_oracles import KNNLM, WIDTH, Row, V, drawn, softmax
+from support.stored_texts import squared
+from support.wrong_variants import refused
 
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 PROMPT = [54, 71, 71, 9]
@@ -252,3 +256,74 @@ def test_neighbours_at_one_place_leave_a_distribution_where_most_stored_states_a
     sampler.store = Datastore(keys, list(range(11)), torch.arange(10))
     near = sampler.neighbours(torch.tensor([[1.0, 0.0]]), 11)
     assert bool(near.p.isfinite().all()) and float(near.p.sum()) == pytest.approx(1.0)
+
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]  # the text that is stored
+KEYS = drawn(7, len(IDS) - 1, WIDTH)
+
+
+def votes(state: Row, k: int, t: float) -> Row:
+    """Softmax of negative squared distances over the k nearest states, summed by the token that followed each."""
+    keys = KEYS.tolist()
+    usual = sorted(min(squared(key, other) for other in keys if other is not key) for key in keys)[(len(keys) - 1) // 2]
+    near = sorted((squared(state, key), place) for place, key in enumerate(keys))[:k]
+    weights = [math.exp(-distance / (t * usual)) for distance, _ in near]
+    return [sum(w for w, (_, at) in zip(weights, near) if IDS[at + 1] == v) / sum(weights) for v in range(V)]
+
+
+def check_knn_lm(cls: type[Sampler]) -> None:
+    """(1 - lam) p + lam p_kNN, as probabilities."""
+    rows = {"target": drawn(0), "hidden": drawn(8, size=WIDTH)}
+    for lam, k, t in ((0.25, 3, 1.0), (0.9, 1, 1.0), (0.5, 8, 5.0), (0.3, 1000, 2.0)):
+        knn = cls(lam=lam, k=k, t=t)
+        knn.store = Datastore(KEYS, IDS, torch.arange(len(IDS) - 1))
+        expected = []
+        for z, state in zip(rows["target"].tolist(), rows["hidden"].tolist()):
+            expected.append([(1 - lam) * p + lam * q for p, q in zip(softmax(z), votes(state, k, t))])
+        assert (knn.mix(rows).exp() - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-9
+
+
+class MixesLogits(KNNLM):
+    def mix(self, rows):
+        near = self.neighbours(rows["hidden"], V).p.clamp(min=1e-9).log()
+        return ((1 - self.lam) * rows["target"].log_softmax(-1) + self.lam * near).log_softmax(-1)
+
+
+class FurthestNeighbours(KNNLM):
+    def neighbours(self, states, vocabulary):
+        return super().neighbours(-states, vocabulary)
+
+
+class OneNeighbourMore(KNNLM):
+    def neighbours(self, states, vocabulary):
+        self.k += 1
+        return super().neighbours(states, vocabulary)
+
+
+class VotesForThePlaceItself(KNNLM):
+    """Takes the token at a position for the one that follows it."""
+
+    def neighbours(self, states, vocabulary):
+        object.__setattr__(self.store, "values", torch.tensor(self.store.ids)[self.store.places])
+        return super().neighbours(states, vocabulary)
+
+
+class DistancesNotSquared(KNNLM):
+    def neighbours(self, states, vocabulary):
+        near = super().neighbours(states, vocabulary)
+        weights = (-near.distances.sqrt() / (self.t * self.store.scale)).softmax(-1)
+        p = torch.zeros_like(near.p).scatter_add(1, self.store.values[near.at], weights)
+        return replace(near, p=p, weights=weights)
+
+
+@pytest.mark.oracle("knn_lm")
+def test_knn_lm_mixes_in_the_votes_of_the_nearest_neighbours():
+    check_knn_lm(KNNLM)
+
+
+@pytest.mark.refuses("knn_lm")
+@pytest.mark.parametrize(
+    "wrong", [MixesLogits, FurthestNeighbours, OneNeighbourMore, VotesForThePlaceItself, DistancesNotSquared]
+)
+def test_a_wrong_knn_lm_is_refused(wrong):
+    refused(check_knn_lm, wrong)

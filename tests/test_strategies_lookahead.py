@@ -1,285 +1,154 @@
-"""Decoding that tries several continuations: cautious next token prediction and contrastive search, against
-independent oracles.
-"""
+"""Lookahead decoding: its windows by hand, its text, and wrong variants against the same check."""
 from __future__ import annotations
 
-import math
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from random import Random
 
 import pytest
 import torch
-from pairs import network, pair
-from registry import Collapse
-from tables import Law, TableModel, Text, distance, law
+from drafting_runs import recording_rejections
+from tables import TableModel, watch, write
 
 from playground.contract import find, make
-from playground.contract.lane_config import LaneConfig
-from playground.engine.sampling import entropy
+from playground.contract.lane_config import assemble
+from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.limits import Limits
+from playground.decoding.rng import Draws
 from playground.errors import Refusal
-from playground.events import Forward
-from strategies.sampling.cntp import Continuation
-from support.lookahead_runs import contrastive, figures, run
+from support.speculation import collapses, speculative_lane
 
-GREEDY = LaneConfig("greedy")
-
-
-def cntp(**knobs) -> LaneConfig:
-    return LaneConfig("cntp", knobs)
+COLLAPSES = {"lookahead": collapses("lookahead", window=0, guesses=0)}
+lookahead = __import__(find("lookahead").__module__, fromlist=["Pool"])
 
 
-COLLAPSES = {
-    "cntp": [
-        Collapse(cntp(trials=1), LaneConfig("sample", {"temperature": 1.0, "top_p": 1.0})),
-        Collapse(cntp(temperature=0.0), GREEDY),
-        Collapse(cntp(low=2.0, high=6.0, temperature=0.5), LaneConfig("sample", {"temperature": 0.5, "top_p": 1.0})),
-    ],
-    "contrastive_search": [Collapse(contrastive(alpha=0.0), GREEDY), Collapse(contrastive(k=1), GREEDY)],
-}
+def test_a_pool_holds_the_latest_ngrams_of_each_token_the_latest_first():
+    pool = lookahead.NGramPool(2)
+    for following in [(1, 2), (3, 4), (1, 2), (5, 6)]:
+        pool.add(7, following)
+    assert pool.after(7) == [[5, 6], [1, 2]] and pool.after(8) == [] and len(pool) == 2
+    pool.read([1, 2, 3, 4], 2)
+    assert pool.after(1) == [[2, 3]] and pool.after(2) == [[3, 4]] and pool.after(3) == []
 
 
-# --- how many trials ---
-
-@pytest.mark.parametrize("formula, breaks", [
-    ("released", [(0.0, 1), (0.175, 1), (0.176, 2), (0.340, 2), (0.342, 3), (1.49, 9), (1.5, 10), (9.0, 10)]),
-    ("printed", [(0.0, 1), (0.307, 1), (0.309, 2), (0.456, 2), (0.458, 3), (1.49, 9), (1.501, 10), (9.0, 10)]),
-])
-def test_the_number_of_trials_grows_with_the_entropy(formula, breaks):
-    decoder = make("cntp", count=formula)
-    assert [(nats, decoder.number(nats)) for nats, _ in breaks] == breaks
-    counts = [decoder.number(i / 100) for i in range(300)]
-    assert counts == sorted(counts) and counts[0] == 1 and counts[-1] == 10
+STEP = [3, 0, 4, 7, 8, 2, 1, 5, 6]  # which letter follows each
 
 
-def test_empty_bounds_are_refused():
-    with pytest.raises(Refusal, match="choose a low below high"):
-        make("cntp", low=1.0, high=0.5)
+def stepping() -> TableModel:
+    """Its next letter depends on the last alone."""
+    return TableModel("abcdefghi", rule=lambda context: torch.eye(9, dtype=torch.float64)[STEP[context[-1]]] * 50)
 
 
-# --- the distribution of CNTP: two trials per branching, summed over all pairs ---
+class Askew(find("lookahead")):
+    """Moves its window without dropping what has moved to the end of the text."""
 
-Perplexity = Callable[[list[float]], float]
-
-
-def per_token(chances: list[float]) -> float:
-    return math.exp(-sum(map(math.log, chances)) / len(chances))
+    def _moved(self, said):
+        return [self._rows[1][:-1], *self._rows[2:], said]
 
 
-@dataclass
-class Cautious:
-    """A lane of two trials wherever entropy reaches `unsure` nats, computed by hand."""
-
-    model: TableModel
-    terminators: set[int]
-    t: float = 1.0
-    unsure: float = 1.0
-    perplexity: Perplexity = per_token
-    judged_at: float | None = None  # temperature of the probabilities that score a trial, if different
-    whole: bool = True  # False: only the first token of the winner is kept
-
-    def p(self, text: Text, t: float | None = None) -> list[float]:
-        return (self.model.scores(text) / (t or self.t)).softmax(-1).tolist()
-
-    def trials(self, text: Text, room: int) -> list[tuple[Text, float, float]]:
-        """Every trial with its probability and its perplexity."""
-        found, growing = [], [((), 1.0, [])]
-        while growing:
-            trial, weight, chances = growing.pop(0)
-            judged = self.p(text + trial, self.judged_at)
-            for token, chance in enumerate(self.p(text + trial)):
-                longer = ((*trial, token), weight * chance, [*chances, judged[token]])
-                ended = token in self.terminators | self.model.end_ids or len(longer[0]) == room
-                (found if ended else growing).append(longer)
-        return [(trial, weight, self.perplexity(chances)) for trial, weight, chances in found]
-
-    def steps(self, text: Text, room: int) -> list[tuple[Text, float]]:
-        """The possible next commits, with probabilities."""
-        row = self.p(text)
-        if float(entropy(torch.tensor(row, dtype=torch.float64).log()[None])) < self.unsure:
-            return [((token,), chance) for token, chance in enumerate(row)]
-        trials, won = self.trials(text, room), defaultdict(float)
-        for first, p, own in trials:
-            for second, q, other in trials:
-                won[first if own <= other else second] += p * q
-        return [(text if self.whole else text[:1], p) for text, p in won.items()]
-
-    def law(self, prompt: Text, length: int, so_far: Text = ()) -> Law:
-        if len(so_far) == length or so_far and so_far[-1] in self.model.end_ids:
-            return {so_far: 1.0}
-        found = defaultdict(float)
-        for step, p in self.steps((*prompt, *so_far), length - len(so_far)):
-            for text, q in self.law(prompt, length, (*so_far, *step)).items():
-                found[text] += p * q
-        return dict(found)
+def pooled(drafter, model: TableModel, length: int = 60) -> dict:
+    """All n-grams that were in the pool while a text was written."""
+    assembly, found = assemble(speculative_lane("lookahead", "greedy_match")), {}
+    assembly.decoder.drafter = drafter
+    for lane in watch(assembly, {"target": model}, [0, 5, 2, 2, 8], Limits(0, length), Draws(0)):
+        pool = getattr(lane.assembly.decoder.drafter, "_pool", None)
+        found |= {(token, *following): None for token, row in (pool.known if pool else {}).items() for following in row}
+    return found
 
 
-TWO = {"trials": 2, "low": 0.9, "high": 1.0, "terminators": "b"}  # the second trial comes at exactly 1 nat
-SEEDS = range(4)
+@pytest.mark.oracle("lookahead")
+@pytest.mark.parametrize("n, window", [(3, 2), (4, 5), (5, 7)])
+def test_every_n_gram_is_a_continuation_by_the_model(n, window):
+    found = pooled(find("lookahead")(n, window, 7, prompt=False), stepping())
+    assert found and all(len(gram) == n and all(STEP[a] == b for a, b in zip(gram, gram[1:])) for gram in found)
 
 
-def table(seed: int) -> TableModel:
-    return TableModel("abc", "c", seed=seed, spread=1.2)
+@pytest.mark.refuses("lookahead")
+def test_a_wrongly_shifted_window_is_detected():
+    found = pooled(Askew(4, 5, 7, prompt=False), stepping())
+    assert not all(STEP[a] == b for gram in found for a, b in zip(gram, gram[1:]))
 
 
-@cache
-def law_of_two(seed: int, t: float) -> Law:
-    return law(cntp(**TWO, temperature=t), {"target": table(seed)}, [0, 1], 3)
+def n_grams_by_scanning(text: list[int], n: int, most: int) -> list[tuple[int, ...]]:
+    """The continuations of the last token wherever it occurred with n - 1 tokens after it: distinct, the latest first.
+    """
+    followed = [tuple(text[place + 1:place + n]) for place in range(len(text) - n + 1) if text[place] == text[-1]]
+    return list(dict.fromkeys(reversed(followed)))[:most]
 
 
-@pytest.mark.oracle("cntp")
-@pytest.mark.parametrize("t", [1.0, 1.7])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_cntp_has_the_distribution_of_the_more_certain_of_two_trials(seed, t):
-    assert sum(law_of_two(seed, t).values()) == pytest.approx(1)
-    assert distance(law_of_two(seed, t), Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
+def check_lookahead(drafter: type) -> None:
+    """The first tree holds the n-grams of the prompt after its last token, without repeated prefixes."""
+    branches = 0
+    for seed in range(25):
+        chance, seen = Random(seed), []
+        prompt, n, most = [chance.randrange(3) for _ in range(18)], chance.randrange(3, 6), chance.randrange(1, 5)
+        assembly = assemble(speculative_lane("lookahead", "greedy_match"))
+        assembly.decoder.drafter, assembly.decoder.verifier = drafter(n, 0, most), recording_rejections(seen)
+        write(assembly, {"target": TableModel("abc")}, prompt, Limits(0, 9), Draws(0))
+        tree = seen[0][0]
+        paths = [gram[:end] for gram in n_grams_by_scanning(prompt, n, most) for end in range(1, n)]
+        assert [tuple(tree.prefix(node)) for node in range(len(tree))] == list(dict.fromkeys(paths))
+        branches += tree.parents.count(ROOT) > 1
+    assert branches > 5
 
 
-WRONG = {
-    "the sum of the log-probabilities in place of their mean": {
-        "perplexity": lambda chances: -sum(map(math.log, chances))
-    },
-    "the least sure trial": {"perplexity": lambda chances: -per_token(chances)},
-    "the perplexity of another distribution than was drawn from": {"judged_at": 1.0},
-    "only the first token of the winner kept": {"whole": False},
-    "two trials everywhere": {"unsure": 0.0},
-    "one trial everywhere": {"unsure": 9.0},
-    "trials that do not stop at a terminator": {"terminators": set()},
-}
+class TheOldestFirst(find("lookahead")):
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._pool.after = lambda token: [list(following) for following in self._pool.known.get(token, {})]
 
 
-@pytest.mark.refuses("cntp")
-@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
-def test_a_wrong_selection_of_trials_has_another_distribution(wrong):
-    setting = {"terminators": {1}, "t": 1.7} | wrong
-    assert (
-        max(distance(law_of_two(seed, 1.7), Cautious(table(seed), **setting).law((0, 1), 3)) for seed in SEEDS) > 1e-3
-    )
+class ForgetsTheLatest(find("lookahead")):
+    """A full pool takes no more n-grams."""
+
+    def _begin(self, lm):
+        super()._begin(lm)
+        text, self._pool.known = lm.tokens[:lm.prompt_length], {}
+        for place in range(len(text) - self.n + 1):
+            row = self._pool.known.setdefault(text[place], {})
+            if len(row) < self.guesses:
+                row[tuple(text[place + 1:place + self.n])] = None
 
 
-class SumOfTheTrial(Continuation):
-    @property
-    def perplexity(self):
-        return -sum(self.logps)
+class OneTokenShort(find("lookahead")):
+    def _begin(self, lm):
+        super()._begin(lm)
+        self._pool.known = {}
+        self._pool.read(lm.tokens[:lm.prompt_length], self.n - 2)
 
 
-class LeastSureTrial(Continuation):
-    @property
-    def perplexity(self):
-        return 1 / super().perplexity
+@pytest.mark.oracle("lookahead")
+def test_drafts_equal_the_n_grams_of_a_scan_of_the_prompt():
+    check_lookahead(find("lookahead"))
 
 
-def law_is_right(seed: int, t: float) -> None:
-    found = law_of_two.__wrapped__(seed, t)  # computed again with the change
-    assert distance(found, Cautious(table(seed), {1}, t).law((0, 1), 3)) < 1e-12
-
-
-def is_refused(seeds=SEEDS) -> None:
+@pytest.mark.refuses("lookahead")
+@pytest.mark.parametrize("wrong", [TheOldestFirst, ForgetsTheLatest, OneTokenShort], ids=lambda cls: cls.__name__)
+def test_a_wrong_n_gram_pool_is_detected(wrong):
     with pytest.raises(AssertionError):
-        for seed in seeds:
-            law_is_right(seed, 1.7)
+        check_lookahead(wrong)
 
 
-@pytest.mark.refuses("cntp")
-@pytest.mark.parametrize("wrong", [SumOfTheTrial, LeastSureTrial])
-def test_a_cntp_that_scores_trials_otherwise_is_refused(wrong, monkeypatch):
-    monkeypatch.setattr("strategies.sampling.cntp.Continuation", wrong)
-    is_refused()
+def test_once_the_pool_is_filled_a_forward_commits_a_whole_n_gram():
+    assembly, found = assemble(speculative_lane("lookahead", "greedy_match", n=5)), []
+    assembly.decoder.verifier = recording_rejections(found)
+    write(assembly, {"target": stepping()}, [0], Limits(0, 80), Draws(0))
+    lengths = [len(verdict.kept) + 1 for _, verdict in found]
+    assert max(lengths[:3]) < 5 <= min(lengths[-9:-1])
 
 
-@pytest.mark.refuses("cntp")
-@pytest.mark.parametrize(
-    "part, wrong", [("terminates", lambda self, piece: False), ("number", lambda self, entropy: 2)]
-)
-def test_a_cntp_that_does_not_stop_or_always_tries_is_refused(part, wrong, monkeypatch):
-    monkeypatch.setattr(find("cntp"), part, wrong)
-    is_refused()
+def test_a_window_takes_one_node_per_position_and_columns_continue_the_first_row():
+    drafter = find("lookahead")(4, 3, 0)
+    drafter._rows, drafter._nodes = [[1, 2], [3, 4, 5], [6, 7, 8]], {}
+    tree = TokenTree()
+    columns = [drafter._column(tree, column) for column in range(3)]
+    assert [tuple(tree.prefix(column[-1])) for column in columns] == [(3, 6), (1, 4, 7), (1, 2, 5, 8)]
+    assert [[tree.tokens[node] for node in column if node != ROOT] for column in columns] == [
+        [3, 6],
+        [1, 4, 7],
+        [2, 5, 8],
+    ]
+    assert len(tree) == 2 + 3 + 3, "the text's own end is in no tree"
 
 
-def test_of_two_trials_of_one_token_the_more_probable_wins():
-    p = [0.4, 0.3, 0.2, 0.1]
-    model = TableModel("abcd", rule=lambda context: torch.tensor(p, dtype=torch.float64).log())
-    found = law(cntp(trials=2, low=0.0, high=0.1, terminators="a b c d"), {"target": model}, [0], 1)
-    assert found == {(v,): pytest.approx(p[v] ** 2 + 2 * p[v] * sum(q for q in p if q < p[v])) for v in range(4)}
-
-
-# --- trials, their events and costs ---
-
-PIECES = {
-    ".": True,
-    ".\n": True,
-    ")": True,
-    " ),": True,
-    ". ": True,
-    "\n": True,
-    " \n  ": True,
-    "word": False,
-    " .x": False,
-    "": False,
-    "'": False,
-}
-
-
-def test_a_trial_ends_with_a_token_that_ends_in_punctuation():
-    decoder = make("cntp")
-    assert {piece: decoder.terminates(piece) for piece in PIECES} == PIECES
-
-
-@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
-def test_the_winner_has_the_lowest_perplexity_by_the_librarys_forward(architecture):
-    library, config = network(architecture), cntp(trials=3, low=0.5, high=2.5, temperature=2.0, longest=8)
-    lane, events = run(config, {"target": pair(architecture).target}, [54, 71, 9], 20)
-    bars, kept = (
-        figures(events, "perplexity of the trials"),
-        [data["spans"][0] for data in figures(events, "committed trials")],
-    )
-    assert len(bars) == len(kept) > 0 and all(min(data["values"]) == span[3] for data, span in zip(bars, kept))
-    ids = lane.tokens
-    with torch.inference_mode():
-        logp = (library(input_ids=torch.tensor([ids]), use_cache=False).logits[0] / 2.0).log_softmax(-1)
-    for first, end, label, perplexity in kept:
-        places = range(3 + first, 3 + end)
-        mean = sum(float(logp[i - 1, ids[i]]) for i in places) / len(places)
-        assert math.exp(-mean) == pytest.approx(perplexity, rel=1e-6) and label in ("best of 2", "best of 3")
-
-
-@pytest.mark.slow
-def test_all_trials_end_at_their_first_terminator():
-    _, events = run(
-        cntp(trials=6, low=0.0, high=0.1, terminators="b d"),
-        {"target": TableModel("abcde", spread=0.3)},
-        [0],
-        400,
-        seed=2,
-    )
-    texts = [text for data in figures(events, "perplexity of the trials")[:-6] for text in data["labels"]]
-    assert len(texts) > 60 and all(text[-1] in "bd" and not set(text[:-1]) & set("bd") for text in texts)
-
-
-def test_a_model_without_punctuation_does_not_hang():
-    _, events = run(
-        cntp(trials=3, low=0.0, high=0.1, longest=8, terminators="z"),
-        {"target": TableModel("abc", spread=0.2)},
-        [0],
-        40,
-    )
-    assert {len(text) for data in figures(events, "perplexity of the trials") for text in data["labels"]} == {8}
-
-
-def test_eight_trials_take_as_many_forwards_as_the_longest():
-    model = TableModel("abcde", spread=0.3)
-    _, events = run(cntp(trials=8, low=0.0, high=0.1, terminators="b"), {"target": model}, [0], 60, seed=1)
-    branchings = figures(events, "perplexity of the trials")
-    longest = [max(map(len, data["labels"])) for data in branchings]
-    kept = [data["spans"][0] for data in figures(events, "committed trials")]
-    assert all(len(data["labels"]) == 8 for data in branchings) and sum(end - first for first, end, *_ in kept) == 60
-    # the row a branching starts from is known, and the winner's last token is read by a forward of its own
-    assert model.forwards == sum(1 for event in events if isinstance(event, Forward)) == sum(longest)
-
-
-def test_tokens_of_discarded_trials_are_counted():
-    _, events = run(
-        cntp(trials=4, low=0.0, high=0.1, terminators="a b c d e"), {"target": TableModel("abcde", spread=0.3)}, [0], 10
-    )
-    assert [data["series"]["share"] for data in figures(events, "tokens discarded")] == [0.75] * 10
+def test_more_draft_tokens_than_a_tree_may_have_are_refused_in_one_sentence():
+    with pytest.raises(Refusal, match=r"^A round would have 420 draft tokens.*\.$"):
+        make("lookahead", n=8, window=30, guesses=30)

@@ -11,13 +11,15 @@ from runs import QUESTION, alone, figures, random_rows, recorded, rows, run, sam
 from tables import TableModel
 from torch import Tensor
 
-from playground.contract import Decoder, make
+from playground.contract import Decoder, Sampler, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
 from playground.events import Figure, Note
 from strategies.sampling.mirostat import zipf_exponent, zipf_size
+from support.repeating_texts import REMOVED, made
+from support.wrong_variants import refused
 
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 LN2 = math.log(2)
@@ -222,3 +224,85 @@ def test_a_sequence_forked_from_another_adapts_separately():
     expected = [2.0 - (-math.log2(p) - 1.0) for p in (0.9, 0.1)]
     assert [sampler.mu for (sampler,) in decoder.samplers] == pytest.approx(expected)
     assert [event.sequence for event in events if isinstance(event, Figure) and event.name == "surprise"] == [1, 2]
+
+
+Mirostat = find("mirostat")
+
+
+def surprises_of(row: list[float]) -> list[float]:
+    """Bits of each token of a row of scores."""
+    total = sum(map(math.exp, row))
+    return [-math.log2(math.exp(score) / total) if score > REMOVED else math.inf for score in row]
+
+
+def zipf_k(row: list[float], mu: float, ranks: int) -> int:
+    """The paper's k: s by least squares over neighbouring ranks, then k = (eps 2^mu / (1 - N^-eps)) ^ (1 / s)."""
+    p = sorted((math.exp(score) for score in row if score > REMOVED), reverse=True)
+    steps = [(math.log((i + 1) / i), math.log(p[i - 1] / p[i])) for i in range(1, min(ranks, len(p) - 1) + 1)]
+    s = sum(t * b for t, b in steps) / sum(t * t for t, _ in steps)
+    eps = s - 1
+    return max(1, min(round((eps * 2**mu / (1 - len(p) ** -eps)) ** (1 / s)), len(p)))
+
+
+def allowed_tokens(row: list[float], mu: float, version: str, ranks: int) -> set[int]:
+    order = sorted((v for v in range(len(row)) if row[v] > REMOVED), key=lambda v: -row[v])
+    if version == "1":
+        return set(order[: zipf_k(row, mu, ranks)])
+    return {v for v in order if surprises_of(row)[v] <= mu} | {order[0]}
+
+
+def check_mirostat(cls: type[Sampler]) -> None:
+    """Along a text: the tokens allowed at mu, and mu after each token, mu -= eta (surprise - tau) from 2 tau on."""
+    chance = torch.Generator().manual_seed(0)
+    for version, judged in (("1", "full"), ("2", "full"), ("2", "renormalised")):
+        sampler, mu = made(cls, version=version, tau=2.0, eta=0.4, surprise=judged, ranks=10), 4.0
+        for position in range(25):
+            scores = torch.randn(40, generator=chance, dtype=torch.float64) * 2
+            row = scores.masked_fill(torch.rand(40, generator=chance) < 0.2, REMOVED).tolist()
+            allowed = allowed_tokens(row, mu, version, 10)
+            found = sampler.apply(torch.tensor([row], dtype=torch.float64), [[]])[0]
+            assert {v for v in range(40) if found[v] > REMOVED} == allowed
+            token = sorted(allowed)[position % len(allowed)]
+            whole = row if judged == "full" else [score if v in allowed else REMOVED for v, score in enumerate(row)]
+            list(sampler.observe({"target": torch.tensor(row, dtype=torch.float64)}, token, position))
+            mu -= 0.4 * (surprises_of(whole)[token] - 2.0)
+            assert sampler.mu == pytest.approx(mu, abs=1e-9)
+
+
+class CutsInNats(Mirostat):
+    def kept(self, scores):
+        best = scores.argmax(-1, keepdim=True)
+        nats = (-scores.log_softmax(-1) <= self.mu).scatter(-1, best, True)
+        return nats if self.version == "2" else super().kept(scores)
+
+
+class StartsAtTheTarget(Mirostat):
+    def __post_init__(self):
+        super().__post_init__()
+        self.mu = self.tau
+
+
+class CorrectsTheWrongWay(Mirostat):
+    def observe(self, rows, token, position):
+        before = self.mu
+        yield from super().observe(rows, token, position)
+        self.mu = 2 * before - self.mu
+
+
+class ForgetsTheFullRow(Mirostat):
+    """Always takes the surprise under the truncated distribution."""
+
+    def observe(self, rows, token, position):
+        self.surprise = "renormalised"
+        return super().observe(rows, token, position)
+
+
+@pytest.mark.oracle("mirostat")
+def test_mirostat_equals_its_formulas_token_by_token():
+    check_mirostat(Mirostat)
+
+
+@pytest.mark.refuses("mirostat")
+@pytest.mark.parametrize("wrong", [CutsInNats, StartsAtTheTarget, CorrectsTheWrongWay, ForgetsTheFullRow])
+def test_a_wrong_mirostat_is_refused(wrong):
+    refused(check_mirostat, wrong)

@@ -9,7 +9,7 @@ import torch
 from tables import TableModel, write
 from torch import Tensor
 
-from playground.contract import find, make
+from playground.contract import Sampler, find, make
 from playground.contract.lane_config import assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
@@ -17,6 +17,8 @@ from playground.engine import sampling
 from playground.errors import Refusal
 from playground.events import Figure
 from support.penalties import alone, apply, notes, repeat, run, spans, texts
+from support.repeating_texts import REMOVED, V, applied, repeating, scores_for
+from support.wrong_variants import refused
 
 
 def worth(p: list[float], text: list[int], k: int, alpha: float, resistance: list[float]) -> dict[int, float]:
@@ -112,3 +114,57 @@ def test_the_prompt_counts_as_repeated_text():
     assert write(
         assemble(alone("no_repeat_ngram", n=2)), {"target": model}, [0, 0], Limits(max_new_tokens=1), Draws(0)
     ).tokens == [0, 0, 1]
+
+
+Momentum = find("momentum")
+RESISTANCE = [1.0, 3.0, 4.0, 5.0, 5.0]
+
+
+def longest_repeat(text: list[int], token: int) -> int:
+    """Tokens of the longest n-gram, of five at most, that a token would repeat, itself included; 0 where it is new."""
+    whole, ends = [*text, token], range(1, len(text) + 1)
+    return max((n for n in range(1, 6) if any(text[max(end - n, 0) : end] == whole[-n:] for end in ends)), default=0)
+
+
+def check_momentum(cls: type[Sampler]) -> None:
+    """Of the k most probable tokens the one of the largest p - alpha * resistance; no other can be sampled."""
+    for number, text in enumerate(repeating(200, letters=V)):
+        p = scores_for(number).softmax(-1).tolist()
+        best = sorted(range(V), key=lambda token: -p[token])[:3]
+        worth = {token: p[token] - 0.2 * [0.0, *RESISTANCE][longest_repeat(text, token)] for token in best}
+        found = applied(cls, text, scores_for(number), k=3, alpha=0.2)
+        assert {v for v in range(V) if found[v] > REMOVED} == set(best)
+        assert sorted(best, key=lambda token: -found[token]) == sorted(best, key=lambda token: -worth[token])
+        assert all(math.exp(found[v]) == pytest.approx(worth[v]) for v in best if worth[v] > 1e-3)
+
+
+class OneLengthTooEarly(Momentum):
+    def _costs(self, depths):
+        return super()._costs([min(depth + 1, len(RESISTANCE)) if depth else 0 for depth in depths])
+
+
+class NewTokensPayToo(Momentum):
+    def _costs(self, depths):
+        return self.resistances()[:1] * len(depths) if not any(depths) else super()._costs([d or 1 for d in depths])
+
+
+class ForgetsTheLastToken(Momentum):
+    def candidates(self, row, history):
+        return super().candidates(row, history[:-1])
+
+
+class OneCandidateMore(Momentum):
+    def candidates(self, row, history):
+        self.k = 4
+        return super().candidates(row, history)
+
+
+@pytest.mark.oracle("momentum")
+def test_momentum_penalises_each_candidate_by_the_repeat_it_would_complete():
+    check_momentum(Momentum)
+
+
+@pytest.mark.refuses("momentum")
+@pytest.mark.parametrize("wrong", [OneLengthTooEarly, NewTokensPayToo, ForgetsTheLastToken, OneCandidateMore])
+def test_a_wrong_momentum_is_refused(wrong):
+    refused(check_momentum, wrong)

@@ -3,19 +3,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pairs import pair
+from pairs import network, pair
 from registry import Collapse, corners, title
 from tables import Enumerating, TableModel, watch, write
 
+from playground.algorithms.speculative.speculative_loop import rounds
 from playground.algorithms.speculative.verification import Ruling, match, reject
-from playground.contract import find, make
-from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract import Verifier, find, make
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
@@ -24,6 +26,7 @@ from playground.decoding.rng import Draws
 from playground.decoding.session import prepare
 from playground.events import Draft, Verdict
 from playground.trace import metrics
+from support.speculation_oracles import NAMES, Recording, assert_refused
 
 GREEDY, MODEL = LaneConfig("greedy"), LaneConfig("greedy", {}, [("temperature", {"t": 1.0})])
 
@@ -189,7 +192,7 @@ def first_round(models: dict, depth: int, draws) -> list[int]:
 
 # --- events of a round ---
 
-def rounds(config: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
+def recorded_rounds(config: LaneConfig, models: Models, length: int = 24, seed: int = 0) -> list[tuple[Draft, Verdict]]:
     session = prepare(models, [config], Prompt("The green bird"), Limits(seed, length))
     events = [stamped.event for stamped in session]
     return list(zip([e for e in events if isinstance(e, Draft)], [e for e in events if isinstance(e, Verdict)]))
@@ -197,7 +200,7 @@ def rounds(config: LaneConfig, models: Models, length: int = 24, seed: int = 0) 
 
 @pytest.mark.parametrize("verifier", ["rejection", "sample_match"])
 def test_acceptance_tests_are_reported_in_order(verifier):
-    for draft, verdict in rounds(speculative_lane("draft_model", verifier, *MODEL.extras, width=3), pair()):
+    for draft, verdict in recorded_rounds(speculative_lane("draft_model", verifier, *MODEL.extras, width=3), pair()):
         assert [test.node for test in verdict.tests if test.kept] == verdict.kept
         for test in verdict.tests:
             assert 0 <= test.p <= 1 and 0 < test.q <= 1
@@ -215,7 +218,7 @@ def depth_of(draft: Draft, verdict: Verdict) -> int:
 def test_a_resampled_token_reports_its_distribution():
     refused = [
         verdict
-        for _, verdict in rounds(speculative_lane("draft_model", "rejection", *MODEL.extras), pair())
+        for _, verdict in recorded_rounds(speculative_lane("draft_model", "rejection", *MODEL.extras), pair())
         if verdict.origin == "redraw"
     ]
     assert refused
@@ -235,7 +238,7 @@ def test_a_resampled_token_reports_its_distribution():
 )
 def test_a_draft_that_is_the_target_has_every_draft_token_accepted(config):
     models = pair()
-    for draft, verdict in rounds(config, Models(models.target, models.target)):
+    for draft, verdict in recorded_rounds(config, Models(models.target, models.target)):
         assert verdict.origin == "bonus" and len(verdict.kept) == max(map(len, paths(draft)))
 
 
@@ -247,7 +250,7 @@ def paths(draft: Draft) -> list[list[int]]:
 def test_no_draft_exceeds_the_remaining_length():
     for depth, width in product((1, 3, 16), (1, 2)):
         written = 0
-        for draft, verdict in rounds(
+        for draft, verdict in recorded_rounds(
             speculative_lane("draft_model", "rejection", *MODEL.extras, depth=depth, width=width), pair(), length=9
         ):
             assert max(map(len, paths(draft))) <= 9 - written - 1
@@ -364,3 +367,77 @@ def test_a_text_without_repetition_takes_one_forward_per_token():
     )
     write(assemble(speculative_lane("prompt_lookup")), {"target": counter}, [0], Limits(0, 20), Draws(0))
     assert counter.forwards == 20
+
+
+LONG = [54, 71, 71, 54, 9, 71, 71, 200, 13, 54, 80]
+
+
+@cache
+def library_assisted(length: int, depth: int) -> tuple[list[int], int]:
+    """Text that transformers writes with an assistant model, and the passes of the target it takes."""
+    target, draft = network("llama"), network("llama")
+    draft.load_state_dict(pair().draft.network.state_dict())
+    for model in (target, draft):
+        model.generation_config.eos_token_id = None
+    draft.generation_config.num_assistant_tokens = depth
+    draft.generation_config.num_assistant_tokens_schedule = "constant"
+    draft.generation_config.assistant_confidence_threshold = 0.0
+    passes = []
+    target.register_forward_hook(lambda *call: passes.append(1))
+    ids = torch.tensor([LONG])
+    ids = target.generate(ids, attention_mask=torch.ones_like(ids), assistant_model=draft, max_new_tokens=length,
+                          do_sample=False)
+    return ids[0].tolist(), len(passes)
+
+
+def check_assisted(decoder: type) -> None:
+    """The prompt has a pass of its own here; the library reads it together with the first draft tokens."""
+    expected, passes = library_assisted(40, 4)
+    seen = Recording(make("rejection"))
+    assembly = Assembly(decoder(drafter=make("draft_model", depth=4), verifier=seen))
+    lane = write(assembly, {"target": pair().target, "draft": pair().draft}, LONG, Limits(0, 40), Draws(0))
+    assert lane.tokens == expected and len(seen.rounds) == passes
+
+
+class BelievesTheDraft(Verifier):
+    """Accepts all draft tokens of a chain and takes the target's token after them."""
+
+    def __init__(self, recorded: Verifier):
+        self.recorded = recorded
+
+    def judge(self, lm, tree, rows):
+        self.recorded.judge(lm, tree, rows)
+        return Verdict(kept=list(range(len(tree))), token=rows.best(len(tree) - 1))
+
+
+class AcceptsOneAtMost(Verifier):
+    """The text is right, but every round discards accepted tokens."""
+
+    def __init__(self, recorded: Verifier):
+        self.recorded = recorded
+
+    def judge(self, lm, tree, rows):
+        verdict = self.recorded.judge(lm, tree, rows)
+        return Verdict(kept=verdict.kept[:1], token=rows.best(verdict.kept[0])) if verdict.kept[1:] else verdict
+
+
+class WithoutVerification(find("speculative")):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, BelievesTheDraft(self.verifier))
+
+
+class Wasteful(find("speculative")):
+    def decode(self, lm):
+        yield from rounds(lm, self.drafter, AcceptsOneAtMost(self.verifier))
+
+
+@pytest.mark.slow
+@pytest.mark.oracle("speculative")
+def test_speculation_writes_the_librarys_text_in_as_many_forwards():
+    check_assisted(find("speculative"))
+
+
+@pytest.mark.refuses("speculative")
+@pytest.mark.parametrize("wrong", [WithoutVerification, Wasteful], ids=NAMES)
+def test_a_wrong_round_differs_from_the_library_in_text_or_forwards(wrong):
+    assert_refused(check_assisted, wrong)

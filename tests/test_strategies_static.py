@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from statistics import median
 from time import perf_counter
 
 import pytest
 import torch
+from runs import run
 from tables import TableModel, write
 
-from playground.contract.lane_config import LaneConfig, assemble
+from playground.contract import Decoder, find
+from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal
@@ -186,3 +189,70 @@ def test_items_that_cannot_be_searched_are_refused(items, length, says):
         write(
             assemble(LaneConfig("static", {"items": items})), {"target": table(0)}, [0, 1], Limits(0, length), Draws(0)
         )
+
+
+Static = find("static")
+ALPHABET = "abcd!"  # the last ends a text
+ITEMS = ["a", "ab", "abc", "bca", "bd", "cab", "dd", "dcba"]
+
+
+def item_logp(model: TableModel, text: str) -> float:
+    ids = [ALPHABET.index(letter) for letter in text]
+    return sum(float(model.scores((0, 1, *ids[:i])).log_softmax(-1)[token]) for i, token in enumerate(ids))
+
+
+def best_item(model: TableModel, beams: int) -> str:
+    """Beam search over strings: prefixes of items grow, and complete items stay among the candidates."""
+    pool = [""]
+    while any(not text.endswith("!") for text in pool):
+        grown = {f"{item}!"[: len(text) + 1] for text in pool for item in ITEMS if f"{item}!".startswith(text)}
+        pool = sorted(grown, key=lambda text: -item_logp(model, text))[:beams]
+    return pool[0][:-1]
+
+
+def check_static(cls: type[Decoder]) -> None:
+    for seed, beams in product(range(8), (1, 2, 4)):
+        model = TableModel(ALPHABET, "!", seed)
+        lane, _ = run(Assembly(cls("|".join(ITEMS), beams)), {"target": model}, [0, 1], 12)
+        assert lane.text == best_item(model, beams)
+
+
+class TheShortestItem(Static):
+    """Returns the first item that was complete."""
+
+    def _chosen(self, lm, done):
+        return super()._chosen(lm, sorted(done, key=lambda beam: beam.leaf.generated))
+
+
+class OneBeamMore(Static):
+    def _trie(self, lm, device):
+        self.beams += 1
+        return super()._trie(lm, device)
+
+
+class ForgetsTheBeginning(Static):
+    def _candidates(self, trie, rows, live, depth):
+        for beam in live:
+            beam.score = 0.0
+        return super()._candidates(trie, rows, live, depth)
+
+
+class RenormalisesTheLegal(Static):
+    """Renormalises log-probabilities over the allowed tokens, which favours prefixes without alternatives."""
+
+    def _candidates(self, trie: CsrTrie, rows, live, depth):
+        sums, tokens, states = super()._candidates(trie, rows, live, depth)
+        before = torch.tensor([[beam.score] for beam in live], dtype=sums.dtype)
+        return before + (sums - before).log_softmax(-1), tokens, states
+
+
+@pytest.mark.oracle("static")
+def test_static_finds_what_an_exhaustive_search_over_strings_finds():
+    check_static(Static)
+
+
+@pytest.mark.refuses("static")
+@pytest.mark.parametrize("wrong", [TheShortestItem, OneBeamMore, ForgetsTheBeginning, RenormalisesTheLegal])
+def test_a_wrong_static_is_refused(wrong):
+    with pytest.raises(AssertionError):
+        check_static(wrong)

@@ -139,3 +139,12 @@ class Wrong(Drafter):
         for _ in range(min(budget, 3)):
             tree.add((rows.best() + 1) % lm.vocabulary, len(tree) - 1)
         return tree
+
+
+def uneven(layers: int, length: int, seed: int = 0) -> torch.Tensor:
+    """Attention scores of layers with increasingly concentrated attention, [layers, length]."""
+    votes = torch.rand(layers, length, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return votes ** torch.arange(1, layers + 1)[:, None]
+
+
+BY_HAND = ("llama", "qwen3", "gpt_neox", "gpt2")

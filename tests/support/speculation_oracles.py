@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 
 import pytest
-from tables import TableModel
+from tables import TableModel, distance, law, product_law
 
 from playground.contract import Drafter, Verifier, make
 from playground.contract.lane_config import Assembly
@@ -51,3 +51,13 @@ class Recording(Verifier):
 def argmax(model: TableModel, text: list[int]) -> int:
     scores = model.scores(tuple(text)).tolist()
     return scores.index(max(scores))
+
+
+PROMPT = [0, 1, 0]
+CHAIN, SIBLINGS = make("draft_model", depth=2), make("draft_model", depth=1, width=2)
+
+
+def check_law(verifier: Verifier, drafter: Drafter) -> None:
+    models = tables()
+    found = law(speculation(drafter, verifier, AT_ONE), models, PROMPT, 2)
+    assert distance(found, product_law(models["target"], PROMPT, 2)) < EXACT

@@ -4,7 +4,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -41,11 +40,6 @@ def agrees(cls: type[Sampler], knob: str, theirs: Callable, values: list, rows: 
         assert torch.equal(applied(cls, rows, **{knob: value}), theirs(value)(None, rows)), value
 
 
-def refused(check: Callable, wrong: type[Sampler]) -> None:
-    with pytest.raises(AssertionError):
-        check(wrong)
-
-
 def removing(gone: Callable[[Sampler, Tensor, Tensor], Tensor]) -> Callable:
     """An `apply` that removes the tokens where gone(sampler, scores [n, V], probabilities [n, V]) is true."""
     return lambda self, scores, histories: scores.masked_fill(gone(self, scores, scores.softmax(-1)), REMOVED)
@@ -56,3 +50,7 @@ def below_the_crossing(self: Sampler, scores: Tensor, p: Tensor) -> Tensor:
     out = ordered.cumsum(-1) > self.p
     out[..., 0] = False
     return out.scatter(-1, order, out) & (self.p < 1)
+
+
+def entropies(p: Tensor) -> Tensor:
+    return torch.special.entr(p).sum(-1, keepdim=True)

@@ -1,0 +1,41 @@
+"""Languages that a constraint allows, found by trying all texts."""
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+
+import pytest
+from toys import byte_tokenizer
+
+from playground.contract import Constraint
+from playground.grammar.matcher import GrammarEngine
+
+TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
+END = TOKENIZER.eos_token_id
+MOST = 400  # texts: the languages here are smaller
+
+
+@pytest.fixture(scope="module")
+def byte_engine() -> GrammarEngine:
+    return GrammarEngine(TOKENIZER, len(TOKENIZER), [END])
+
+
+def language(engine: GrammarEngine, constraint: Constraint) -> set[str]:
+    """Every text that can be written under a constraint, by following each token its masks allow."""
+    grammar, found, beginnings = engine.compile(*constraint.grammar()), set(), [[]]
+    while beginnings:
+        beginning = beginnings.pop()
+        matcher = grammar.matcher()
+        assert all(matcher.advance(token) for token in beginning), "a token of the mask is refused"
+        if matcher.accepting:
+            found.add(TOKENIZER.decode(beginning))
+        assert len(found) <= MOST, "the language is larger than it should be"
+        legal = [] if matcher.stopped else matcher.mask().nonzero()[:, 0].tolist()
+        beginnings += [[*beginning, token] for token in legal if token != END]
+    return found
+
+
+def spelled(letters: str, longest: int) -> Iterable[str]:
+    """All texts of these letters."""
+    for length in range(longest + 1):
+        yield from map("".join, product(letters, repeat=length))
