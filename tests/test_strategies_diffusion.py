@@ -488,7 +488,7 @@ def test_strategies_without_meaning_on_a_canvas_are_refused():
     assert "does not work with a sampler" in refused(extras=[("top_p", {})])
     assert "judges a text from its beginning" in refused(extras=[("regex", {"pattern": "a"})])
     assert "does not work with a cache policy" in refused(extras=[("sink_window", {})])
-    assert "no slot for a drafter" in refused(extras=[("prompt_lookup", {})])
+    assert "no slot for Prompt lookup, a drafter" in refused(extras=[("prompt_lookup", {})])
 
 
 def test_an_autoregressive_model_is_refused_for_a_canvas_and_the_oracle_for_plain_decoding():
