@@ -26,7 +26,7 @@ def waiting():
 
 
 def turn(listener: Listener) -> list[str]:
-    """The addresses accepted in one turn: asyncio accepts until it is told that nothing waits."""
+    """The addresses accepted in one turn: asyncio accepts until nothing waits."""
     addresses = []
     with ExitStack() as held:
         try:
