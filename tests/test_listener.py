@@ -18,7 +18,7 @@ RUBBISH = b"rubbish\r\n\r\n"
 @pytest.fixture
 def waiting():
     """A listening socket for which 3 FEW connections wait, every other one of 127.0.0.66."""
-    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as held:
+    with socket.create_server(("127.0.0.1", 0), backlog=4 * FEW) as listening, ExitStack() as held:
         listening.setblocking(False)
         for number in range(3 * FEW):
             held.enter_context(connect(listening.getsockname()[1], f"127.0.0.{66 + number % 2}"))

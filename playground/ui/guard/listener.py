@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-FEW = 8  # connections that are accepted or closed in one turn of the event loop
+FEW = 64  # connections that are accepted or closed in one turn of the event loop
 
 
 class Listener(socket.socket):

@@ -22,7 +22,7 @@ class LoopTimeLimits:
 
     ahead: float = 0.5
     whole: float = 0.2
-    least: float = 0.02
+    least: float = 0.1
 
 
 class LoopTime:
