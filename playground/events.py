@@ -50,7 +50,7 @@ class Candidate(NamedTuple):
 
 
 class Test(NamedTuple):
-    """The test of one draft token: accepted if draw < the verifier's acceptance probability.
+    """The test of one draft token: accepted if draw < min(1, p / q), or `chance` where the verifier has another rule.
 
     Where tokens are drawn without replacement, q is that without the rejected siblings; `Draft.q` holds the
     probabilities that the tokens were drawn with.
@@ -59,9 +59,10 @@ class Test(NamedTuple):
     node: int
     p: float  # probability under the target, or in the residual
     q: float  # probability under the drafter, as it enters the test
-    draw: float | None  # uniform number; None for a deterministic test
+    draw: float | None  # uniform number; None if nothing was drawn
     kept: bool  # accepted
     residual: bool = False  # p is the probability in the residual, which replaces the target after a rejected sibling
+    chance: float | None = None  # probability of acceptance, given the tests before, where it is not min(1, p / q)
 
 
 @dataclass(slots=True)
@@ -146,7 +147,7 @@ class Verdict(Event):
     token: int = -1  # the token that follows the accepted path; -1 for none
     piece: str = ""
     origin: Origin = "bonus"  # bonus: nothing was rejected; redraw: it replaces a rejected draft token
-    leftover: list[Candidate] = field(default_factory=list)  # the residual distribution that a redraw was sampled from
+    leftover: list[Candidate] = field(default_factory=list)  # what a redraw was drawn from; itself if nothing was drawn
     sequence: int = 0
 
 

@@ -3,7 +3,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from playground.algorithms.speculative.verification import is_over
+from playground.algorithms.speculative.verification import Ruling, is_over, leftover, match, walk
 from playground.contract import Lane, Verifier
 from playground.contract.token_tree import ROOT
 from playground.engine.sampling import one_hot, residual_distribution
@@ -40,31 +40,36 @@ class BlockVerification(Verifier):
     exact_for = ("independent", "deterministic")
 
     def judge(self, lm: Lane, tree, rows):
+        if not lm.chain.draws:
+            return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children[:1], tree))
         block = first_branch(lm, tree, rows)
         worth = self.worth(block)
         accepted, numbers = self._accepted(lm, rows, tree, block, worth)
         cases = zip(block.nodes, block.tokens, block.p, block.q, numbers)
         verdict = Verdict(kept=block.nodes[:accepted], tests=[
-            Test(node, float(p[token]), float(q[token]), u, i < accepted)
-            for i, (node, token, p, q, u) in enumerate(cases)
+            Test(node, float(p[token]), float(q[token]), u, i < accepted, chance=chance)
+            for i, (node, token, p, q, (chance, u)) in enumerate(cases)
             if i <= accepted  # tokens after a rejected one are not tested
         ])
         last = block.nodes[accepted - 1] if accepted else ROOT
         if accepted < len(block):
             rest = self.residual(block, worth, accepted)
             verdict.token, verdict.origin = lm.draw(rest, rows.position(last), "redraw"), "redraw"
+            verdict.leftover = leftover(lm, Ruling(None, verdict.token, residual=rest))
         elif not rows.unread(last) and not is_over(lm, tree, rows, last):
             verdict.token, verdict.origin = lm.pick(rows, last).token, "bonus" if len(tree) else "sampled"
         return verdict
 
-    def _accepted(self, lm: Lane, rows, tree, block, worth) -> tuple[int, list[float | None]]:
-        """How many tokens are accepted, and the uniform number of each test. The last success counts, so tests start at
-        the end of the block.
+    def _accepted(self, lm: Lane, rows, tree, block, worth) -> tuple[int, list[tuple[float | None, float | None]]]:
+        """How many tokens are accepted, and the chance and the uniform number of each test. The last success counts, so
+        tests start at the end of the block, and those before it are not needed.
         """
-        numbers: list[float | None] = [None] * len(block)
+        numbers: list[tuple[float | None, float | None]] = [(None, None)] * len(block)
         for i in range(len(block), 0, -1):
             position = rows.position(tree.parents[block.nodes[i - 1]])
-            success, numbers[i - 1] = lm.flip(self.chance(block, worth, i), position)
+            chance = self.chance(block, worth, i)
+            success, u = lm.flip(chance, position)
+            numbers[i - 1] = chance, u
             if success:
                 return i, numbers
         return 0, numbers

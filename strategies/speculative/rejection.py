@@ -1,6 +1,6 @@
 """The exact rejection rule."""
 from playground.algorithms.speculative.foreseen_verdict import foresee
-from playground.algorithms.speculative.verification import reject, walk
+from playground.algorithms.speculative.verification import match, reject, walk
 from playground.contract import Lane, Verifier
 
 
@@ -18,6 +18,8 @@ class Rejection(Verifier):
     exact_for = ("independent", "without_replacement", "deterministic")
 
     def judge(self, lm: Lane, tree, rows):
+        if not lm.chain.draws:
+            return walk(lm, tree, rows, lambda node, children: match(rows.best(node), children, tree))
         seen = foresee(lm, tree, rows)
 
         def rule(node, children):

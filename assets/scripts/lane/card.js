@@ -4,7 +4,7 @@ import { composedBetween, piecesAround } from "../components/composed.js";
 import { boxOf, button, el, zoomOf } from "../components/elements.js";
 import { count, fixed, isNumber, percent } from "../components/numbers.js";
 import { writePiece } from "../components/pieces.js";
-import { nameOf } from "../run/headers.js";
+import { nameOf, sayForced } from "../run/headers.js";
 import { isCertain, TEST_NUMBERS, testNumbers } from "../run/round.js";
 import { COLOURS, ORIGINS } from "./colour.js";
 import { bars, leftoverPart, reasonOf } from "./probabilities.js";
@@ -98,7 +98,7 @@ export class Card {
   instead(state, token) {
     const { reported } = state.sequence(token.sequence);
     if (reported.has(token.position)) return [reportedPart(reported.get(token.position))];
-    return [el("p", "aside", whyNoRow(token, state.canvas.filled.get(token.position)))];
+    return [el("p", "aside", whyNoRow(state.record.header, token, state.canvas.filled.get(token.position)))];
   }
 
   /** What can be asked of the model at a token. */
@@ -212,9 +212,9 @@ function rivals(step, most) {
   return step.top.filter(([id], rank) => rank < most || id === step.chosen);
 }
 
-function whyNoRow(token, fill) {
+function whyNoRow(header, token, fill) {
   if (fill) return `Filled at ${sayFill(fill)}.`;
-  if (token.origin === "forced") return "The grammar allowed only this token, so no forward was needed.";
+  if (token.origin === "forced") return `It ${sayForced(header, token.position)}`;
   return "No probabilities were recorded for this token.";
 }
 
@@ -251,20 +251,30 @@ function draftPart(token, step) {
   if (node !== null) {
     const test = round.tests.get(node);
     part.append(el("p", "", `Drafted by ${nameOf(round.draft.source)} in round ${round.draft.round + 1}.`));
-    if (test && isCertain(test)) part.append(el("p", "aside", `It is the target's own choice. The drafter gave it q = ${fixed(test.q, 3)}.`));
-    else if (test) part.append(testLine(test));
-    else part.append(el("p", "aside", `The drafter gave it q = ${fixed(round.draft.q[node], 3)}.`));
+    if (test && !isCertain(test)) part.append(testLine(test), ...afterRejection(test));
+    else part.append(el("p", "aside", [test && "It is the target's own choice.", sayOffer(round.draft, node)].filter(Boolean).join(" ")));
     return part;
   }
   if (token.origin === "redraw") {
     const rejected = round.rejectedNodes();
-    if (rejected.length && round.replacedBy !== "residual") part.append(choiceLine(token, step, rejected));
-    else part.append(el("p", "", rejected.length ? "Resampled because the target rejected:" : "Sampled by the target."));
-    if (round.replacedBy === "residual") for (const other of rejected) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
+    const isResampled = round.replacedBy === "residual";
+    if (!rejected.length) part.append(el("p", "", "The target's own token."));
+    else part.append(isResampled ? el("p", "", "Resampled because the target rejected:") : choiceLine(token, step, rejected));
+    if (isResampled) for (const other of rejected) part.append(testLine(round.tests.get(other), round.draft.pieces[other]));
   } else if (token.origin === "bonus") {
     part.append(el("p", "", `Every draft token on the path of round ${round.draft.round + 1} was accepted; this is the bonus token.`));
   }
   return part;
+}
+
+/** What the drafter said of a token; nothing where it drafts without probabilities, as by lookup. */
+function sayOffer({ drawn, q }, node) {
+  return drawn === "deterministic" && q[node] === 1 ? "" : `The drafter gave it q = ${fixed(q[node], 3)}.`;
+}
+
+/** A token that its own test rejected stands all the same where it was drawn in place of the rejected ones. */
+function afterRejection({ kept }) {
+  return kept ? [] : [el("p", "aside", "Its test rejected it. Then it was drawn from the residual, and stands.")];
 }
 
 /** "The target chose first (26 %); the draft said smallest (8 %)", with the target's own probabilities. */

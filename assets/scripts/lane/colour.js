@@ -10,7 +10,7 @@ export const ORIGINS = {
   sampled: { label: "chosen", help: "Chosen from the target's distribution." },
   draft: { label: "accepted draft token", help: "Proposed by the drafter and accepted by the target." },
   forced: { label: "forced", help: "The only token the grammar allowed, the start of a fork, or a text that is only scored." },
-  redraw: { label: "replaced", help: "Replaces a rejected draft token: the target's own choice, or a sample from what the rejected tokens leave of its distribution." },
+  redraw: { label: "replaced", help: "Replaces a rejected draft token: the target's own choice, or, where tokens are drawn, a sample of its distribution or of what the rejected tokens leave of it." },
   bonus: { label: "bonus", help: "One more token from the target after all draft tokens were accepted." },
 };
 
@@ -24,7 +24,7 @@ export const COLOURS = {
   final: {
     label: "entropy after processors",
     ends: ["0", "1.5", "6 nats or more"],
-    help: "Entropy of the distribution the token was sampled from, after masks and processors, in nats.",
+    help: "Entropy of the distribution the token was chosen from, after masks and processors, in nats.",
     level: (token, step) => (step ? LEVELS * Math.sqrt(Math.min(1, step.final_entropy / 6)) : null),
   },
   probability: {

@@ -65,3 +65,9 @@ export function nameOf(strategy) {
 export function hasPart(header, ...kinds) {
   return header.parts.some((part) => kinds.includes(part.kind));
 }
+
+/** What a forced token was, where nothing was chosen. */
+export function sayForced({ forced, strategy }, position) {
+  if (position >= forced.length) return "was the only token the grammar allowed: no forward was needed.";
+  return strategy === SCORE ? "was given: this text is only scored." : "was given: the text begins with it.";
+}

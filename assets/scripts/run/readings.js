@@ -119,9 +119,9 @@ function forkTests(state) {
 }
 
 /** The test of one draft token in words: its numbers, and why it was accepted or rejected. */
-function testWords({ piece, p, residual, q, among, draw, kept }) {
+function testWords({ piece, p, residual, q, among, chance, draw, kept }) {
   const [ours, theirs] = [p === null ? `r = ${fixed(residual, 3)}` : `p = ${fixed(p, 3)}`, among === null ? `q = ${fixed(q, 3)}` : `q′ = ${fixed(among, 3)}`];
-  const bound = Math.min(1, (p ?? residual) / (among ?? q));
+  const bound = chance ?? Math.min(1, (p ?? residual) / (among ?? q));
   const test = isNumber(draw) ? `, u = ${fixed(draw, 3)} is ${kept ? "below" : "not below"} ${fixed(bound, 3)}` : "";
   return `“${pieceLabel(piece)}”: ${ours}, ${theirs}${test}, ${kept ? "accepted" : "rejected"}`;
 }

@@ -1,5 +1,7 @@
 // A round of speculative decoding: its draft, the tests of its nodes, and what was committed.
 
+const ROUNDING = 1e-6; // of a probability of 1
+
 /** One speculative round: the draft and, once known, the verdict. */
 export class Round {
   constructor(draft, number) {
@@ -21,10 +23,10 @@ export class Round {
 
   /** One test: `q` as the token was drawn, and `among` as it entered the test if that differs. A test after a rejected sibling may
       compare with the residual instead of the target: then `p` is null and `residual` the probability in it. */
-  readTest([node, p, q, draw, kept, isResidual = false], order) {
+  readTest([node, p, q, draw, kept, isResidual = false, chance = null], order) {
     const asDrawn = this.draft.q[node] ?? q;
     return {
-      node, order, draw, kept, q: asDrawn, among: Math.abs(asDrawn - q) > 1e-6 ? q : null,
+      node, order, draw, kept, chance, q: asDrawn, among: Math.abs(asDrawn - q) > 1e-6 ? q : null,
       p: isResidual ? null : p, residual: isResidual ? p : null,
     };
   }
@@ -61,12 +63,19 @@ export class Round {
     return path;
   }
 
-  /** Where a replaced token comes from: "choice" (the target's most probable token: nothing was drawn), "sample" (of the target's
+  /** Where a replaced token comes from: "choice" (no other token was possible: nothing was drawn), "sample" (of the target's
       distribution), "residual" (a sample of what the rejected tokens leave of it). */
   get replacedBy() {
     const tests = [...this.tests.values()];
-    if (!tests.length || tests.some(({ draw }) => draw !== null)) return "residual";
-    return tests.every(isCertain) ? "choice" : "sample";
+    if (this.isChoice(tests)) return "choice";
+    return !tests.length || tests.some(({ draw }) => draw !== null) ? "residual" : "sample";
+  }
+
+  /** The token was certain and so were the tests; earlier versions recorded the numbers that greedy lanes drew for them, too. */
+  isChoice(tests) {
+    const [first, ...others] = this.verdict.leftover;
+    if (first) return !others.length && first[3] > 1 - ROUNDING && tests.every(({ draw, p, residual }) => draw === null || [0, 1].includes(p ?? residual));
+    return tests.length > 0 && tests.every(isCertain);
   }
 
   rejectedNodes() {
@@ -85,11 +94,11 @@ export function isCertain({ draw, p }) {
   return draw === null && (p === 0 || p === 1);
 }
 
-export const TEST_NUMBERS = { p: "p", r: "residual", q: "q", "q′": "q without the rejected siblings", u: "draw" };
+export const TEST_NUMBERS = { p: "p", r: "residual", q: "q", "q′": "q without the rejected siblings", a: "acceptance probability", u: "draw" };
 
 /** The numbers of a test, [symbol, value]. The residual and the renormalised q have symbols of their own: p and q keep their meaning. */
 export function testNumbers(test) {
-  const { p, residual, q, among, draw } = test;
-  const numbers = [["p", isCertain(test) ? null : p], ["r", residual], ["q", q], ["q′", among], ["u", draw]];
+  const { p, residual, q, among, chance, draw } = test;
+  const numbers = [["p", isCertain(test) ? null : p], ["r", residual], ["q", q], ["q′", among], ["a", chance], ["u", draw]];
   return numbers.filter(([, value]) => value !== null);
 }

@@ -6,6 +6,7 @@ import { button, el, setText } from "../components/elements.js";
 import { count, isNumber, percent } from "../components/numbers.js";
 import { pieceLabel, SPECIAL, writePiece } from "../components/pieces.js";
 import { bars, reasonOf } from "../lane/probabilities.js";
+import { sayForced } from "../run/headers.js";
 import { Panel } from "./panel.js";
 
 const SHOWN_CANDIDATES = 6;
@@ -118,11 +119,12 @@ export function sayMoment(card, app) {
   const token = tokens[at];
   if (state.canvas.size) return sayFilled(state.canvas);
   if (!token) return "Every token of the vocabulary gets a probability. Then one is chosen.";
-  if (token.round && token.round.verdict) return sayRound(token.round);
+  if (token.round && token.round.verdict) return sayRound(token.round, card.record.header);
   const step = steps.get(at);
   const evicted = marked === null ? sayEvicted(state.lastCache("target")) : "";
   const { before, after } = piecesAround(tokens, at);
   const quoted = (piece) => quote(piece, before, piece === token.piece ? after : []);
+  if (token.origin === "forced") return `${quoted(token.piece)} ${sayForced(card.record.header, at)}`;
   return [sayChosen(token, step, state.sequence(token.sequence).masks.get(token.position), quoted), evicted].filter(Boolean).join(" ");
 }
 
@@ -131,12 +133,12 @@ function sayFilled({ size, filled, steps }) {
 }
 
 /** "Drafted 5, kept 4. The large model preferred “first”." */
-function sayRound(round) {
+function sayRound(round, header) {
   const { verdict, draft } = round;
   const found = `Drafted ${draft.tokens.length}, kept ${verdict.kept.length}.`;
   if (!round.hasNext) return found;
   const piece = `“${pieceLabel(verdict.piece.trim() || verdict.piece)}”`;
-  if (verdict.origin === "redraw") return `${found} The large model ${round.replacedBy === "choice" ? "preferred" : "drew"} ${piece}.`;
+  if (verdict.origin === "redraw") return `${found} ${header.draft ? "The large model" : "The model"} ${round.replacedBy === "choice" ? "preferred" : "drew"} ${piece}.`;
   return verdict.origin === "bonus" ? `${found} The same forward gave one more: ${piece}.` : found;
 }
 
@@ -145,9 +147,8 @@ function quote(piece, before, after) {
   return `“${pieceLabel(said.trim() || said)}”`;
 }
 
-function sayChosen({ id, origin, piece }, step, mask, quoted) {
+function sayChosen({ id, piece }, step, mask, quoted) {
   const word = quoted(piece);
-  if (origin === "forced") return `${word} was the only token the grammar allowed: no forward was needed.`;
   if (!step) return "";
   const allowed = mask ? ` The grammar allowed ${count(mask.allowed, "token")}.` : "";
   const rank = step.top.findIndex(([candidate]) => candidate === id);

@@ -231,7 +231,8 @@ function draftNode(round, node) {
   const q = round.draft.q[node];
   const numbers = test ? testNumbers(test) : [["q", q]];
   const words = [STATE_WORDS[round.nodeState(node)], ...numbers.map(([name, value]) => `${TEST_NUMBERS[name]} ${fixed(value, 4)}`)];
-  const under = numbers.filter(([name, value]) => isNumber(value) && name !== "q′").map(([name, value]) => `${name} ${short(value)}`);
+  const compared = test && test.chance !== null ? ["a", "u"] : ["p", "r", "q", "u"]; // there is room for three
+  const under = numbers.filter(([name, value]) => isNumber(value) && compared.includes(name)).map(([name, value]) => `${name} ${short(value)}`);
   return { node, state: round.nodeState(node), under: under.join("  "), help: words.join(", ") };
 }
 
@@ -284,7 +285,7 @@ function treeKey(round) {
   const states = new Set(round.draft.tokens.map((_, node) => round.nodeState(node)));
   if (round.hasNext) states.add(round.verdict.origin);
   for (const state of states) key.append(el("span", `key-node ${state}`, STATE_WORDS[state] || (ORIGINS[state] ? ORIGINS[state].label : state)));
-  const words = { p: "p target", r: "r residual after a rejected sibling", q: "q draft", u: "u draw" };
+  const words = { p: "p target", r: "r residual after a rejected sibling", q: "q draft", a: "a acceptance probability", u: "u draw" };
   const said = numbersIn([...round.tests.values()]).filter((name) => words[name]).map((name) => words[name]);
   key.append(el("span", "key-words", said.join(", ")));
   return key;

@@ -55,7 +55,7 @@ def walk(lm: Lane, tree: TokenTree, rows: Rows, rule: Rule) -> Verdict:
         verdict.tests += ruling.tests
         if ruling.child is None:
             verdict.token, verdict.origin = ruling.token, "redraw"
-            verdict.leftover = _candidates(lm, ruling)
+            verdict.leftover = leftover(lm, ruling)
             return verdict
         node = ruling.child
         verdict.kept.append(node)
@@ -141,9 +141,9 @@ def drawn_from(child: int, tree: TokenTree, taken: list[int], like: Tensor) -> T
     return rest / rest.sum()
 
 
-def _candidates(lm: Lane, ruling: Ruling) -> list[Candidate]:
-    """The most probable tokens of a residual distribution."""
-    p, top = ruling.residual, ruling.likely
+def leftover(lm: Lane, ruling: Ruling) -> list[Candidate]:
+    """The most probable tokens of what `ruling.token` was drawn from; the token alone in a lane that draws nothing."""
+    p, top = ruling.residual if lm.chain.draws else None, ruling.likely
     if top is None:
         (top,) = [[(ruling.token, 1.0)]] if p is None else read_largest(p[None], min(SHOWN, len(p)))
     return [Candidate(token, lm.piece(token), p, p) for token, p in top if p > 0]

@@ -38,12 +38,14 @@ class ExactTransport(Verifier):
     def _transported(self, lm: Lane, tree, children, p, position) -> Ruling:
         """Test the distinct children one by one with the probabilities that the plan gives them together."""
         nodes = {tree.tokens[child]: child for child in reversed(children)}
-        plan = TransportPlan(p, tree.q[children[0]], len(children))
+        q = tree.q[children[0]]
+        plan = TransportPlan(p, q, len(children))
         drafted = [tree.tokens[child] for child in children]
         chances, left, tests = DraftLabels(plan).accepted_given(drafted), 1.0, []
         for token in dict.fromkeys(drafted):
-            accepted, u = lm.flip(min(1.0, chances[token] / left) if left > 0 else 0.0, position)
-            tests.append(Test(nodes[token], chances[token], left, u, accepted))
+            chance = min(1.0, chances[token] / left) if left > 0 else 0.0
+            accepted, u = lm.flip(chance, position)
+            tests.append(Test(nodes[token], float(p[token]), float(q[token]), u, accepted, chance=chance))
             if accepted:
                 return Ruling(nodes[token], tests=tests)
             left -= chances[token]

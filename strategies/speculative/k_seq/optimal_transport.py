@@ -67,8 +67,9 @@ def k_seq(p: Tensor, children: list[int], tree: TokenTree, flip: Callable[[float
     rho = division(p, q, k)
     for child in children:
         token = tree.tokens[child]
-        accepted, u = flip(min(1.0, float(p[token] / (rho * q[token]))))
-        tests.append(Test(child, float(p[token]) / rho, float(q[token]), u, accepted))
+        chance = min(1.0, float(p[token] / (rho * q[token])))
+        accepted, u = flip(chance)
+        tests.append(Test(child, float(p[token]), float(q[token]), u, accepted, chance=chance))
         if accepted:
             return Ruling(child, tests=tests)
     rest = residual(p, q, k, rho)
