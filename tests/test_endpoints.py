@@ -24,8 +24,6 @@ from playground.trace.comparison import baseline_of, compared
 from playground.ui import start
 from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import examples
-from playground.ui.play.playground_page import Page
-from playground.ui.play.run_handlers import RunHandlers
 from playground.ui.server.api import compare_endpoint, run_endpoint
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
@@ -78,18 +76,6 @@ def test_a_stream_message_changes_only_what_it_contains():
     listeners = [listener for listener in config["dependencies"] if listener["api_visibility"] == "private"]
     assert len(listeners) > 20
     assert all(listener["show_progress_on"] == [] for listener in listeners if listener["outputs"])
-
-
-@pytest.mark.slow
-def test_what_is_opened_after_a_run_stays_open(pair):
-    """A browser is given the last answer of an act a second time when the act has ended: were it the one that shuts
-    what was drawn of the run before, it would shut what a quick visitor has opened in between."""
-    site = Site(ModelRequest(pair.target, pair.draft))
-    with gr.Blocks():
-        page = Page(site, gr.Row())
-    settings = Settings(prompt="The red fox", length=4, lanes=[GREEDY])
-    *_, before, last = RunHandlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))
-    assert before[page.examined]["open"] is False and "open" not in last[page.examined]
 
 
 @pytest.mark.slow

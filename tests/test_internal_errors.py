@@ -45,7 +45,7 @@ def values(settings) -> list:
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_the_page_is_free_after_an_error_and_the_next_run_works(error, monkeypatch):
     monkeypatch.setattr(internal_errors, "log", MagicMock())
-    page = page_with("idle", "busy", "stoppable", "show_memory", "figures_of", "close_figures")
+    page = page_with("idle", "busy", "stoppable", "show_memory")
     handlers = RunHandlers(counting_site(Falters(error)), page)
     *_, last = handlers.run(None, *values(Settings(prompt="one")))
     assert "idle" in last and FAILED in last[page.prompt_notice] and type(error).__name__ in last[page.prompt_notice]

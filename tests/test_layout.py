@@ -37,7 +37,7 @@ SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.er
 LARGEST_ROOM = 15  # files, beside the package's own
 LARGER_ROOMS = {"contract", "decoding", "questions/world"}
 LARGEST_CLASS = 25  # methods
-LARGER_CLASSES = {"KVCache", "Segment", "Rows", "CacheManager", "Stream", "RunningText", "Run", "Page", "Model"}
+LARGER_CLASSES = {"KVCache", "Segment", "Rows", "CacheManager", "Stream", "RunningText", "Run", "Model"}
 METHODS = ast.FunctionDef, ast.AsyncFunctionDef
 
 

@@ -224,44 +224,20 @@ def test_settings_survive_a_reload(page, address):
     expect(page.locator(".lane-card[data-lane='1'] .lane-config")).to_contain_text("prompt_lookup")
 
 
-def test_a_run_that_can_be_studied_leads_to_the_page_of_its_studies(page, address):
-    link = page.locator("#studied a")
+def test_the_menu_of_a_run_leads_to_its_figures_and_studies(page, address):
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "speculative"}]))
     page.click("#run")
-    expect(link).to_have_text("Scaling laws of speculation")
+    expect(status(page, 0)).to_have_text("reached the token limit")
     with page.expect_popup() as opened:
-        link.click()
+        page.locator(".live .studies").click()
     studies = opened.value
+    drawn = studies.locator(".js-plotly-plot")
+    expect(drawn.first).to_contain_text("Entropy of the model's distribution")
     expect(studies.locator(".study").first).to_contain_text("Predictions")
-    expect(studies.locator(".js-plotly-plot").first).to_contain_text("Speculation")
+    expect(drawn.filter(has_text="Speculation")).not_to_have_count(0)
     studies.goto(f"{address}/studies?run=unknown")
     expect(studies.locator(".study").first).to_contain_text("no longer on the server")
     studies.close()
-    choose_strategy(page, 0, "greedy")
-    page.click("#run")
-    expect(link).to_be_hidden()
-
-
-def test_figures_are_drawn_when_they_are_opened_and_let_go_of_the_page_when_they_are_replaced(page, address):
-    fold = page.get_by_role("button", name="Figures of the last run")
-    drawn = page.locator(".figures .js-plotly-plot:visible")
-    visit(page, address, Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}]))
-    page.click("#run")
-    fold.click()
-    expect(drawn).to_have_count(2)  # nothing was drafted
-    page.evaluate("""() => {
-        const { removeEventListener } = window;
-        window.letGo = 0;
-        window.removeEventListener = (name, heard) => {
-            window.letGo += name === "resize" && Boolean(heard);
-            removeEventListener.call(window, name, heard);
-        };
-    }""")
-    page.click("#run")
-    expect(drawn).to_have_count(0)
-    fold.click()
-    expect(drawn).to_have_count(2)
-    page.wait_for_function("letGo > 0")  # the figure of the run before
 
 
 @pytest.mark.journey

@@ -135,7 +135,7 @@ def test_a_visitor_who_leaves_stops_the_run_and_no_other(counted, new_tab):
 
 def offers_of_stop() -> list[bool]:
     """Whether Stop is shown by the message before the first frame, and by each message with a frame."""
-    page = MagicMock(**{f"{name}.return_value": {} for name in ("idle", "show_memory", "figures_of")})
+    page = MagicMock(**{f"{name}.return_value": {} for name in ("idle", "show_memory")})
     page.busy.return_value = page.stoppable.return_value = {"stop": "offered"}
     acts, wanted = (
         RunHandlers(counting_site(lambda models, settings, memory: Counting([], length=30)), page),

@@ -21,7 +21,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|> {{ m.content }}"
     "{% if m.role == 'assistant' %}ENDING{% endif %}\n{% endfor %}"
 )
-QUIET = ("idle", "show_memory", "figures_of", "busy", "stoppable", "close_figures")
+QUIET = ("idle", "show_memory", "busy", "stoppable")
 CHATML = "{% for m in messages %}{{ m.role }}\n{{ m.content }}<|user|>\n{% endfor %}"
 
 

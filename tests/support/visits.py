@@ -9,7 +9,7 @@ from playground.ui.play.run_handlers import RunHandlers
 
 
 def stream(site, prompt: str = "one"):
-    methods = ("idle", "show_memory", "figures_of", "busy", "stoppable", "close_figures")
+    methods = ("idle", "show_memory", "busy", "stoppable")
     page = MagicMock(**{f"{name}.return_value": {} for name in methods})
     settings = Settings(prompt=prompt)
     return page, RunHandlers(site, page).run(None, *(getattr(settings, name) for name in Settings.names()))

@@ -103,7 +103,7 @@ class App {
 
   find() {
     const parts = ["live", "lanes", "views", "chooser", "message", "key", "scrub", "speed", "mode", "metric", "underline",
-      "rivals", "scale", "origins", "file", "welcome"];
+      "rivals", "scale", "origins", "file", "welcome", "studies"];
     this.keys = this.root.querySelector("dialog.keys");
     for (const name of parts) {
       this[name] = this.root.querySelector("." + name);
@@ -191,6 +191,8 @@ class App {
     this.trace = this.player.trace = this.awaited = trace;
     this.start();
     this.branches.draw(this.visit, trace);
+    this.studies.hidden = !this.visit.isOnServer(trace);
+    this.studies.href = `./studies?run=${encodeURIComponent(trace.run)}`;
     this.visit.packAllBut((one) => one === this.trace || one === this.awaited);
   }
 

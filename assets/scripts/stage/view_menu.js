@@ -7,7 +7,7 @@ export class ViewMenu extends Menu {
     super(root.querySelector(".view-menu"));
     [this.held, this.heldFiles] = [".held", ".held-files"].map((part) => this.box.querySelector(part));
     [this.speed, this.align, this.files, this.key, this.player] = [".pick.pace", ".pick.share", ".files", ".key", ".player"].map((part) => root.querySelector(part));
-    this.acts = [".save", "[data-do=open]", "[data-do=keys]"].map((part) => this.files.querySelector(part));
+    this.acts = [".save", "[data-do=open]", ".studies", "[data-do=keys]"].map((part) => this.files.querySelector(part));
   }
 
   /** Take the controls into the menu, or put them back where all of them are seen. */

@@ -1,4 +1,4 @@
-"""What a visitor does with a run that is there: hold, step, stop, look into it, draw it, forget what it learned.
+"""What a visitor does with a run that is there: hold, step, stop, look into it, forget what it learned.
 
 Every handler returns {component: value} for the components it changes; the page binds them to events.
 """
@@ -31,7 +31,6 @@ from playground.ui.play.visit import (
     with_settings,
 )
 from playground.ui.server.site import Site
-from playground.ui.studies import run_figures
 
 LONGEST_BEAT = 3600  # largest interval between frames that a browser may request, in seconds
 
@@ -151,11 +150,3 @@ class LiveHandlers:
         prompt = header["prompt_ids"]
         tokens = [*prompt, *past_tokens(shown.run, event)]
         return self.site.runs.attribute(settings_of_lane(shown, header), header["model"], tokens, len(prompt), chosen)
-
-    def examine(self, visit: Visit | None) -> None:
-        """Draw figures of the visitor's run so far."""
-        drawn = [figure for figure in run_figures.draw(visit.run.trace) if figure] if visit and visit.run else []
-        if not drawn:
-            gr.HTML("<p>No lane has generated a token.</p>", elem_classes="fold-note", apply_default_css=False)
-        for figure in drawn:
-            gr.Plot(figure, show_label=False)

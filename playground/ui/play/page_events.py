@@ -45,8 +45,6 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
             page.live,
             page.lanes,
             *page.notices(),
-            page.examined,
-            page.studied,
             page.go,
             page.halt,
             *page.memory(),
@@ -65,7 +63,6 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
     page.read.click(acts.runs.score, [page.visit, *controls], **streaming)
     page.live.fork(acts.runs.fork, page.visit, trigger_mode="multiple", **streaming)
     _bind_run(page, acts.live)
-    _bind_figures(page, acts.live)
     if not page.site.rules.public:
         page.remote.bind(acts.live.connect, page.visit)
     page.repeats.bind(controls)
@@ -134,12 +131,6 @@ def _bind_run(page: Page, acts: LiveHandlers) -> None:
         )
     page.halt.click(acts.stop, page.visit, [page.go, page.halt], **now)
     page.again.click(acts.again, page.visit, [page.live, *page.notices()], **now)
-
-
-def _bind_figures(page: Page, acts: LiveHandlers) -> None:
-    """Draw figures only when they are opened: each takes the browser about a second."""
-    with page.examined:
-        gr.render(page.visit, triggers=[page.examined.expand], show_progress="hidden")(acts.examine)
 
 
 def _remember(page: Page, controls: list[gr.components.Component]) -> None:

@@ -1,7 +1,7 @@
 """The playground page: its components and their layout. `page_events` binds them to the handlers."""
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from html import escape
 
@@ -26,7 +26,6 @@ from playground.ui.play.remote_panel import RemotePanel
 from playground.ui.play.settings_button import SettingsButton
 from playground.ui.play.visit import Changes
 from playground.ui.server.site import FIRST_SETTINGS, Site, first_view
-from playground.ui.studies import studies_page, study_figures
 from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
 from playground.ui.sweeps.seed_sweep_panel import Repeats
 
@@ -56,7 +55,6 @@ class Page:
         with gr.Column(elem_classes="stage"):
             self._lanes()
             self.live = Lanes(first_view(), elem_id="live")
-        self._figures()
 
     def controls(self) -> list[gr.components.Component]:
         """The controls, in the order of the fields of Settings."""
@@ -87,9 +85,7 @@ class Page:
         return {self.prompt_remarks: "".join(f"<p class='look'>{escape(remark)}</p>" for remark in remarks)}
 
     def busy(self) -> Changes:
-        """Begin a run. Figures are closed here and at its end: a busy browser merges messages and may lose one."""
-        return {**self.stoppable(), **self.close_figures(), self.studied: gr.update(visible=False),
-                self.lanes: gr.update(problems={})}
+        return {**self.stoppable(), self.lanes: gr.update(problems={})}
 
     def stoppable(self) -> Changes:
         """Show Stop instead of Run."""
@@ -104,16 +100,6 @@ class Page:
         entries = f"{len(memory)} entr{'ies' if len(memory) > 1 else 'y'}"
         return {self.remembered: gr.update(value=f"memory: {entries} from earlier runs", visible=len(memory) > 0),
                 self.forget: gr.update(visible=len(memory) > 0)}
-
-    def figures_of(self, studied: Container[str], run: str) -> Changes:
-        """Offer the figures of a run, which are drawn when opened, and the page of the studies that apply to it."""
-        studies = [study for study in study_figures.known() if study.name in studied]
-        link = studies_page.link(run, studies) if studies else ""
-        return {self.studied: gr.update(value=link, visible=bool(link)), self.examined: gr.update(visible=True)}
-
-    def close_figures(self) -> Changes:
-        """Close the figures of the previous run."""
-        return {self.examined: gr.update(open=False)}
 
     def offer(self, chosen: Settings) -> Changes:
         """Update the model menus, and the note on the chosen model."""
@@ -299,11 +285,6 @@ class Page:
         with gr.Column(elem_classes="folds"):
             self.repeats = Repeats(self.site)
             self.knobs = KnobSweepPanel(self.site)
-
-    def _figures(self) -> None:
-        with gr.Row(elem_classes="folds"):
-            self.examined = gr.Accordion("Figures of the last run", open=False, visible=False, elem_classes="figures")
-        self.studied = gr.HTML("", visible=False, elem_classes="studied", elem_id="studied", apply_default_css=False)
 
 
 def _note(site: Site, model: str) -> str | None:

@@ -31,7 +31,6 @@ from playground.ui.server.run_streams import RunStream
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Run
 from playground.ui.server.zero_gpu import RemoteRun
-from playground.ui.studies import study_figures
 
 QUIET = 1.0  # seconds between two messages while the stream brings the frames: only then does Gradio notice who left
 STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
@@ -153,8 +152,6 @@ class RunHandlers:
         try:
             with self.site.streams.opened(visit.run.name) as stream:
                 yield from self._news(visit, loading, stream)
-            # A separate message: a browser gets the last one twice, which would close figures opened meanwhile.
-            yield gr.skip() if visit.left else self.page.close_figures()
             yield gr.skip() if visit.left else {**self._rested(visit), self.page.status: status(loading)}
         finally:
             visit.run.stop()
@@ -220,14 +217,12 @@ class RunHandlers:
         yield {self.page.status: status(loading)}
 
     def _outcome(self, run: Run | RemoteRun) -> Changes:
-        """Offer the figures; show failures of lanes in the lane editor and an error of the run below the prompt."""
+        """Show failures of lanes in the lane editor and an error of the run below the prompt."""
         failed = {str(event["lane"]): event.get("message", "") for event in run.events if event["kind"] == "failed"}
-        studied = study_figures.outcomes(run.trace)
         return {
             self.page.lanes: gr.update(problems=failed),
             self.page.prompt_notice: escape(run.error),
             **self.page.show_remarks(_remarks(run)),  # again: a busy browser may have lost the first message
-            **self.page.figures_of(studied, run.name),
         }
 
 

@@ -1,4 +1,4 @@
-"""The studies of a run, on a page of their own: `studies?run=NAME`. The playground links it once a run can be studied.
+"""Figures and studies of a run, on a page of their own: `studies?run=NAME`. The menu View of the playground leads here.
 
 A run is found by its name, which only the page that made it has, for as long as the server keeps it for its visitor.
 """
@@ -8,21 +8,20 @@ from html import escape
 
 import gradio as gr
 
-from playground.contract import Strategy
 from playground.ui.play.kept_runs import LONGEST_NAME
 from playground.ui.server.site import Site
-from playground.ui.studies import study_figures
+from playground.ui.studies import run_figures, study_figures
 
 LEAD = (
-    "<h2>Studies</h2><p class='lead'>A study looks at a recorded run as a whole. The playground leads here from a run "
-    "that can be studied; <code>python -m playground study</code> draws the same of trace files.</p>"
+    "<h2>Studies</h2><p class='lead'>A study looks at a recorded run as a whole. The playground leads here from a run; "
+    "<code>python -m playground study</code> draws the same of trace files.</p>"
 )
-GONE = "This run is no longer on the server: run it again in the playground, and follow its link to the studies."
+GONE = "This run is no longer on the server: run it again in the playground, and choose Figures in its menu View."
 NONE = "Choose one of the studies below for what it needs, and run such lanes in the playground."
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
-    """Lay out the page: the studies of the run that the address names, and what studies there are."""
+    """Lay out the page: figures and studies of the run that the address names, and what studies there are."""
     gr.HTML(LEAD, elem_classes="studies-lead", apply_default_css=False)
 
     @gr.render(show_progress="hidden")
@@ -32,16 +31,12 @@ def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
     gr.HTML(_all_studies(), elem_classes="studies-known", apply_default_css=False)
 
 
-def link(run: str, studied: list[type[Strategy]]) -> str:
-    """A link to the studies of a run, as HTML."""
-    titles = escape(", ".join(study.title for study in studied))
-    return f"<p>Studies of this run: <a href='./studies?run={escape(run)}' target='_blank'>{titles}</a></p>"
-
-
 def _draw(site: Site, name: str) -> None:
     run = site.runs.find(name)
     if run is None:
         return _say(GONE if name else NONE)
+    for figure in filter(None, run_figures.draw(run.trace)):
+        gr.Plot(figure, show_label=False)
     outcomes = study_figures.outcomes(run.trace)
     for study in study_figures.known():
         if study.name in outcomes:
