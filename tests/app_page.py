@@ -102,10 +102,6 @@ def open_settings(page: Page) -> None:
     """Open the drawer that holds everything about a run but its prompt and its lanes."""
     if not page.locator("#drawer").is_visible():
         page.locator("#settings .settings-open").click()
-    try:
-        expect(page.locator("#length")).to_be_visible(timeout=10_000)
-    except AssertionError:  # what a link asks for may have opened it just before the click, which then closed it
-        page.locator("#settings .settings-open").click()
     expect(page.locator("#length")).to_be_visible()
 
 

@@ -110,3 +110,28 @@ def test_every_field_of_a_link_is_in_the_link_that_the_page_shares(page, address
     page.locator("#share").click()
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     assert Settings.from_code(page.evaluate("new URLSearchParams(location.search).get('s')")) == asked
+
+
+OPENS_EARLY = """new MutationObserver((_, observer) => {
+    const button = document.querySelector("#settings .settings-open");
+    if (!button || !document.querySelector("#drawer")) return;
+    observer.disconnect();
+    button.click();
+}).observe(document, { childList: true, subtree: true });"""
+
+
+def test_settings_opened_in_the_first_moment_stay_open(page, address):
+    page.add_init_script(OPENS_EARLY)
+    visit(page, address, SETTINGS)
+    expect(page.locator("#length")).to_be_visible()
+    expect(page.locator("#settings .settings-open")).to_have_attribute("aria-expanded", "true")
+
+
+def test_a_click_that_was_to_open_the_settings_does_not_close_what_has_just_opened_by_itself(page, address):
+    visit(page, address, SETTINGS)
+    click = "document.querySelector('#settings .settings-open').click()"
+    page.evaluate(f"showDrawer(true); {click}")
+    expect(page.locator("#length")).to_be_visible()
+    page.wait_for_timeout(1100)
+    page.evaluate(click)
+    expect(page.locator("#length")).to_be_hidden()

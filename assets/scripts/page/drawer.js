@@ -1,8 +1,12 @@
 // The settings drawer, and the place where a problem is mended: a field of it, or a lane as "lane:index:knob".
 
+const JUST = 1000; // ms that a click may have been on its way
+let openedItself = -Infinity; // when
+
 export function showDrawer(open) {
   const drawer = document.querySelector("#drawer");
   if (!drawer) return;
+  if (open && !drawer.hasAttribute("data-open")) openedItself = performance.now();
   const shown = drawer.toggleAttribute("data-open", open);
   document.querySelector(".settings-open")?.setAttribute("aria-expanded", String(shown));
   if (shown) document.dispatchEvent(new CustomEvent("drawer-opened")); // beside the lanes it takes the place of an open card
@@ -11,6 +15,13 @@ export function showDrawer(open) {
 }
 
 window.showDrawer = showDrawer;
+
+// A click that was meant to open the drawer does not close it where it has just opened by itself, as for a problem of a link's settings. One
+// listener of the document also hears the clicks before the button's own script has run.
+document.addEventListener("click", ({ target }) => {
+  if (!target.closest?.(".settings-open")) return;
+  if (performance.now() - openedItself > JUST) showDrawer();
+});
 
 const FIELDS = {
   prompt: "#prompt textarea", context: "#context textarea", form: "#form textarea", system: "#system textarea", tools: "#tools textarea", before: "#before button", chat: "#mode input",

@@ -14,8 +14,9 @@ window.switchTheme = () => {
   localStorage.setItem(THEME, dark ? "dark" : "light");
 };
 
+// Gradio scopes most rules to the column of the page: those of the body alone would lose to them.
 const project = (on) => {
-  document.body.classList.toggle("projector", on);
+  for (const node of [document.body, document.querySelector("main.contain > .column")]) node?.classList.toggle("projector", on);
   document.querySelector(".to-projector")?.setAttribute("aria-pressed", String(on));
 };
 

@@ -68,7 +68,7 @@ function undo() {
   showUndo();
 }
 
-window.undo = undo;
+document.addEventListener("click", ({ target }) => { if (target.closest?.(".undo")) undo(); });
 
 // A fork shows its run after its lanes were set: the run belongs to these.
 document.addEventListener("run-begun", ({ detail }) => {

@@ -19,9 +19,7 @@ TEMPLATE = (
     "(Ctrl+Z)'>Undo</button>"
 )
 SCRIPT = """
-element.querySelector('.settings-open').addEventListener('click', () => window.showDrawer());
 const undo = element.querySelector('.undo');
-undo.addEventListener('click', () => window.undo());
 if (window.isApple) undo.title = undo.title.replace('Ctrl+Z', '⌘Z');
 window.restoreSettings = (settings) => trigger("restore", { settings });
 """
