@@ -114,8 +114,11 @@ def test_first_sight_has_at_most_twenty_controls_and_text_on_two_fifths_of_the_s
     arrive(page, address, *SIZES[size])
     controls = page.evaluate(CONTROLS)
     assert 8 < len(controls) <= MOST, controls
-    assert page.evaluate(SHARE_OF_TEXT) >= 0.4
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for _ in range(2):  # light and dark
+        assert page.evaluate(SHARE_OF_TEXT) >= 0.4
+        expect(page.locator(".live .panel:visible"), "one explanation moves").to_have_count(1)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        page.evaluate("switchTheme()")
 
 
 @pytest.mark.journey
@@ -258,3 +261,43 @@ def test_a_phone_shows_one_lane_a_sheet_and_the_timeline(page, address):
     card = page.locator(".lane-card.open")
     expect(card).to_be_in_viewport()
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+# --- a newcomer ---
+
+COUNTS_CLICKS = """window.clicks = 0;
+addEventListener("click", ({ isTrusted }) => { window.clicks += isTrusted; }, true);"""
+
+
+def clicks(page) -> int:
+    """Since it was last asked."""
+    return page.evaluate("[window.clicks, window.clicks = 0][0]")
+
+
+@pytest.mark.journey
+def test_each_act_of_a_newcomer_takes_at_most_two_clicks(page, address):
+    page.add_init_script(COUNTS_CLICKS)
+    arrive(page, address, *SIZES["laptop"])
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    assert clicks(page) == 1, "run"
+    expect(page.locator("#stop")).to_be_hidden()
+
+    choice = page.locator(".live .panel-choice")
+    tokens(page, 0).nth(4).click()
+    expect(choice.locator(".choice-row[aria-current]")).to_be_visible()
+    assert clicks(page) == 1, "see why a word was chosen"
+    choice.locator(".choice-row:enabled").first.click()
+    expect(page.locator(".live .lane")).to_have_count(3)
+    assert clicks(page) == 1, "try another word: the word and its rival are two"
+    expect(page.locator("#stop")).to_be_hidden()
+
+    page.locator(".lane-adder .add-lane").click()
+    page.keyboard.type("json")
+    page.locator(".lane-adder .option", has_text="Greedy + JSON Schema").first.click()
+    expect(page.locator(".lane-card")).to_have_count(4)
+    assert clicks(page) == 2, "add JSON Schema"
+
+    page.locator(".model-chip").click()
+    expect(page.locator(".model-sheet .models-load").first).to_be_visible()
+    assert clicks(page) == 1, "the sheet of models; the second click is tested in test_model_sheet"

@@ -6,7 +6,7 @@ import { ownSeats, seatsOf, waitingCard, waitingTab } from "./seats.js";
 
 const NARROWEST = 230; // px of a lane below its card in the editor
 const LEAST_STAGE = 400; // px of its height
-const LEAST_LARGE = 330; // the same in large type
+const LEAST_LARGE = 270; // the same in large type
 const LOWEST_STAGE = 300; // px: what is unfolded above a stage does not shrink it further
 const BELOW_STAGE = 92; // px for the player below it
 const LOW = 520; // px of a window that is too low for the sentence above the prompt
