@@ -78,6 +78,7 @@ class Assembly:
     constraint: Constraint | None = None
     cache_policy: CachePolicy | None = None
     compute_policy: ComputePolicy | None = None
+    attends: bool = True  # whether the target's attention is the playground's own, as far as that is known
 
     def strategies(self) -> list[Strategy]:
         filled = [getattr(self.decoder, name) for name in self.decoder.slots()]
@@ -129,10 +130,12 @@ class Assembly:
     def takes_turns(self) -> bool:
         """Whether the cache policy acts between the rows of one forward, as it would if each were read alone.
 
-        It needs the attention of whole layers, which a compute policy may leave out.
+        It needs the attention of whole layers, which a compute policy may leave out, and the target's attention.
         """
         policy = self.cache_policy
-        return policy is not None and not (policy.row_wise or policy.prompt_only or self.compute_policy)
+        if policy is None or policy.row_wise or policy.prompt_only:
+            return False
+        return self.attends and not self.compute_policy
 
     def _acts_late(self) -> bool:
         """Whether the cache policy depends on the path and does not act between the rows of one forward."""
@@ -142,10 +145,11 @@ class Assembly:
     def remarks(self) -> list[str]:
         """What is to know about the combination before the run."""
         policy, other = self.cache_policy, self.compute_policy
-        if not (self.verifies and policy and other and self._acts_late()):
+        if not (self.verifies and policy and self._acts_late()):
             return []
+        beside = f"Beside {other.title}" if other else "On a model whose attention runs inside the transformers library"
         return [
-            f"Beside {other.title}, {policy.title} acts once tokens are committed, so the draft tokens "
+            f"{beside}, {policy.title} acts once tokens are committed, so the draft tokens "
             "of one forward see the cache as it was before the first of them: the text may differ from that without "
             "drafts."
         ]

@@ -22,13 +22,14 @@ from playground.grammar.client import check_constraint
 @dataclass(frozen=True)
 class Surroundings:
     """What lanes need besides their own settings: a passage, whether there is a draft model, and the model's name with
-    its attention: empty if it continues text, None if that is not known yet.
+    its attention: empty if it continues text, None if that is not known yet; and whether that is the playground's own.
     """
 
     context: str = ""
     drafted: bool = True
     model: str = "The model"
     attention: str | None = None
+    attends: bool = True  # also if it is not known yet
 
 
 @dataclass
@@ -117,6 +118,7 @@ def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask)
     try:
         assembly = assemble(lane)
         if around:
+            assembly.attends = around.attends
             check_context(assembly, around.context)
             check_models(assembly, around)
         _check_constraint(assembly, check)

@@ -188,6 +188,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             lane_limits.check()
             assembly = assemble(config)
             own = models.with_weights(config.weights)
+            assembly.attends = not assembly.cache_policy or own.target.attends
             lane_limits = _with_settings(assembly, own.target, lane_limits, len(ids))
             header.stop = list(lane_limits.stop)
             _describe(header, assembly, own)

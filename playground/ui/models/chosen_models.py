@@ -122,8 +122,16 @@ class ChosenModels:
     def surroundings(self, settings: Settings) -> Surroundings:
         """What lanes need besides their own settings, as far as it is known before the models are loaded."""
         return Surroundings(
-            settings.context, self.has_draft(settings), self.named(settings.model), self.attention(settings)
+            settings.context, self.has_draft(settings), self.named(settings.model), self.attention(settings),
+            self._attends(settings),
         )
+
+    def _attends(self, settings: Settings) -> bool:
+        """Whether the attention of the target is the playground's own; true if it is not loaded."""
+        try:
+            return getattr(self._loaded(settings), "attends", True)
+        except Refusal:  # about the models, which is shown when they are loaded
+            return True
 
     def check_same(self, settings: Settings, header: dict[str, Any]) -> None:
         """Raise Refusal unless the settings of an earlier run still choose the model that generated it."""
