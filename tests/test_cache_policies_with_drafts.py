@@ -10,8 +10,10 @@ from pairs import pair
 from registry import registered
 from runs import run
 
-from playground.contract import Decoder, find, make
+from playground.contract import DecidesByHead, Decoder, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.cache_lines import Lines
+from playground.decoding.cache_manager import CacheManager
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
@@ -19,6 +21,8 @@ from playground.decoding.recorder import Silent
 from playground.decoding.rows_in_turn import RowsInTurn
 from playground.decoding.sequence import Sequence
 from playground.engine.attention.attention_mask import EMPTY
+from playground.engine.attention.segment_attention import Segment
+from playground.engine.cache.kv_cache import KVCache
 from playground.errors import Refusal
 from playground.events import Cache, Event, Verdict
 
@@ -116,6 +120,101 @@ def test_a_policy_that_acts_only_after_the_verdict_writes_another_text(name, mon
     assert not all(agree(speculated(name, drafter)[0], alone(name)) for drafter in DRAFTERS)
 
 
+# --- how much is read in turn ---
+
+class Turns:
+    """Counts, for each layer of a forward that is read in turn, what is read one after the other."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.forwards: list[tuple[int, int, int]] = []  # attentions, depths, nodes that are followed
+        self._read, self._acts = 0, 0
+        attend, read = RowsInTurn.attend, Lines.read
+
+        def counted(turns: RowsInTurn, layer: int, segment: Segment, *rest):
+            before, nodes = self._read, range(segment.first, segment.end)
+            output = attend(turns, layer, segment, *rest)
+            depths = {segment.store.depths[node] for node in nodes}
+            parents = {segment.store.parents[node] for node in nodes}
+            self.forwards.append((self._read - before, len(depths), len(parents)))
+            return output
+
+        def counting(lines: Lines, *rest):
+            self._read += 1
+            return read(lines, *rest)
+
+        monkeypatch.setattr(RowsInTurn, "attend", counted)
+        monkeypatch.setattr(Lines, "read", counting)
+
+
+# without a fit DuoAttention changes nothing
+BY_HEAD = [name for name in AS_IT_GOES if issubclass(find(name), DecidesByHead) and name != "duo_attention"]
+
+
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_the_rows_of_one_depth_are_read_together(name, monkeypatch):
+    turns = Turns(monkeypatch)
+    speculated(name, "token_recycling")
+    assert all(read == depths for read, depths, _ in turns.forwards)
+    drafted = len(turns.forwards)
+    decoded("beam_search", (name, tight(name)), beams=3)
+    beams = turns.forwards[drafted + pair().target.depth:]  # the first tokens were read without turns
+    assert beams and all(read == 1 for read, _, _ in beams)
+    assert any(nodes > depths for _, depths, nodes in turns.forwards), "a tree branches"
+
+
+def test_a_policy_that_compares_heads_is_asked_for_one_text_at_a_time(monkeypatch):
+    turns = Turns(monkeypatch)
+    speculated("tova", "token_recycling")
+    assert all(read == nodes for read, _, nodes in turns.forwards)
+
+
+@pytest.mark.parametrize("name", ["h2o", "ems", "expected_attention"])
+def test_a_policy_that_takes_one_text_for_another_is_refused(name, monkeypatch):
+    """The wrong variant: what the policy knows of the lines is in the reverse order."""
+    for_heads = find(name).for_heads
+    monkeypatch.setattr(find(name), "for_heads", lambda self, layer, heads: for_heads(self, layer, heads.flip(0)))
+    beam, _ = decoded("beam_search", (name, tight(name)), beams=3)
+    assert not agree(beam, dictated(name, beam.written))
+
+
+@pytest.mark.parametrize("name, knobs", [
+    ("h2o", {"heavy": 64, "recent": 64}), ("tova", {"size": 64}), ("key_diff", {"size": 64}), ("ems", {"size": 64}),
+    ("lococo", {"size": 64}), ("gear", {"buffer": 64}), ("loopserve", {"size": 8, "period": 64}),
+])
+def test_where_a_policy_changes_nothing_rows_are_read_as_without_it(name, knobs, monkeypatch):
+    turns = Turns(monkeypatch)
+    drafted, _ = decoded("speculative", ("draft_model", {}), ("greedy_match", {}), (name, knobs))
+    assert agree(drafted, decoded("greedy", (name, knobs))[0]) and not turns.forwards
+
+
+@pytest.mark.parametrize("name", AS_IT_GOES)
+@pytest.mark.parametrize("tightly", [True, False])
+def test_a_policy_that_rests_changes_nothing(name, tightly, monkeypatch):
+    said, apply = [], CacheManager._apply
+
+    def checked(manager: CacheManager, moment: str, next_position: int):
+        store = manager.store
+        rests = moment == "keep" and manager.rests(store.length)
+        before = contents(store)
+        settled = apply(manager, moment, next_position)
+        said.append(rests)
+        assert not rests or contents(store) == before
+        return settled
+
+    monkeypatch.setattr(CacheManager, "_apply", checked)
+    decoded("greedy", (name, tight(name) if tightly else {}))
+    assert len(said) > 10
+
+
+def contents(store: KVCache) -> tuple:
+    return store.runs(), [[buffer.quantised_slots for buffer in buffers] for buffers in (store.keys, store.values)]
+
+
+def test_a_policy_that_rests_too_often_writes_another_text(monkeypatch):
+    monkeypatch.setattr(find("h2o"), "rests", lambda *_: True)
+    assert not all(agree(speculated("h2o", drafter)[0], alone("h2o")) for drafter in DRAFTERS)
+
+
 @pytest.mark.parametrize("name", [name for name in POLICIES if "budget_respected" in find(name).guarantee])
 def test_after_accepted_drafts_a_policy_holds_no_more_slots_than_its_budget(name):
     lane = lane_of("speculative", ("draft_model", {}), ("greedy_match", {}), (name, tight(name)))[0]
@@ -162,6 +261,14 @@ def test_texts_that_grow_side_by_side_hold_caches_of_their_own():
 def test_where_a_compute_policy_decides_for_all_rows_a_policy_by_path_is_refused_for_several_texts():
     with pytest.raises(Refusal, match="depends on the path of one text"):
         assemble(LaneConfig("best_of_n", {}, [("h2o", {}), ("stop_exit", {})]))
+
+
+def test_where_attention_runs_in_the_library_a_policy_acts_late_and_the_lane_says_so():
+    lane = LaneConfig("speculative", {}, [("greedy_match", {}), ("kivi", {})])
+    assembly = assemble(lane)
+    assert "greedy_identical" in assembly.claims() and not assembly.remarks()
+    assembly.attends = False
+    assert "greedy_identical" not in assembly.claims() and "inside the transformers library" in assembly.remarks()[0]
 
 
 def test_beside_a_compute_policy_drafts_may_change_the_text_and_the_lane_says_so():

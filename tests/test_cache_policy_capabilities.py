@@ -47,7 +47,7 @@ def test_a_policy_that_implements_no_retain_is_row_wise():
 def test_what_every_policy_implements_fits_on_one_screen():
     assert sorted(name for name, value in vars(CachePolicy).items() if callable(getattr(CachePolicy, name))
                   and name[0] != "_") == [
-        "budget", "expected_share", "explain", "knobs_for_budget", "retain", "retain_all", "visible",
+        "budget", "expected_share", "explain", "knobs_for_budget", "rests", "retain", "retain_all", "visible",
     ]
 
 

@@ -5,16 +5,19 @@ import pytest
 import torch
 from pairs import VOCABULARY, network, pair
 from registry import Collapse
+from tables import watch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import Full, find, make
 from playground.contract.lane_config import LaneConfig
+from playground.decoding.limits import Limits
+from playground.decoding.rng import Draws
 from playground.training.calibration import CalibrationTexts
 from strategies.kv_cache import duo_attention
 from support.budget_policies import HandRule, roomy, with_policy
-from support.eviction import LENGTH, PROMPT, alone, course, models
+from support.eviction import LENGTH, PROMPT, alone, course, live_positions, models
 from support.wrong_variants import variants_of
 
 Duo = find("duo_attention")
@@ -105,10 +108,20 @@ def test_wrong_heads_are_refused(wrong):
         check(wrong)
 
 
-def test_a_layer_is_as_large_as_its_fullest_head():
+def test_every_head_is_expected_to_take_the_memory_of_what_it_holds():
     policy, full = fitted(Duo), Full(100, 0, 3, 2, 8, 64)
-    assert policy.expected_share(full) == pytest.approx((2 + 0.07) / 3)
+    assert policy.expected_share(full) == pytest.approx((3 + 3 * 0.07) / 6)
     assert make("duo_attention").expected_share(full) == 1.0
+
+
+def test_streaming_heads_take_the_memory_of_the_ends_of_the_text():
+    *_, lane = watch(alone(fitted(Duo)), models(), PROMPT, Limits(0, LENGTH), Draws(0))
+    store, row = lane.target.store, 2 * 8 * 8  # a key and a value of 8 numbers in float64
+    held = sum(len(head) for layer in live_positions(lane) for head in layer)
+    streaming = 3 * (KNOBS["sinks"] + KNOBS["recent"])
+    assert held <= 3 * store.length + streaming < 6 * store.length
+    assert store.bytes() == (held + 6 * len(store.parents)) * row
+    assert [buffer.ragged is None for buffer in store.keys] == [False, True, True], "layer 0 has both kinds of heads"
 
 
 def test_gates_mix_full_and_streaming_attention(monkeypatch):

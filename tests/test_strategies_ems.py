@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
@@ -74,8 +74,11 @@ class EMSByHand:
 
     def _join(self, seen: Seen, head: int, chosen: list[int], centres: list[int], matters: dict[int, float]) -> None:
         keys, place = seen.keys[head], {p: slot for slot, p in enumerate(seen.live[head])}
-        near = {p: max((cosine(keys[place[p]], keys[place[c]]), c) for c in centres) for p in chosen}
         parts = [keys, self.hand.cache.layers[seen.layer].values[0][head]]
+        near = {
+            p: max((math.prod(cosine(part[place[p]], part[place[c]]) for part in parts), c) for c in centres)
+            for p in chosen
+        }
         for centre in centres:
             joins = [p for p, (r, c) in near.items() if c == centre and r >= self.likeness]
             if joins:
@@ -133,6 +136,12 @@ class OldTokensAreFavoured(EMS):
 class OnlyTheLatestCount(EMS):
     def importance(self, held, positions, others):
         return shares(torch.cat([self.recent_attention.of(layer.layer, layer.positions) for layer in held]), others)
+
+
+class OnlyKeysAreCompared(EMS):
+    def _pair(self, held, importance, centres, candidates):
+        alike = [replace(layer, read=lambda part, layer=layer: layer.read("keys")) for layer in held]
+        super()._pair(alike, importance, centres, candidates)
 
 
 class NobodyIsLost(EMS):

@@ -20,6 +20,9 @@ from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws
 from playground.decoding.session import prepare
+from playground.engine.attention import eager_attention, line_attention, segment_attention
+from playground.engine.attention.eager_attention import Scoring
+from playground.engine.attention.line_attention import AttentionLines, attend_lines
 from playground.engine.forward_input import ForwardInput
 from playground.errors import Refusal
 from playground.events import Cache, Figure
@@ -86,20 +89,21 @@ def causal_rows(heads: int, n: int, power: float = 6.0, seed: int = 0) -> Tensor
 @pytest.mark.parametrize("most", [1, 4, 99])
 def test_the_fewest_lines_with_most_attention_are_selected(seed, coverage, most):
     weights, rows = causal_rows(3, 12, seed=seed), sampled(12, most)
-    cover = covering(weights, torch.arange(12), rows, coverage)
+    cover = covering(weights[:, rows], torch.arange(12), rows, coverage)
+    mask = cover.lines.mask(torch.arange(12))
     for head in range(3):
         lines = lines_by_hand(weights[head].tolist(), rows, coverage)
-        assert torch.equal(cover.mask[head], drawn(lines, 12))
+        assert torch.equal(mask[head], drawn(lines, 12))
     assert (cover.attention >= coverage * cover.all_attention - 1e-6).all()
-    assert cover.cells.tolist() == cover.mask.sum((1, 2)).tolist() and cover.all_cells.tolist() == [78] * 3
-    assert cover.mask.diagonal(dim1=1, dim2=2).all() and cover.mask[:, :, 0].all()
+    assert cover.cells.tolist() == mask.sum((1, 2)).tolist() and cover.all_cells.tolist() == [78] * 3
+    assert mask.diagonal(dim1=1, dim2=2).all() and mask[:, :, 0].all()
 
 
 def test_a_later_segment_is_covered_over_the_whole_text_before_it():
     weights = causal_rows(2, 15, seed=5)
-    whole = covering(weights, torch.arange(15), list(range(9, 15)), 0.8)
+    whole = covering(weights[:, 9:], torch.arange(15), list(range(9, 15)), 0.8)
     part = covering(weights[:, 9:], torch.arange(9, 15), list(range(6)), 0.8)
-    assert torch.equal(part.mask, whole.mask[:, 9:])
+    assert all(map(torch.equal, part.lines, whole.lines))
 
 
 def test_a_token_that_all_rows_attend_to_is_a_column_and_a_common_distance_a_diagonal():
@@ -107,9 +111,8 @@ def test_a_token_that_all_rows_attend_to_is_a_column_and_a_common_distance_a_dia
     column = torch.where(n[None] == 3, 0.9, 0.02).expand(10, 10).tril()[None]
     diagonal = torch.where(n[:, None] - n[None] == 2, 0.9, 0.02).tril()[None]
     for weights, line in ((column, ("column", 3)), (diagonal, ("diagonal", 2))):
-        assert torch.equal(
-            covering(weights, n, list(range(10)), 0.75).mask[0], drawn({("column", 0), ("diagonal", 0), line}, 10)
-        )
+        found = covering(weights, n, list(range(10)), 0.75).lines.mask(n)
+        assert torch.equal(found[0], drawn({("column", 0), ("diagonal", 0), line}, 10))
 
 
 @pytest.mark.parametrize("count, most", [(1, 1), (7, 7), (7, 99), (10, 3), (128, 32)])
@@ -118,6 +121,97 @@ def test_sampled_rows_are_spread_over_the_segment_and_include_its_last_row(count
     assert rows == sorted(set(rows)) and len(rows) == min(count, most) and rows[-1] == count - 1 and rows[0] >= 0
     gaps = [after - before for before, after in zip(rows, rows[1:])]
     assert not gaps or max(gaps) - min(gaps) <= 1
+
+
+# --- attention along lines ---
+
+def random_lines(heads: int, m: int, seed: int) -> AttentionLines:
+    chance = torch.Generator().manual_seed(seed)
+    lines = AttentionLines(torch.rand(heads, m, generator=chance) < 0.2, torch.rand(heads, m, generator=chance) < 0.15)
+    lines.columns[:, 0] = lines.diagonals[:, 0] = True
+    return lines
+
+
+def by_mask(query: Tensor, keys: Tensor, values: Tensor, seen: Tensor, scoring: Scoring | None) -> Tensor:
+    """Attention whose weights are computed in full; the cells that are not seen get none."""
+    group = len(query) // len(keys)
+    scores = query @ keys.repeat_interleave(group, 0).mT * 0.5
+    if scoring and scoring.softcap:
+        scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
+    scores = scores.masked_fill(~seen.repeat_interleave(group, 0), -math.inf)
+    if scoring and scoring.sinks is not None:
+        scores = torch.cat([scores, scoring.sinks[:, None, None].expand(-1, len(scores[0]), 1)], 2)
+    return scores.softmax(-1)[:, :, :keys.shape[1]] @ values.repeat_interleave(group, 0)
+
+
+def along_lines(seed: int, scoring: Scoring | None) -> bool:
+    """Whether nine rows at the end of 21 tokens, four query heads over two, agree with masked attention."""
+    chance = torch.Generator().manual_seed(seed)
+    query, keys, values = (torch.randn(h, n, 4, generator=chance, dtype=torch.float64)
+                           for h, n in ((4, 9), (2, 21), (2, 21)))
+    lines = random_lines(2, 21, seed)
+    seen = lines.mask(torch.arange(12, 21))
+    seen &= torch.rand(seen.shape, generator=chance) < 0.9  # a model that hides some
+    seen[:, torch.arange(9), torch.arange(12, 21)] = True
+    found = attend_lines(query, (keys, values), lines, seen, 0.5, scoring)
+    return torch.allclose(found, by_mask(query, keys, values, seen, scoring), atol=1e-12)
+
+
+@pytest.mark.parametrize("scoring", [None, Scoring(softcap=2.0), Scoring(sinks=torch.arange(4.0).double())])
+def test_attention_along_lines_is_that_of_a_mask(scoring):
+    assert all(along_lines(seed, scoring) for seed in range(10))
+
+
+def test_a_cell_on_two_lines_that_counts_twice_is_refused(monkeypatch):
+    def diagonals(lines: AttentionLines, seen: Tensor, first: int):
+        return plain(AttentionLines(torch.zeros_like(lines.columns), lines.diagonals), seen, first)
+
+    plain = line_attention._diagonals
+    monkeypatch.setattr(line_attention, "_diagonals", diagonals)
+    assert not any(along_lines(seed, None) for seed in range(10))
+
+
+class Products:
+    """Counts the products of queries and keys of the prompt's attention."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.count = 0
+        for module in (eager_attention, line_attention):
+            monkeypatch.setattr(module, "attention_logits", self._counted(module.attention_logits))
+        monkeypatch.setattr(line_attention, "_diagonals", self._on_diagonals(line_attention._diagonals))
+        monkeypatch.setattr(segment_attention, "attend", self._attended(segment_attention.attend))
+
+    def _counted(self, logits):
+        def counted(query, keys):
+            self.count += query.shape[0] * query.shape[1] * keys.shape[1]
+            return logits(query, keys)
+        return counted
+
+    def _on_diagonals(self, diagonals):
+        def counted(*about):
+            cells = diagonals(*about)
+            self.count += 2 * cells.slots.numel()  # two query heads share a KV head
+            return cells
+        return counted
+
+    def _attended(self, attend):
+        def counted(query, keys, *rest):
+            self.count += query.shape[0] * query.shape[1] * keys.shape[1]
+            return attend(query, keys, *rest)
+        return counted
+
+
+def products(knobs: dict, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Of a prompt of 110 tokens and ten more."""
+    with monkeypatch.context() as patch:
+        counted = Products(patch)
+        course(alone(make("loopserve", **knobs)), models(), PROMPT * 5)
+        return counted.count
+
+
+def test_only_the_sample_and_the_cells_on_lines_are_computed(monkeypatch):
+    few, whole = {"coverage": 0.5, "rows": 8, "period": 4}, {"coverage": 1.0, "period": 4}
+    assert products(few, monkeypatch) < 0.7 * products(whole, monkeypatch)
 
 
 # --- a lane ---
@@ -194,20 +288,20 @@ def test_a_masked_slot_returns_when_later_rows_attend_to_it(architecture, knobs)
 
 
 class TheLastRowsAreTheSample(LoopServe):
-    def select_for_rows(self, layer, weights, query_positions):
-        return covering(weights, query_positions, list(range(len(query_positions)))[-self.rows:], self.coverage).mask
+    def sampled_rows(self, rows):
+        return list(range(rows))[-self.rows:]
 
 
 class HeadsShareTheirLines(LoopServe):
-    def select_for_rows(self, layer, weights, query_positions):
-        return super().select_for_rows(layer, weights.sum(0, keepdim=True), query_positions).expand_as(weights)
+    def select_lines(self, layer, weights, sampled, query_positions):
+        lines = super().select_lines(layer, weights.sum(0, keepdim=True), sampled, query_positions)
+        return AttentionLines(*(part.expand(len(weights), -1) for part in lines))
 
 
 class OnlyColumns(LoopServe):
-    def select_for_rows(self, layer, weights, query_positions):
-        mask = super().select_for_rows(layer, weights, query_positions)
-        own = query_positions[:, None] == torch.arange(weights.shape[2])
-        return mask[:, -1:] | own
+    def select_lines(self, layer, weights, sampled, query_positions):
+        columns, diagonals = super().select_lines(layer, weights, sampled, query_positions)
+        return AttentionLines(columns, diagonals & (torch.arange(diagonals.shape[1]) == 0))
 
 
 class TheEndOfThePromptChoosesForever(LoopServe):

@@ -6,9 +6,11 @@ import torch
 
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly
+from playground.engine.attention import segment_attention
 from playground.engine.attention.attention_mask import RowsAndSlots
+from strategies.kv_cache import quest
 from support.budget_policies import roomy
-from support.eviction import PROMPT, alone, course, models
+from support.eviction import LENGTH, PROMPT, alone, course, models
 from support.wrong_variants import variants_of
 
 Quest = find("quest")
@@ -54,28 +56,28 @@ def check(cls: type) -> None:
 class MeanKeys(Quest):
     """Ranks pages by the product with the middle of the range."""
 
-    def _row(self, query, keys, visible, pages, own):
+    def _row(self, query, keys, visible, pages, own, known):
         middle = keys.clone()
         for page in range(own + 1):
             inside = (pages == page) & visible
             for head in range(len(keys)):
                 middle[head, inside[head]] = keys[head, inside[head]].mean(0)
-        return super()._row(query, middle, visible, pages, own)
+        return super()._row(query, middle, visible, pages, own, known)
 
 
 class CountsSiblings(Quest):
-    def _row(self, query, keys, visible, pages, own):
-        return super()._row(query, keys, torch.ones_like(visible), pages, own)
+    def _row(self, query, keys, visible, pages, own, known):
+        return super()._row(query, keys, torch.ones_like(visible), pages, own, known)
 
 
 class ForgetsItsOwnPage(Quest):
-    def _row(self, query, keys, visible, pages, own):
-        return super()._row(query, keys, visible, pages, own) & (pages != own)
+    def _row(self, query, keys, visible, pages, own, known):
+        return super()._row(query, keys, visible, pages, own, known) & (pages != own)
 
 
 class OneQueryHead(Quest):
-    def _row(self, query, keys, visible, pages, own):
-        return super()._row(query[:, :1], keys, visible, pages, own)
+    def _row(self, query, keys, visible, pages, own, known):
+        return super()._row(query[:, :1], keys, visible, pages, own, known)
 
 
 @pytest.mark.oracle("quest")
@@ -98,6 +100,67 @@ def test_a_bound_is_never_below_a_product_with_a_key_of_the_page():
     low, high = page_ranges(keys, pages, torch.ones(HEADS, SLOTS, dtype=torch.bool), 6)
     bounds, products = page_bounds(query, low, high), query @ keys.transpose(1, 2)
     assert (bounds.gather(2, pages[:, None].expand(-1, GROUP, -1)) >= products - 1e-12).all()
+
+
+# --- what is read ---
+
+KEPT = {"size": 8, "page": 4, "full_layers": 1}
+LONG = PROMPT * 4
+
+
+class Reads:
+    """Counts the slots of the layers that select which each step loads: to find pages, and to attend."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.ranged, self.attended = [], []
+        ranges, attend = quest.page_ranges, segment_attention.attend
+
+        def counted(keys, *rest):
+            self.ranged.append(keys.shape[1])
+            return ranges(keys, *rest)
+
+        def attending(query, keys, *rest):
+            if query.shape[1] == 1:
+                self.attended.append(keys.shape[1])
+            return attend(query, keys, *rest)
+
+        monkeypatch.setattr(quest, "page_ranges", counted)
+        monkeypatch.setattr(segment_attention, "attend", attending)
+
+
+def test_a_row_loads_its_pages_and_the_keys_of_the_newest_page_only(monkeypatch):
+    reads = Reads(monkeypatch)
+    course(alone(make("quest", **KEPT)), models(), LONG)
+    layers = models()["target"].depth
+    selecting = [slots for step, slots in enumerate(reads.attended) if step % layers]
+    assert len(selecting) >= (layers - 1) * (LENGTH - 1) and max(selecting) <= KEPT["size"] < len(LONG)
+    assert max(reads.ranged) <= KEPT["page"], "the ranges of complete pages are known"
+    assert min(slots for step, slots in enumerate(reads.attended) if step % layers == 0) > len(LONG)
+
+
+def test_the_text_is_that_of_pages_that_are_masked(monkeypatch):
+    """Ranges of all pages from their keys at every step, and every key and value loaded."""
+    kept = course(alone(make("quest", **KEPT)), models(), LONG)
+    monkeypatch.setattr(Quest, "_known", lambda self, layer, keys, around: quest.Ranges.none(keys))
+    monkeypatch.setattr(segment_attention, "_selected", lambda *whole: whole)
+    assert course(alone(make("quest", **KEPT)), models(), LONG) == kept
+
+
+def test_ranges_that_outlive_their_tokens_are_refused():
+    """The wrong variant keeps the ranges of tokens that were taken back; the strategy reads the new ones."""
+    def same(forgets: bool) -> bool:
+        policy, query = make("quest", size=8, page=PAGE, full_layers=0), states(HEADS, GROUP, 1, D, seed=9)
+        for seed, committed in ((1, 20), (2, 8), (2, 20)):
+            before = dict(policy._ranges)
+            keys = torch.cat([states(HEADS, 8, D, seed=0), states(HEADS, SLOTS - 8, D, seed=seed)], 1)
+            positions = torch.arange(committed + 1)[None]
+            around = RowsAndSlots([committed], positions, torch.ones(1, 1, committed + 1, dtype=torch.bool), committed)
+            found = policy.select_by_states(0, query, keys[:, :committed + 1], around)
+            policy._ranges = policy._ranges if forgets else policy._ranges | before
+        anew = make("quest", size=8, page=PAGE, full_layers=0).select_by_states(0, query, keys[:, :21], around)
+        return torch.equal(found, anew)
+
+    assert same(forgets=True) and not same(forgets=False)
 
 
 def test_nothing_is_evicted_and_the_text_changes():

@@ -17,6 +17,7 @@ from playground.contract.cache_policy import (
     AddsMemory,
     CachePolicy,
     CutsPrompt,
+    DecidesByHead,
     Full,
     Held,
     Merge,
@@ -32,6 +33,7 @@ from playground.contract.cache_policy import (
     RenumbersPositions,
     RestrictsPrompt,
     SelectsByStates,
+    SelectsLines,
     SelectsPerRow,
 )
 from playground.contract.compute_policy import ComputePolicy
@@ -47,6 +49,7 @@ from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
 from playground.contract.variant import Variant
 from playground.contract.verifier import Verifier
+from playground.engine.attention.line_attention import AttentionLines
 from playground.engine.layer_choices import LayerChoices, LayerSteps, SharedFeedForward
 
 __all__ = [
@@ -55,11 +58,13 @@ __all__ = [
     "NEEDS",
     "STAGES",
     "AddsMemory",
+    "AttentionLines",
     "CachePolicy",
     "CanvasDecoder",
     "ComputePolicy",
     "Constraint",
     "CutsPrompt",
+    "DecidesByHead",
     "Decoder",
     "Drafter",
     "Full",
@@ -86,6 +91,7 @@ __all__ = [
     "RewardedText",
     "Sampler",
     "SelectsByStates",
+    "SelectsLines",
     "SelectsPerRow",
     "SharedFeedForward",
     "Strategy",

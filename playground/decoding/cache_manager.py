@@ -23,12 +23,13 @@ from playground.contract import (
     RenumbersPositions,
     RestrictsPrompt,
     SelectsByStates,
+    SelectsLines,
     SelectsPerRow,
     Strategy,
 )
 from playground.decoding.recorder import Recorder, Settled, combined
 from playground.decoding.rows_in_turn import RowsInTurn
-from playground.engine.attention.attention_mask import Focus, Renumbering, Window
+from playground.engine.attention.attention_mask import Focus, LineChoice, Renumbering, Window
 from playground.engine.heap_memory import give_back
 from playground.engine.host_copies import on_device
 from playground.errors import Refusal
@@ -86,7 +87,9 @@ class CacheManager:
         if isinstance(policy, SelectsPerRow):
             # bound, so that a copied lane uses its own policy
             by_states = policy.select_by_states if isinstance(policy, SelectsByStates) else None
-            store.focus = Focus(policy.select_for_rows, self._selects_for, by_states)
+            lines = isinstance(policy, SelectsLines)
+            along = LineChoice(policy.sampled_rows, policy.select_lines, self.prompt) if lines else None
+            store.focus = Focus(policy.select_for_rows, self._selects_for, by_states, along)
         if isinstance(policy, AddsMemory):
             store.memory = policy.attend_memory
         if isinstance(policy, ReadsQueries):
@@ -204,6 +207,17 @@ class CacheManager:
     def is_due(self) -> bool:
         """Whether tokens were committed since the policy acted."""
         return self.store.length > self._acted_at
+
+    def rests(self, length: int) -> bool:
+        """Whether the policy changes nothing once the text has `length` tokens, if it was not shortened before."""
+        policy, store = self.policy, self.store
+        added = length - store.length
+        if isinstance(policy, Quantises) and type(policy).retain is Quantises.retain:
+            return not any(
+                policy.quantise_count(part, store.slots_of(layer).count + added - buffers[layer].quantised_slots)
+                for part, buffers in (("keys", store.keys), ("values", store.values)) for layer in range(store.depth)
+            )
+        return policy.rests(max(slots.count for slots in store.slots) + added, length, self.prompt)
 
     def commit(self, node: int) -> None:
         """Append the path to a scratch node to the trunk, and let a policy that takes turns act between its tokens."""

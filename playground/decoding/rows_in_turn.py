@@ -1,120 +1,37 @@
 """Rows of one forward that a cache policy acts between, as if each were committed before the next one is read.
 
 A policy that acts as the text grows decides after every token what later ones see. The rows of draft tokens, and those
-of texts that grow side by side, are computed in one forward all the same: in each layer they pass one after the other
-through a copy of the layer's cache, on which a copy of the policy acts. What the trunk holds, and what the policy
-knows, changes only when tokens are committed, one after the other again: so rejected tokens leave no trace.
+of texts that grow side by side, are computed in one forward all the same: in each layer they are read depth by depth,
+from copies of the layer's cache on which copies of the policy have acted. Rows of one depth do not see each other, so
+they are read together. What the trunk holds, and what the policy knows, changes only when tokens are committed, one
+after the other again: so rejected tokens leave no trace.
 """
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from copy import copy, deepcopy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
+from playground.contract import DecidesByHead
+from playground.decoding.cache_lines import Lines, LineToken, Manager, NotedWeights, changing_alone
 from playground.engine.attention.segment_attention import QKV, Reach, Scoring, Segment
-from playground.engine.cache.kv_cache import Attention, KVCache
+from playground.engine.host_copies import on_device
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from playground.contract import CachePolicy
 
-
-class Manager(Protocol):
-    """What connects a policy to a cache (`decoding.cache_manager.CacheManager`)."""
-
-    policy: CachePolicy
-    store: KVCache
-    rehearsing: bool  # whether probe tokens are read
-
-    @property
-    def is_due(self) -> bool:
-        """Whether tokens were committed since the policy acted."""
-        raise NotImplementedError
-
-    def watch(self) -> Callable[[int], bool] | None:
-        """By position, whether the policy wants a row's attention; None if it wants none."""
-        raise NotImplementedError
-
-    def act_on(self, layer: int) -> None:
-        """Let the policy act on one layer after a token was committed."""
-        raise NotImplementedError
-
-    def beside(self, store: KVCache, policy: CachePolicy) -> Manager:
-        """The same for a copy of the policy and a copy of the cache."""
-        raise NotImplementedError
-
-
-@dataclass(eq=False)
-class Line:
-    """The cache of one layer after some tokens that are not committed, with the policy that acted on it.
-
-    Its scratch holds the tokens that may come next.
-    """
-
-    layer: int
-    manager: Manager
-
-    def read(self, new: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None) -> Tensor:
-        """Attention of tokens that may come next, each in place of the others, [heads, n, d]."""
-        return self._begin(new[0].shape[1]).attend(self.layer, new, scaling, sliding_window, scoring)
-
-    def go_on(self, token: int) -> Line:
-        """Commit one of the tokens read last; the policy acts on it."""
-        self.manager.store.commit(token)
-        self.manager.act_on(self.layer)
-        return self
-
-    def branched(self, token: int) -> Line:
-        """A copy that goes on with one of the tokens read last."""
-        store = self.manager.store
-        slots = store.slots[0].count + token + 1
-        states = [buffers[self.layer].read(slots)[:, -1:] for buffers in (store.keys, store.values)]
-        policy, twin = changing_alone(self.manager.policy), store.twin_of_layer(self.layer)
-        line = Line(self.layer, self.manager.beside(twin, policy))
-        return line.append(states, self.weights(token))
-
-    def append(self, states: list[Tensor], weights: Tensor | None) -> Line:
-        """Go on with a token of which the key and value states, and the attention weights, are known."""
-        self._begin(1).write(self.layer, *states)
-        self.manager.store.attention = [] if weights is None else [Attention([0], {self.layer: weights})]
-        return self.go_on(0)
-
-    def weights(self, token: int) -> Tensor | None:
-        """Attention weights of one of the tokens read last over the slots and itself, [kv_heads, 1, slots + 1].
-
-        None if the policy does not read them.
-        """
-        store = self.manager.store
-        if not store.attention:
-            return None
-        weights, slots = store.attention[-1].layers[self.layer], store.slots[0].count
-        own = weights[:, token:token + 1]
-        return torch.cat([own[:, :, :slots], own[:, :, slots + token:slots + token + 1]], 2)
-
-    @property
-    def bytes(self) -> int:
-        """Memory of its keys and values."""
-        store, slots = self.manager.store, self.manager.store.slots[0].count
-        return store.keys[self.layer].bytes(slots) + store.values[self.layer].bytes(slots)
-
-    def _begin(self, count: int) -> Segment:
-        segment = self.manager.store.extend([-1] * count)
-        watches = self.manager.watch()
-        if watches and watches(segment.positions[0]):
-            segment.watched = list(range(count))
-        return segment
+Followers = dict[int, list[int]]
+"""Rows of a forward that follow a node, by node; those without one follow -1, the trunk."""
 
 
 class End(NamedTuple):
     """A token that no other has followed yet."""
 
-    line: Line
-    token: int  # among those that the line has read last
+    lines: Lines
+    at: LineToken
 
 
 class RowsInTurn:
@@ -124,24 +41,28 @@ class RowsInTurn:
         self._manager = manager
         self.active = False  # once the policy has acted on the prompt
         self._ends: dict[int, dict[int, End]] = defaultdict(dict)  # by layer and node
-        self._weights: dict[tuple[int, int], Tensor] = {}  # by layer and node, as `Line.weights`
+        self._weights: dict[tuple[int, int], NotedWeights] = {}  # by layer and node
         self._copies: list[CachePolicy] = []  # of the policy, for lines from the trunk: each serves one in every layer
         self._begun: Counter[int] = Counter()  # by layer, lines from the trunk
 
     def applies(self, first: int, rows: int) -> bool:
-        """Whether rows are read in turn. A single row after a trunk that the policy has acted on sees what it should.
-        """
-        return self.active and not self._manager.rehearsing and (rows > 1 or first > 0 or self._manager.is_due)
+        """Whether rows are read in turn: if the policy changes something after the trunk or at a token before them."""
+        manager = self._manager
+        if not self.active or manager.rehearsing:
+            return False
+        length, depth = manager.store.length, max(manager.store.depths[first:first + rows], default=0)
+        return not all(map(manager.rests, range(length + (not manager.is_due), length + depth + 1)))
 
     def attend(self, layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: Reach,
                scoring: Scoring | None) -> Tensor:
         """Attention of the rows of a segment, [heads, rows, d], each after what the policy did at the one before."""
-        parents, output = segment.store.parents[segment.first:segment.end], torch.empty_like(new[0])
-        for parent in dict.fromkeys(parents):
-            rows = [row for row, other in enumerate(parents) if other == parent]
-            line = self._line_to(layer, parent)
-            output[:, rows] = line.read([states[:, rows] for states in new], scaling, sliding_window, scoring)
-            self._note(layer, line, [segment.first + row for row in rows])
+        output = torch.empty_like(new[0])
+        for followers in _by_depth(segment):
+            for lines, nodes in self._lines_to(layer, list(followers)):
+                rows, real = _side_by_side([followers[node] for node in nodes], output.device)
+                states = [part[:, rows] for part in new]
+                output[:, rows[real]] = lines.read(states, scaling, sliding_window, scoring)[:, real]
+                self._note(layer, lines, [[segment.first + row for row in followers[node]] for node in nodes])
         return output
 
     def commit(self, path: list[int], remaining: list[int]) -> None:
@@ -151,9 +72,9 @@ class RowsInTurn:
         """
         store = self._manager.store
         for layer in range(store.depth if len(path) == 1 and store.length > store.reported else 0):
-            if (weights := self._weights.get((layer, path[0]))) is not None:
+            if noted := self._weights.get((layer, path[0])):
                 position = torch.full((1,), store.length - 1, device=store.device)
-                store.on_attention(layer, weights, position, store.slots_of(layer).positions)
+                store.on_attention(layer, noted.row(), position, store.slots_of(layer).positions)
         self.keep_only(remaining)
 
     def keep_only(self, nodes: list[int]) -> None:
@@ -169,62 +90,95 @@ class RowsInTurn:
 
     def bytes(self) -> int:
         """Memory of the keys and values that its lines hold beside the trunk."""
-        return sum(line.bytes for ends in self._ends.values() for line in {end.line for end in ends.values()})
+        return sum(lines.bytes for ends in self._ends.values() for lines in {end.lines for end in ends.values()})
 
-    def _note(self, layer: int, line: Line, nodes: list[int]) -> None:
-        """Remember nodes that a line has read."""
-        for token, node in enumerate(nodes):
-            self._ends[layer][node] = End(line, token)
-            if (weights := line.weights(token)) is not None:
-                self._weights[layer, node] = weights
+    def _note(self, layer: int, lines: Lines, nodes: list[list[int]]) -> None:
+        """Remember the nodes that each line has read."""
+        for line, each in enumerate(nodes):
+            for token, node in enumerate(each):
+                at = LineToken(line, token)
+                self._ends[layer][node] = End(lines, at)
+                if noted := lines.noted(at):
+                    self._weights[layer, node] = noted
 
-    def _line_to(self, layer: int, node: int) -> Line:
-        """The line to a node, -1 for the trunk, to go on from."""
-        if node == -1:
-            return self._from_trunk(layer)
+    # --- lines ---
+
+    def _lines_to(self, layer: int, nodes: list[int]) -> Iterator[tuple[Lines, list[int]]]:
+        """Lines to go on from nodes of one depth, and which nodes each of them leads to."""
+        if nodes == [-1]:
+            yield self._from_trunk(layer), nodes
+            return
+        read_last: dict[Lines | None, list[int]] = defaultdict(list)
+        for node in nodes:
+            end = self._ends[layer].get(node)
+            read_last[end and end.lines].append(node)
+        together = isinstance(self._manager.policy, DecidesByHead)
+        for lines, each in read_last.items():
+            for some in [each] if together else [[node] for node in each]:
+                yield self._continued(layer, lines, some) if lines else self._read_again(layer, some), some
+
+    def _continued(self, layer: int, lines: Lines, nodes: list[int]) -> Lines:
+        """Lines after nodes that these have read last: copies, unless nothing else may follow them."""
         ends = self._ends[layer]
-        if node not in ends:
-            return self._read_again(layer, node)
-        line, token = ends.pop(node)
-        return line.branched(token) if any(end.line is line for end in ends.values()) else line.go_on(token)
+        places = [ends.pop(node).at for node in nodes]
+        alone = not any(end.lines is lines for end in ends.values())
+        if alone and places == [LineToken(line, places[0].token) for line in range(lines.count)]:
+            return lines.go_on(places[0].token)
+        return lines.branched(places)
 
-    def _from_trunk(self, layer: int) -> Line:
+    def _from_trunk(self, layer: int) -> Lines:
         manager, number = self._manager, self._begun[layer]
         self._begun[layer] += 1
         if number == len(self._copies):
             self._copies.append(changing_alone(manager.policy))
-        line = Line(layer, manager.beside(manager.store.twin_of_layer(layer), self._copies[number]))
+        lines = Lines(layer, manager.beside(manager.store.twin_of_layer(layer), self._copies[number]))
         if manager.is_due:
-            line.manager.act_on(layer)
-        return line
+            lines.manager.act_on(layer)
+        return lines
 
-    def _read_again(self, layer: int, node: int) -> Line:
-        """The line to a node that another row has followed, from what is known of its tokens."""
-        line, store = self._from_trunk(layer), self._manager.store
-        for each in store.path(node):
-            slots = store.slots_of(layer).count + each + 1
-            states = [buffers[layer].read(slots)[:, -1:] for buffers in (store.keys, store.values)]
-            line.append(states, self._weights.get((layer, each), self._recorded(layer, each)))
-        return line
+    def _read_again(self, layer: int, nodes: list[int]) -> Lines:
+        """Lines to nodes of one depth that other rows have followed, or that were not read in turn, from what is known
+        of them.
+        """
+        lines, store = self._from_trunk(layer), self._manager.store
+        trunk, scratch = store.slots_of(layer).count, len(store.parents)
+        held = [buffers[layer].read(trunk + scratch) for buffers in (store.keys, store.values)]
+        lines = lines.repeated(len(nodes)) if len(nodes) > 1 else lines
+        for each in zip(*map(store.path, nodes)):
+            states = [torch.cat([rows[:, trunk + node:trunk + node + 1] for node in each]) for rows in held]
+            weights = [self._known_weights(layer, node) for node in each]
+            lines.append(states, None if None in weights else torch.cat(weights))
+        return lines
 
-    def _recorded(self, layer: int, node: int) -> Tensor | None:
-        """Attention weights of a node that was read alone, after the trunk."""
-        found = [each.layers[layer] for each in self._manager.store.attention if each.nodes == [node]]
-        return found[0] if found else None
+    def _known_weights(self, layer: int, node: int) -> Tensor | None:
+        """Attention weights of a node over the slots it saw and itself, [kv_heads, 1, slots + 1], if they are known."""
+        noted = self._weights.get((layer, node))
+        if noted:
+            return noted.row()
+        store = self._manager.store
+        found = [(each, each.nodes.index(node)) for each in store.attention if node in each.nodes]
+        if not found:
+            return None
+        recorded, row = found[0]
+        trunk = store.slots_of(layer).count
+        seen = on_device([*range(trunk), *(trunk + other for other in store.path(node))], store.device)
+        return recorded.layers[layer][:, row:row + 1, seen]
 
 
-def changing_alone(state: Any) -> Any:
-    """A copy of a policy, or of a part of it, that changes on its own. Tensors are shared: policies replace them."""
-    if isinstance(state, dict):
-        return type(state)(*[state.default_factory] if isinstance(state, defaultdict) else [], {
-            key: changing_alone(value) for key, value in state.items()
-        })
-    if isinstance(state, list | set):
-        return type(state)(map(changing_alone, state))
-    if isinstance(state, Tensor) or not hasattr(state, "__dict__") or callable(state):
-        return state
-    if hasattr(type(state), "__deepcopy__"):
-        return deepcopy(state)
-    alone = copy(state)
-    vars(alone).update({name: changing_alone(value) for name, value in vars(state).items()})
-    return alone
+def _by_depth(segment: Segment) -> Iterator[Followers]:
+    """The rows of a segment by the nodes they follow, for each depth in the tree in turn."""
+    store, depths = segment.store, {}
+    for row in range(segment.rows):
+        node = segment.first + row
+        depths.setdefault(store.depths[node], {}).setdefault(store.parents[node], []).append(row)
+    for _, followers in sorted(depths.items()):
+        yield followers
+
+
+def _side_by_side(each: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Rows of several lines, as many of each: the first of a line is repeated. And which of these are no repetitions.
+    """
+    most = max(map(len, each))
+    rows = [row for own in each for row in [*own, *[own[0]] * (most - len(own))]]
+    real = [most * line + at for line, own in enumerate(each) for at in range(len(own))]
+    return on_device(rows, device), on_device(real, device)

@@ -11,9 +11,9 @@ class AdaKV(PromptCompression):
     Each head keeps a share alpha of an even budget by its own scores, those of SnapKV. The rest goes to the best tokens
     of all heads together, so that heads with scattered attention keep more than those that attend to a few tokens. The
     layer's total is that of SnapKV. Useful where heads differ: an even budget is too small for some and larger than
-    needed for others. The heads of a layer share a buffer of the size of its fullest head, so that one product serves
-    them all: what the others evict is not read, and not freed. alpha = 1 is SnapKV. Generated tokens are not evicted.
-    Feng et al. 2024, arXiv 2407.11550.
+    needed for others. What a head evicts is freed; while a layer is read, its heads are spread out to equal lengths, so
+    that one product serves them all. alpha = 1 is SnapKV. Generated tokens are not evicted. Feng et al. 2024, arXiv
+    2407.11550.
     """
 
     name, title, paper, sheet = "ada_kv", "Budgets by head (AdaKV)", "2407.11550", "kv-cache/ada-kv"

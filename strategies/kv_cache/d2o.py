@@ -6,7 +6,7 @@ import torch
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.algorithms.kv_cache.slot_merging import merge_by_mean, merge_sizes, nearest
-from playground.contract import Merge, Merges, ReadsQueryHeads, knob
+from playground.contract import DecidesByHead, Merge, Merges, ReadsQueryHeads, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
 
@@ -14,7 +14,7 @@ LARGEST = torch.finfo(torch.float32).max  # score of tokens that always rank fir
 LEAST, MOST = 0.01, 1.0  # bounds of a layer's budget, as a share of the prompt
 
 
-class D2O(ReadsQueryHeads, Merges):
+class D2O(ReadsQueryHeads, Merges, DecidesByHead):
     """Evict the tokens that received the least attention, and merge each into the most similar token that stays if
     their keys are similar enough.
 
@@ -94,6 +94,13 @@ class D2O(ReadsQueryHeads, Merges):
         received = self.attention.of(held.layer, held.positions, held.next)
         received = received.masked_fill(held.positions < self.sinks, LARGEST)
         return late | top_slots(received, heavy, held.live & ~late)
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.attention, alone._statistics = self.attention.for_heads(layer, heads), {}
+        known = self.thresholds.get(layer)
+        alone.thresholds = {layer: [known[head] for head in heads.tolist()]} if known else {}
+        return alone
 
     def _layer_budgets(self, held):
         """Heavy and recent tokens of each layer, as if every layer evicted."""

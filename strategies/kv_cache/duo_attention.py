@@ -6,7 +6,7 @@ from torch import Tensor
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.cache_training import Descent, descend
-from playground.contract import CachePolicy, knob
+from playground.contract import DecidesByHead, knob
 from playground.events import Figure, Note
 
 DESCENT = Descent("distance and penalty", steps=160, rate=4e-2, every=20)
@@ -15,16 +15,16 @@ SINKS, RECENT = 4, 16  # that streaming heads see in the training
 SHORTEST, JUDGED, TOGETHER = 64, 24, 2  # tokens of texts; last tokens of a text that count; texts of a step
 
 
-class DuoAttention(CachePolicy):
+class DuoAttention(DecidesByHead):
     """Hold the whole text in the heads that retrieve from it, and only its first and latest tokens in all others.
 
     `python -m playground fit duo_attention` learns a gate for every KV head, between full attention and attention to
     the first and latest tokens: the last hidden states of the model with gates should equal those of the model itself,
     while the gates are pulled to zero. The `share` of all heads with the largest gates are retrieval heads. Useful
     where few heads look far back, which is the case for most models. The authors learn from synthetic passkeys in long
-    texts; here the end of each text counts. Without a fit every head is a retrieval head. The heads of a layer share a
-    buffer, which has the size of its fullest head: memory is freed in layers without a retrieval head, elsewhere only
-    reading is saved. share = 1 is the full cache, 0 a window with sinks. Xiao et al. 2024, arXiv 2410.10819.
+    texts; here the end of each text counts. Without a fit every head is a retrieval head. A streaming head takes the
+    memory of the few tokens it holds; while a layer is read, its heads are spread out to equal lengths, so no reading
+    is saved. share = 1 is the full cache, 0 a window with sinks. Xiao et al. 2024, arXiv 2410.10819.
     """
 
     name, title, paper, sheet = (
@@ -40,16 +40,16 @@ class DuoAttention(CachePolicy):
 
     def __post_init__(self):
         self._gates: Tensor | None = None  # [layers, kv_heads]
+        self._heads: Tensor | None = None  # of which the heads it is asked about are copies
         self._shown = False
 
     def begin_fitted(self, weights):
         self._gates = weights["gates"].float()
 
     def expected_share(self, full):
-        """A layer is as large as its fullest head."""
         if self._gates is None:
             return 1.0
-        whole = self.retrieval_heads().any(-1).float().mean()
+        whole = self.retrieval_heads().float().mean()
         return float(whole + (1 - whole) * min(1.0, (self.sinks + self.recent) / full.length))
 
     def retrieval_heads(self) -> Tensor:
@@ -62,7 +62,17 @@ class DuoAttention(CachePolicy):
         if self._gates is None:
             return held.live
         near = (held.positions < self.sinks) | (held.positions >= held.next - self.recent)
-        return held.live & (near | self.retrieval_heads()[held.layer].to(near.device)[:, None])
+        whole = self.retrieval_heads()[held.layer].to(near.device)
+        whole = whole if self._heads is None else whole[self._heads]
+        return held.live & (near | whole[:, None])
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone._heads = heads if self._heads is None else self._heads[heads]
+        return alone
+
+    def rests(self, slots, length, prompt):
+        return self._gates is None
 
     def explain(self, prompt, layers):
         if self._shown:

@@ -5,22 +5,26 @@ from torch.nn.functional import avg_pool1d
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, MergedTokens, RecentAttention, top_slots
 from playground.algorithms.kv_cache.prompt_compression import check_kernel
 from playground.algorithms.kv_cache.slot_merging import TINY, NearestSlots, merge_by_mean, nearest
-from playground.contract import Merges, ReadsAttention, knob
+from playground.contract import DecidesByHead, Merges, ReadsAttention, knob
 from playground.errors import Refusal
 from playground.events import Figure
 
 
-class EMS(ReadsAttention, Merges):
+class EMS(ReadsAttention, Merges, DecidesByHead):
     """Evict the least important tokens, and merge those of medium importance into the most similar remaining token.
 
     Importance is the larger of two shares: of the attention received from all positions that could attend to the token,
-    and of that from the last positions. The former alone favours old tokens, the latter recent ones. In each head the
-    most important tokens before the window become centres, the next ones are candidates, and all others are evicted. A
-    candidate is merged into the centre with the largest cosine of keys, and evicted if that cosine is below `likeness`;
-    so heads with different numbers of merges are processed in one step. A centre becomes the mean of its tokens,
-    weighted by importance, and inherits their importance. No candidates, or a likeness above 1, is plain eviction. A
-    reconstruction: only a description of the method was accessible, so the larger of two shares, the weights and all
-    defaults are our choices. Li et al. 2024, arXiv 2412.08521.
+    and of that from the last positions. The former alone favours old tokens, the latter recent ones; as shares both
+    have the same mean. In each head the most important tokens before the window become centres, the next ones are
+    candidates, and all others are evicted. A candidate is merged into the centre with the largest product of the
+    cosines of keys and values, and evicted if that is below `likeness`; so heads with different numbers of merges are
+    processed in one step. A centre becomes the mean of its tokens, weighted by importance, and inherits their
+    importance. No candidates, or a likeness above 1, is plain eviction.
+
+    A reconstruction from the abstract and the public reviews of the paper, which name the three classes, equal means of
+    both scores and the product of cosines. The larger of two shares, the weights and all defaults are our choices. Two
+    parts are missing, as their formulas were not accessible: each head's own number of candidates by its sparsity, and
+    directions of keys that are merged apart from their lengths. Li et al. 2024, arXiv 2412.08521.
     """
 
     name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"
@@ -42,7 +46,11 @@ class EMS(ReadsAttention, Merges):
         1.0, 0.0, 4.0, step=0.1, help="candidates for merging per token that stays before the window"
     )
     likeness: float = knob(
-        0.6, -1.0, 1.1, step=0.05, help="cosine of keys below which a candidate is evicted; above 1 all are"
+        0.6,
+        -1.0,
+        1.1,
+        step=0.05,
+        help="cosine of keys times that of values, below which a candidate is evicted; above 1 all are",
     )
 
     def __post_init__(self):
@@ -90,8 +98,8 @@ class EMS(ReadsAttention, Merges):
 
     def _pair(self, held, importance, centres, candidates):
         """Store importance, candidates and their nearest centres for `merge`."""
-        keys = [layer.read("keys") for layer in held]
-        parts = (importance, candidates, *nearest(keys, centres, candidates))
+        keys, values = ([layer.read(part) for layer in held] for part in ("keys", "values"))
+        parts = (importance, candidates, *nearest(keys, centres, candidates, values))
         by_layer = zip(*(part.split(len(keys[0])) for part in parts))
         self._pairs |= {
             layer.layer: (scores, mask, NearestSlots(*pairs)) for layer, (scores, mask, *pairs) in zip(held, by_layer)
@@ -133,6 +141,16 @@ class EMS(ReadsAttention, Merges):
             values = list(self._counts.values())
             yield Figure("matrix", "slots at the first eviction", {"rows": rows, "columns": columns, "values": values})
             self._shown = True
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.attention = self.attention.for_heads(layer, heads)
+        alone.recent_attention = self.recent_attention.for_heads(layer, heads)
+        alone._pairs, alone._counts = {}, {}
+        return alone
+
+    def rests(self, slots, length, prompt):
+        return slots <= self.size
 
     def budget(self, generated):
         return self.size

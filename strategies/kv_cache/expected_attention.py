@@ -3,11 +3,11 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
-from playground.contract import ReadsQueries, knob
+from playground.contract import DecidesByHead, ReadsQueries, knob
 from playground.engine.sampling import REMOVED
 
 
-class ExpectedAttention(ReadsQueries, TopKEviction):
+class ExpectedAttention(ReadsQueries, TopKEviction, DecidesByHead):
     """Keep the tokens that future queries are expected to attend to, assuming that they are distributed like the last
     queries of the prompt.
 
@@ -30,6 +30,11 @@ class ExpectedAttention(ReadsQueries, TopKEviction):
     def observe_queries(self, layer, query_states):
         seen = [self._queries[layer]] if layer in self._queries else []
         self._queries[layer] = torch.cat([*seen, query_states], 2)[:, :, -self.window:]
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone._queries = {layer: self._queries[layer][heads]} if layer in self._queries else {}
+        return alone
 
     def scores(self, held):
         keys = held.read("keys")

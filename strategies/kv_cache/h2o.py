@@ -1,10 +1,10 @@
 """H2O: heavy hitters by attention, and the most recent tokens."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import ReadsAttention, knob
+from playground.contract import DecidesByHead, ReadsAttention, knob
 from playground.errors import Refusal
 
 
-class H2O(ReadsAttention):
+class H2O(ReadsAttention, DecidesByHead):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
     Scores are cumulative attention weights of all committed query positions, per layer and KV head, summed over the
@@ -37,6 +37,14 @@ class H2O(ReadsAttention):
         recent = held.positions >= held.next - self.recent
         received = self.attention.of(held.layer, held.positions, held.next)
         return recent | top_slots(received, self.heavy, held.live & ~recent)
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.attention = self.attention.for_heads(layer, heads)
+        return alone
+
+    def rests(self, slots, length, prompt):
+        return slots <= self.heavy + self.recent
 
     def budget(self, generated):
         return self.heavy + self.recent

@@ -2,9 +2,10 @@
 from torch.nn.functional import cosine_similarity, normalize
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
+from playground.contract import DecidesByHead
 
 
-class KeyDiff(TopKEviction):
+class KeyDiff(TopKEviction, DecidesByHead):
     """Keep the tokens whose keys differ most from the others: distinctive keys tend to receive much attention.
 
     The score of a token is the negative cosine similarity of its key to the mean of the normalised keys that the same

@@ -1,8 +1,9 @@
 """Eviction by the L2 norm of keys."""
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
+from playground.contract import DecidesByHead
 
 
-class KeyNorm(TopKEviction):
+class KeyNorm(TopKEviction, DecidesByHead):
     """Keep the tokens whose keys have the smallest L2 norm: in many trained models those receive the most attention.
 
     Works per layer and KV head and needs no attention weights. The correlation is an empirical finding; in a model

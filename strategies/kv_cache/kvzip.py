@@ -19,9 +19,9 @@ class KVzip(ReadsProbeHeads):
     token's score is the largest attention that any of these rows and any query head of its group pays to it. This does
     not depend on a question, so one compressed context answers many. A long context is repeated in parts, each of which
     counts with attention to its own tokens, the first `sinks`, and itself. With shared budgets the heads of all layers
-    compete for the slots; the heads of a layer share a buffer, so only what its fullest head evicts is freed. Even
-    budgets free everything. It costs a second prefill. Generated tokens are not evicted, and the instruction is
-    outside of the chat template. Kim et al. 2025, arXiv 2505.23416.
+    compete for the slots, and each takes the memory of what it keeps; while a layer is read, its heads are spread out
+    to equal lengths, so reading is saved by even budgets only. It costs a second prefill. Generated tokens are not
+    evicted, and the instruction is outside of the chat template. Kim et al. 2025, arXiv 2505.23416.
     """
 
     name, title, paper, sheet = "kvzip", "Context reproduction (KVzip)", "2505.23416", "kv-cache/kvzip"

@@ -3,12 +3,12 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
-from playground.contract import knob
+from playground.contract import DecidesByHead, knob
 
 ALWAYS = 2.0  # above every share
 
 
-class LagKV(TopKEviction):
+class LagKV(TopKEviction, DecidesByHead):
     """Keep, in every partition of the text, the tokens that deviate most when normalised by the next partition.
 
     After the first `sinks` tokens the text is divided into partitions of `lag` tokens. In each, keys and values are

@@ -10,7 +10,7 @@ from torch.nn.functional import conv1d, cross_entropy
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
 from playground.algorithms.kv_cache.cache_training import Descent, descend
-from playground.contract import ReadsAttention, ReadsInChunks, knob
+from playground.contract import DecidesByHead, ReadsAttention, ReadsInChunks, knob
 from playground.errors import Refusal
 from playground.events import Figure, Note
 
@@ -22,7 +22,7 @@ TRAINED_CHUNK, SHORTEST = 32, 96  # tokens of a chunk; of the texts that are tra
 TOGETHER, HELD_OUT = 2, 8  # texts of a training step; texts that are not trained on
 
 
-class LoCoCo(ReadsInChunks, ReadsAttention):
+class LoCoCo(ReadsInChunks, ReadsAttention, DecidesByHead):
     """Hold a fixed number of slots: the tokens that receive most attention as they are, and mixtures of all others.
 
     Whenever the slots and the buffer are full, the `heavy` share of the slots goes to the tokens that the last forward
@@ -69,6 +69,14 @@ class LoCoCo(ReadsInChunks, ReadsAttention):
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
         return {"size": tokens, "buffer": 0}
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.attention, alone._members = self.attention.for_heads(layer, heads), {}
+        return alone
+
+    def rests(self, slots, length, prompt):
+        return slots <= self.size + self.buffer
 
     def budget(self, generated):
         return self.size + self.buffer

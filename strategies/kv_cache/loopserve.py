@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.attention_scores import RecentAttention, top_slots
-from playground.contract import ReadsAttention, SelectsPerRow, knob
+from playground.contract import AttentionLines, ReadsAttention, SelectsLines, knob
 from playground.events import Figure
 
 TINY = 1e-6  # tolerance of the coverage, for rounding
 
 
-class LoopServe(ReadsAttention, SelectsPerRow):
+class LoopServe(ReadsAttention, SelectsLines):
     """Compute the prefill only along the lines of the attention matrix with most of the attention, then evict
     periodically by the latest rows of attention.
 
@@ -22,10 +22,12 @@ class LoopServe(ReadsAttention, SelectsPerRow):
     evicted or, with `view`, masked: they stay in the cache and may become visible again, which shows the selection but
     saves no memory. Coverage 1 reads everything, and a size above the length of the text keeps everything.
 
+    Of the other rows only the cells on lines are computed, which saves products of queries and keys unless a chunk has
+    more lines than tokens before it; without a kernel for it, it saves no time on a text of a few hundred tokens.
+
     A reconstruction: only the paper's abstract was accessible, so the lines, their order (by attention, ranked once)
-    and all numbers are our choices. Attention is computed in full and then masked, which shows the share but saves no
-    time; query heads of a group share their lines. A dialogue is one prompt whose messages are not distinguished: a
-    chunk is the input of one forward, at most 128 tokens. Li et al. 2025, arXiv 2507.13681.
+    and all numbers are our choices; query heads of a group share their lines. A dialogue is one prompt whose messages
+    are not distinguished: a chunk is the input of one forward, at most 128 tokens. Li et al. 2025, arXiv 2507.13681.
     """
 
     name, title, paper, sheet = (
@@ -69,17 +71,17 @@ class LoopServe(ReadsAttention, SelectsPerRow):
     def selects_for(self, position, prompt):
         return self.coverage < 1 if position < prompt else bool(self._views)
 
-    def select_for_rows(self, layer, weights, query_positions):
-        return self._view(layer, weights) if layer in self._views else self._lines(layer, weights, query_positions)
+    def sampled_rows(self, rows):
+        return sampled(rows, self.rows)
 
-    def _lines(self, layer, weights, queries):
-        cover = covering(weights, queries, sampled(len(queries), self.rows), self.coverage)
+    def select_lines(self, layer, weights, sampled, query_positions):
+        cover = covering(weights, query_positions, sampled, self.coverage)
         self._read[layer] = self._read.get(layer, 0) + torch.stack(
             [cover.cells, cover.all_cells, cover.attention, cover.all_attention]
         )
-        return cover.mask
+        return cover.lines
 
-    def _view(self, layer, weights):
+    def select_for_rows(self, layer, weights, query_positions):
         """The slots visible in a view and all later ones, [kv_heads, n, slots]."""
         visible = self._views[layer][:, :weights.shape[2]]
         later = visible.new_ones(len(weights), weights.shape[2] - visible.shape[1])
@@ -105,6 +107,9 @@ class LoopServe(ReadsAttention, SelectsPerRow):
             return stays
         self._views[held.layer] = stays
         return held.live
+
+    def rests(self, slots, length, prompt):
+        return length < max(prompt, min(self._last.values(), default=prompt - self.period) + self.period)
 
     def _note(self, held, stays):
         before = self._views.get(held.layer, held.live[:, :0])
@@ -137,7 +142,7 @@ def _matrix(name: str, parts: list[list[float]], wholes: list[list[float]]) -> F
 class Cover(NamedTuple):
     """Lines of attention and, by head, their sums, [kv_heads]."""
 
-    mask: Tensor  # cells on a line, [kv_heads, n, m]
+    lines: AttentionLines
     cells: Tensor  # number of these cells
     all_cells: Tensor  # number of causal cells
     attention: Tensor  # of the sampled rows, on these cells
@@ -150,22 +155,24 @@ def sampled(count: int, most: int) -> list[int]:
     return [count - 1 - (count * i) // most for i in range(most)][::-1]
 
 
-def covering(weights: Tensor, query_positions: Tensor, rows: list[int], coverage: float) -> Cover:
+def covering(sample: Tensor, query_positions: Tensor, rows: list[int], coverage: float) -> Cover:
     """The columns and diagonals with the largest sums over the sampled rows that cover `coverage` of their attention.
 
-    `weights` [kv_heads, n, m] are those of query positions [n] over key positions 0 .. m - 1. Lines are ranked once by
-    their sums; a cell on two lines counts for the first. The first column and the main diagonal are always selected.
+    `sample` [kv_heads, q, m] are the weights of `rows`, sampled among query positions [n], over key positions 0 .. m -
+    1. Lines are ranked once by their sums; a cell on two lines counts for the first. The first column and the main
+    diagonal are always selected.
     """
-    slots = torch.arange(weights.shape[2], device=weights.device)
+    slots = torch.arange(sample.shape[2], device=sample.device)
     distance = query_positions[:, None] - slots  # [n, m]
     causal, distance = distance >= 0, distance.clamp(min=0)
-    sample = weights[:, rows].masked_fill(~causal[rows], 0)
-    lines = _selected_lines(sample, distance[rows], int(query_positions.max()) + 1, coverage)
-    columns, diagonals = lines[:, :len(slots)], lines[:, len(slots):]
-    mask = (columns[:, None, :] | diagonals[:, distance]) & causal
-    sample, cells = weights[:, rows], mask.sum((1, 2)).to(weights.dtype)
+    causal_sample = sample.masked_fill(~causal[rows], 0)
+    chosen = _selected_lines(causal_sample, distance[rows], int(query_positions.max()) + 1, coverage)
+    lines = AttentionLines(chosen[:, :len(slots)], chosen[:, len(slots):])
+    mask = lines.mask(query_positions)
+    cells = mask.sum((1, 2)).to(sample.dtype)
     return Cover(
-        mask, cells, torch.full_like(cells, int(causal.sum())), (sample * mask[:, rows]).sum((1, 2)), sample.sum((1, 2))
+        lines, cells, torch.full_like(cells, int(causal.sum())), (sample * mask[:, rows]).sum((1, 2)),
+        sample.sum((1, 2)),
     )
 
 

@@ -3,10 +3,10 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.kv_cache.topk_eviction import TopKEviction
-from playground.contract import ReadsQueries
+from playground.contract import DecidesByHead, ReadsQueries
 
 
-class QFilters(ReadsQueries, TopKEviction):
+class QFilters(ReadsQueries, TopKEviction, DecidesByHead):
     """Keep the tokens whose keys align with the main direction of the queries, which predicts the attention they
     receive.
 
@@ -29,6 +29,12 @@ class QFilters(ReadsQueries, TopKEviction):
         new = queries.transpose(1, 2) @ queries, queries.sum(1)
         before = self._seen.get(layer)
         self._seen[layer] = new if before is None else (before[0] + new[0], before[1] + new[1])
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone._seen = {at: tuple(part[heads] for part in sums) for at, sums in self._seen.items() if at == layer}
+        alone._directions = {at: part[heads] for at, part in self._directions.items() if at == layer}
+        return alone
 
     def scores(self, held):
         keys = held.read("keys")

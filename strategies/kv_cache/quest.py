@@ -1,10 +1,37 @@
 """Quest: each row reads the pages of the cache that its query may attend to most."""
+from __future__ import annotations
+
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from playground.contract import SelectsByStates, knob
 from playground.engine.sampling import REMOVED
 from playground.events import Figure
+
+
+class Ranges(NamedTuple):
+    """Smallest and largest number of each channel of the keys of pages, [kv_heads, pages, d]."""
+
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def none(cls, keys: Tensor) -> Ranges:
+        """Of no page, for keys like these [kv_heads, m, d]."""
+        return cls(keys[:, :0], keys[:, :0])
+
+    @property
+    def pages(self) -> int:
+        return self.low.shape[1]
+
+    def first(self, count: int) -> Ranges:
+        """Those of the first `count` pages, at most."""
+        return Ranges(self.low[:, :count], self.high[:, :count])
+
+    def followed_by(self, later: Ranges) -> Ranges:
+        return Ranges(*(torch.cat(parts, 1) for parts in zip(self, later)))
 
 
 class Quest(SelectsByStates):
@@ -14,10 +41,11 @@ class Quest(SelectsByStates):
     number of each channel of the page could have with the query: the sum over channels of the larger of the two
     products. The pages with the largest bounds are read, `size` tokens of them, and always the row's own, newest page.
     The first layers read everything, as their attention is spread. This saves the reading of the cache, which decides
-    the time of long texts on a GPU, and no memory; here pages that are not read are masked, so no time is saved either.
-    Each row selects by itself, so draft tokens are verified as plain decoding would. The bounds of the query heads that
-    share a KV head are added up; the authors' models share none. The prompt is read in full. A size for the whole text
-    is the full cache. Tang et al. 2024, arXiv 2406.10774.
+    the time of long texts on a GPU, and no memory: the ranges of complete pages are kept beside it, two rows for every
+    `page`, and only keys and values of pages that are read are loaded. Each row selects by itself, so draft tokens are
+    verified as plain decoding would; rows of one forward load the pages of all of them. The bounds of the query heads
+    that share a KV head are added up; the authors' models share none. The prompt is read in full. A size for the whole
+    text is the full cache. Tang et al. 2024, arXiv 2406.10774.
     """
 
     name, title, paper, sheet = "quest", "Query-aware pages (Quest)", "2406.10774", "kv-cache/quest"
@@ -29,6 +57,7 @@ class Quest(SelectsByStates):
 
     def __post_init__(self):
         self._shares: dict[int, dict[str, Tensor]] = {}  # of the tokens that were read, by position and layer
+        self._ranges: dict[int, Ranges] = {}  # of complete pages of committed tokens, by layer
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
@@ -39,16 +68,34 @@ class Quest(SelectsByStates):
         if layer < self.full_layers:
             return torch.ones_like(visible)
         pages = (around.slots.clamp(min=0) // self.page).expand(heads, -1)
+        known = self._known(layer, key_states, around)
         seen = [
-            self._row(query_states[:, :, row], key_states, visible[:, row], pages, position // self.page)
+            self._row(query_states[:, :, row], key_states, visible[:, row], pages, position // self.page, known)
             for row, position in enumerate(around.rows)
         ]
         self._note(layer, around, seen)
         return torch.stack(seen, 1)
 
-    def _row(self, query: Tensor, keys: Tensor, visible: Tensor, pages: Tensor, own: int) -> Tensor:
+    def _known(self, layer: int, keys: Tensor, around) -> Ranges:
+        """The ranges of the complete pages of committed tokens, none if some of these are not visible to some row.
+
+        Each page's keys are read once; pages of tokens that were taken back are forgotten.
+        """
+        count = around.committed // self.page if bool(around.visible[..., :around.committed].all()) else 0
+        before = self._ranges.get(layer, Ranges.none(keys)).first(count)
+        start = before.pages * self.page
+        fresh = keys[:, start:count * self.page].unflatten(1, (-1, self.page)) if count > before.pages else None
+        known = before if fresh is None else before.followed_by(Ranges(fresh.amin(2), fresh.amax(2)))
+        if count:
+            self._ranges[layer] = known
+        return known
+
+    def _row(self, query: Tensor, keys: Tensor, visible: Tensor, pages: Tensor, own: int, known: Ranges) -> Tensor:
         """What one row reads, bool [kv_heads, m], by its query states [kv_heads, group, d]."""
-        low, high = page_ranges(keys, pages, visible, own + 1)
+        known = known.first(own)  # without its own page
+        rest = slice(known.pages * self.page, None)
+        later = page_ranges(keys[:, rest], pages[:, rest] - known.pages, visible[:, rest], own + 1 - known.pages)
+        low, high = known.followed_by(Ranges(*later))
         bounds = page_bounds(query, low, high).sum(1)
         bounds = bounds.masked_fill(torch.isinf(low[..., 0]), REMOVED)  # a page without a visible token
         bounds[:, own] = -REMOVED

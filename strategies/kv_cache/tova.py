@@ -33,5 +33,8 @@ class Tova(ReadsAttention):
     def retain(self, held):
         return top_slots(self.attention.of(held.layer, held.positions, held.next), self.size, held.live)
 
+    def rests(self, slots, length, prompt):
+        return slots <= self.size
+
     def budget(self, generated):
         return self.size

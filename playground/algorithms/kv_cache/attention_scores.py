@@ -4,6 +4,7 @@ Positions are true positions, so a token's score does not change index when othe
 """
 from __future__ import annotations
 
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +57,14 @@ class AttentionScores:
         """Add the scores of merged tokens to those of their targets."""
         if layer in self._layers:
             self._layers[layer] = move_scores(self._layers[layer], moving)
+
+    def for_heads(self, layer: int, heads: Tensor) -> AttentionScores:
+        """The scores of one layer, for copies of these heads [n]."""
+        alone = AttentionScores()
+        if layer in self._layers:
+            alone._layers[layer] = self._layers[layer][heads]
+            alone._last_positions[layer] = self._last_positions[layer]
+        return alone
 
     def _grown(self, layer: int, length: int, like: Tensor) -> Tensor:
         """The scores of a layer, padded to at least `length` positions."""
@@ -119,6 +128,15 @@ class AttentionWindow:
             self.weights, MergedTokens(heads, *(self._column[heads, end + 1].long() for end in (sources, targets)))
         )
 
+    def for_heads(self, heads: Tensor) -> AttentionWindow:
+        """The window of copies of these heads [n]."""
+        alone = copy(self)
+        alone.weights, alone.positions, alone._column = (
+            part[heads] for part in (self.weights, self.positions, self._column)
+        )
+        alone._found = None
+        return alone
+
     def columns(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Columns of slots [1 or kv_heads, n] and whether they exist, both [kv_heads, n].
 
@@ -164,6 +182,13 @@ class RecentAttention:
         """Like `AttentionScores.move`, for tokens that have slots."""
         if layer in self._layers:
             self._layers[layer].move(moving)
+
+    def for_heads(self, layer: int, heads: Tensor) -> RecentAttention:
+        """That of one layer, for copies of these heads [n]."""
+        alone = RecentAttention(self.count)
+        if layer in self._layers:
+            alone._layers[layer] = self._layers[layer].for_heads(heads)
+        return alone
 
 
 def _grown(scores: Tensor, length: int) -> Tensor:

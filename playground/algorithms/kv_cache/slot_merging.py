@@ -1,6 +1,7 @@
 """Merge the keys and values of evicted slots into the most similar live slots."""
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -21,12 +22,13 @@ TINY = 1e-12  # smallest weight, so that a mean of weights that are all zero is 
 class NearestSlots(NamedTuple):
     """Slots, each with the most similar other slot, [kv_heads, m] each.
 
-    The cosine is -inf for the padding of a head with fewer slots, and if a head has no candidate.
+    The cosine is -inf for the padding of a head with fewer slots, and if a head has no candidate. Where values are
+    compared, too, it is the product of both cosines.
     """
 
     sources: Tensor
     targets: Tensor
-    cosine: Tensor  # of their keys
+    cosine: Tensor  # of their keys, or of keys times that of values
 
     def merge_map(self, merged: Tensor, slots: int) -> MergeMap | None:
         """The merges selected by the mask `merged` [kv_heads, m], in a layer of `slots` slots; None if there are none.
@@ -37,36 +39,47 @@ class NearestSlots(NamedTuple):
         return MergeMap.of((heads, self.sources[heads, index]), self.targets[heads, index], slots)
 
 
-def nearest(key_states: Sequence[Tensor], among: Tensor, sources: Tensor) -> NearestSlots:
-    """The slot in the mask `among` with the largest cosine of keys, for each slot in the mask `sources`.
+def nearest(
+    key_states: Sequence[Tensor], among: Tensor, sources: Tensor, value_states: Sequence[Tensor] = ()
+) -> NearestSlots:
+    """The slot in the mask `among` with the largest cosine of keys, for each slot in the mask `sources`. With values,
+    that with the largest product of the cosines of keys and values.
 
-    Both masks are [heads of all layers, slots]; key_states are those of each layer, [kv_heads, slots, d]. Several
-    layers at once save kernel launches when one token is appended and one evicted.
+    Both masks are [heads of all layers, slots]; states are those of each layer, [kv_heads, slots, d]. Several layers at
+    once save kernel launches when one token is appended and one evicted.
     """
     counts = sources.sum(1).tolist()
     indices, excluded = selected_indices(sources, counts), (~among)[:, None]
     if not max(counts):
         return NearestSlots(indices, indices, sources.new_zeros(indices.shape, dtype=torch.float32))
-    heads = len(key_states[0])
-    found = [_nearest(*layer) for layer in zip(key_states, indices.split(heads), excluded.split(heads))]
+    heads, compared = len(key_states[0]), zip(key_states, value_states) if value_states else zip(key_states)
+    found = [_nearest(*layer) for layer in zip(compared, indices.split(heads), excluded.split(heads))]
     cosine, targets = (torch.cat(parts) for parts in zip(*found))
     if min(counts) < max(counts):
         cosine.masked_fill_(~sources.gather(1, indices), REMOVED)
     return NearestSlots(indices, targets, cosine)
 
 
-def _nearest(key_states: Tensor, sources: Tensor, excluded: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(compared: Sequence[Tensor], sources: Tensor, excluded: Tensor) -> tuple[Tensor, Tensor]:
     """The largest cosine of each source slot [kv_heads, m] with a slot not `excluded` [kv_heads, 1, slots], and which.
+
+    The product of the cosines of all states that are compared, [kv_heads, slots, d] each.
     """
-    key_states = key_states.to(torch.promote_types(key_states.dtype, torch.float32))
-    norms = vector_norm(key_states, dim=-1).clamp_(min=TINY)
+    wide = [states.to(torch.promote_types(states.dtype, torch.float32)) for states in compared]
+    norms = [vector_norm(states, dim=-1).clamp_(min=TINY) for states in wide]
     found = []
     for some in sources.split(AT_ONCE, 1):
-        queries = key_states.gather(1, some[..., None].expand(-1, -1, key_states.shape[2]))
-        found.append(attention_logits(queries, key_states).div_(norms[:, None]).masked_fill_(excluded, REMOVED).max(-1))
+        parts = [_projections(states, some).div_(norm[:, None]) for states, norm in zip(wide, norms)]
+        found.append(math.prod(parts[1:], start=parts[0]).masked_fill_(excluded, REMOVED).max(-1))
     cosine, targets = found[0] if len(found) == 1 else (torch.cat(parts, 1) for parts in zip(*found))
-    # the sources are normalised last: there are fewer maxima than numbers in their keys
-    return cosine.div_(norms.gather(1, sources)), targets
+    # the sources are normalised last: there are fewer maxima than numbers in their states
+    return cosine.div_(math.prod(norms[1:], start=norms[0]).gather(1, sources)), targets
+
+
+def _projections(states: Tensor, sources: Tensor) -> Tensor:
+    """Products of the states [kv_heads, slots, d] of source slots [kv_heads, m] with all states, [kv_heads, m, slots].
+    """
+    return attention_logits(states.gather(1, sources[..., None].expand(-1, -1, states.shape[2])), states)
 
 
 def merge_by_mean(merge_map: MergeMap, source_weights: Tensor, target_weights: Tensor) -> Merge:

@@ -37,5 +37,8 @@ class TopKEviction(CachePolicy):
         recent = held.positions >= held.next - self.recent
         return recent | top_slots(self.scores(held), self.size - self.recent, held.live & ~recent)
 
+    def rests(self, slots: int, length: int, prompt: int) -> bool:
+        return slots <= self.size
+
     def budget(self, generated: int) -> int:
         return self.size

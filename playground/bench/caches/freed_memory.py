@@ -106,7 +106,7 @@ def allocated(store: KVCache) -> int:
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for pool in (*store.keys, *store.values)
-        for held in (pool.rows, pool.prefix, pool.quantised_rows)
+        for held in (pool.rows, pool.prefix, pool.quantised_rows, pool.ragged)
         for tensor in tensors(held)
     }
     return sum(storages.values())

@@ -9,6 +9,7 @@
 | `ReadsProbes`, `ReadsProbeHeads` | has further texts read after the prompt, and reads their attention |
 | `ReadsParts` | computes with weights of the network |
 | `SelectsPerRow`, `SelectsByStates` | selects what each row sees, by its attention or before it is computed |
+| `SelectsLines` | selects columns and diagonals of the prompt's attention matrix |
 | `Quantises` | stores old slots in fewer bits |
 | `Merges` | merges evicted slots into live ones |
 | `AddsMemory` | holds states beside the slots |
@@ -16,8 +17,10 @@
 | `RestrictsPrompt` | applies its mask to the prompt |
 | `CutsPrompt` | shortens the prompt for later layers |
 | `RenumbersPositions` | numbers rows by their index in the cache |
+| `DecidesByHead` | decides for every head by itself, so that one call acts on several texts |
 """
 from playground.contract.cache_policy.base_policy import CachePolicy
+from playground.contract.cache_policy.head_copies import DecidesByHead
 from playground.contract.cache_policy.held import Full, Held
 from playground.contract.cache_policy.kept_forms import AddsMemory, Merge, Merges, Quantises
 from playground.contract.cache_policy.prompt_reading import (
@@ -34,12 +37,13 @@ from playground.contract.cache_policy.readings import (
     ReadsQueries,
     ReadsQueryHeads,
 )
-from playground.contract.cache_policy.row_selection import SelectsByStates, SelectsPerRow
+from playground.contract.cache_policy.row_selection import SelectsByStates, SelectsLines, SelectsPerRow
 
 __all__ = [
     "AddsMemory",
     "CachePolicy",
     "CutsPrompt",
+    "DecidesByHead",
     "Full",
     "Held",
     "Merge",
@@ -55,5 +59,6 @@ __all__ = [
     "RenumbersPositions",
     "RestrictsPrompt",
     "SelectsByStates",
+    "SelectsLines",
     "SelectsPerRow",
 ]

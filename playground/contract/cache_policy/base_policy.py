@@ -54,6 +54,14 @@ class CachePolicy(Strategy):
         """`retain` for each layer; override it if processing all layers at once is cheaper."""
         return [self.retain(layer) for layer in held]
 
+    def rests(self, slots: int, length: int, prompt: int) -> bool:
+        """Whether it changes nothing once the text has `length` tokens and the fullest head holds `slots` slots.
+
+        Tokens of one forward that it would not act between are read together, without copies of the cache. False if it
+        cannot tell beforehand.
+        """
+        return False
+
     def budget(self, generated: int) -> int:
         """Most slots a layer and KV head may hold after a commit, with `generated` tokens after the prompt."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from playground.engine.attention.attention_mask import RowsAndSlots
+    from playground.engine.attention.line_attention import AttentionLines
 
 
 class SelectsPerRow(CachePolicy, capability=True):
@@ -27,6 +28,23 @@ class SelectsPerRow(CachePolicy, capability=True):
 
         `weights` [kv_heads, n, m] are their attention weights, summed over the query heads of a group.
         """
+        raise NotImplementedError
+
+
+class SelectsLines(SelectsPerRow, capability=True):
+    """Selects columns and diagonals of the attention matrix for the rows of the prompt that are read together.
+
+    Some of the rows decide by their attention to all tokens; of the others, only the cells on these lines are computed.
+    """
+
+    def sampled_rows(self, rows: int) -> list[int]:
+        """Which of so many rows decide, ascending."""
+        raise NotImplementedError
+
+    def select_lines(
+        self, layer: int, weights: Tensor, sampled: list[int], query_positions: Tensor
+    ) -> AttentionLines:
+        """The lines for rows at query positions [n], by the attention weights [kv_heads, q, m] of the sampled ones."""
         raise NotImplementedError
 
 

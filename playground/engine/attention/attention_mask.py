@@ -49,6 +49,12 @@ class Slots:
         """Slots that hold a token, summed over this many heads: those listed, or those that share the only list."""
         return self.live * (heads // len(self.positions))
 
+    def twin(self, heads: Tensor | None = None) -> Slots:
+        """Slots of the same positions that change on their own: all of them, or copies of these heads [n]."""
+        if heads is None or len(self.positions) == 1:
+            return Slots(self.positions, self.dense, self.empty)
+        return Slots(self.positions[heads], self.dense)
+
     def among(self, mask: Tensor) -> Tensor:
         """The slots of a mask [1 or kv_heads, n] that hold a token, by head."""
         if self.dense:
@@ -77,12 +83,26 @@ class Focus:
     """A cache policy's mask by attention: choose(layer, weights [kv_heads, n, m], positions [n]) -> [kv_heads, n, m].
 
     It applies to rows at positions for which `among` is true. With `by_states` the attention weights need not be known:
-    by_states(layer, query states [kv_heads, group, n, d], key states [kv_heads, m, d], RowsAndSlots) -> the same.
+    by_states(layer, query states [kv_heads, group, n, d], key states [kv_heads, m, d], RowsAndSlots) -> the same. With
+    `lines`, rows of the prompt attend along lines that some of them choose.
     """
 
     choose: Callable[[int, Tensor, Tensor], Tensor]
     among: Callable[[int], bool]
     by_states: Callable[[int, Tensor, Tensor, RowsAndSlots], Tensor] | None = None
+    lines: LineChoice | None = None
+
+
+class LineChoice(NamedTuple):
+    """How the lines of rows before position `end` are chosen.
+
+    sampled(rows) says which of so many rows decide, and choose(layer, weights of these [kv_heads, q, m], which they
+    are, positions of all [n]) the lines (`line_attention.AttentionLines`).
+    """
+
+    sampled: Callable[[int], list[int]]
+    choose: Callable[[int, Tensor, list[int], Tensor], tuple[Tensor, Tensor]]
+    end: int
 
 
 class RowsAndSlots(NamedTuple):
@@ -91,6 +111,7 @@ class RowsAndSlots(NamedTuple):
     rows: list[int]  # positions of the rows
     slots: Tensor  # positions of the slots, [1 or kv_heads, m]; negative: empty
     visible: Tensor  # bool [1 or kv_heads, n, m]
+    committed: int = 0  # of the slots, those whose tokens are committed: the first ones, whose states stay as they are
 
 
 @dataclass

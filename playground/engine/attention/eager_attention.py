@@ -62,7 +62,11 @@ def attention_weights(
 
 
 def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, scoring: Scoring | None) -> Tensor:
-    scores = attention_logits(query, keys) * scaling
+    return softmax_of(attention_logits(query, keys) * scaling, mask, scoring)
+
+
+def softmax_of(scores: Tensor, mask: Tensor | None, scoring: Scoring | None) -> Tensor:
+    """Attention weights of scaled scores [kv_heads, rows, m], the rows of a query head together, under a mask."""
     if scoring is not None and scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     if mask is not None:
@@ -70,5 +74,6 @@ def _softmax(query: Tensor, keys: Tensor, mask: Tensor | None, scaling: float, s
     wide = torch.promote_types(scores.dtype, torch.float32)
     if scoring is None or scoring.sinks is None:
         return scores.softmax(-1, dtype=wide)
-    sinks = scoring.sinks.view(len(keys), -1).repeat_interleave(query.shape[1] * len(keys) // len(scoring.sinks), 1)
+    sinks = scoring.sinks.view(len(scores), -1)
+    sinks = sinks.repeat_interleave(scores.shape[1] // sinks.shape[1], 1)
     return torch.cat([scores, sinks[..., None].to(scores.dtype)], -1).softmax(-1, dtype=wide)[..., :-1]

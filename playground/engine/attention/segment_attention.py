@@ -30,7 +30,8 @@ from playground.engine.attention.attention_mask import (
 )
 from playground.engine.attention.cascade_attention import PartialAttention, attend_part, merge
 from playground.engine.attention.eager_attention import Scoring, attention_weights, eager_attention, grouped
-from playground.engine.cache.kv_buffer import KVBuffer, write_both
+from playground.engine.attention.line_attention import AttentionLines, attend_lines
+from playground.engine.cache.kv_buffer import KVBuffer, selected_indices, write_both
 from playground.engine.host_copies import moved, on_device
 from playground.engine.recurrent.recurrent_state import RecurrentMemory
 
@@ -257,6 +258,18 @@ class Segment:
         seen = seen.to(weights.device)
         return seen if mask is None else seen & mask
 
+    @property
+    def chooses_lines(self) -> bool:
+        """Whether the rows attend along lines of the attention matrix, as rows of the prompt may."""
+        lines = self.store.focus.lines
+        return lines is not None and self.positions[-1] < lines.end
+
+    def lines(self, layer: int, weights: Tensor, sampled: list[int]) -> AttentionLines:
+        """The lines that the policy chooses by the attention weights [kv_heads, q, m] of the sampled rows."""
+        first = self.store.device
+        chosen = self.store.focus.lines.choose(layer, weights.to(first), sampled, on_device(self.positions, first))
+        return AttentionLines(*(part.to(weights.device) for part in chosen))
+
     @cached_property
     def _selected_rows(self) -> tuple[list[int], Tensor]:
         """The rows a policy selects slots for, and their positions."""
@@ -283,7 +296,9 @@ class Segment:
         seen = torch.ones(len(keys), self.rows, keys.shape[1], dtype=torch.bool, device=keys.device)
         visible = seen[:1] if mask is None else mask.expand(-1, self.rows, -1) if mask.dim() == 3 else mask[None]
         index = slice(None) if whole else on_device(rows, first, torch.long)
-        around = RowsAndSlots([numbers[row] for row in rows], self._slot_positions(layer), visible[:, index])
+        around = RowsAndSlots(
+            [numbers[row] for row in rows], self._slot_positions(layer), visible[:, index], self._slots(layer).count
+        )
         seen[:, index] = self.store.focus.by_states(layer, query[:, :, index], keys, around)
         return (seen & visible).to(own)
 
@@ -524,6 +539,8 @@ def _attend_selected(
     """Attention to the slots that a cache policy selects for each row."""
     if segment.store.focus.by_states:
         return _attend_by_states(layer, segment, held, scaling, sliding_window, scoring)
+    if segment.chooses_lines:
+        return _attend_along_lines(layer, segment, held, scaling, sliding_window, scoring)
     query, keys, values = held
     seen, weights = _focused(layer, query, keys, segment, sliding_window, scaling, scoring)
     if segment.watched:
@@ -545,14 +562,50 @@ def _focused(layer: int, query: Tensor, keys: Tensor, segment: Segment, sliding_
 def _attend_by_states(
     layer: int, segment: Segment, held: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None
 ) -> Tensor:
-    """Attention to what a cache policy selects by query and key states, before any attention is computed."""
+    """Attention to what a cache policy selects by query and key states, before any attention is computed.
+
+    Slots that no row selects are not read.
+    """
     query, keys, values = held
     mask = segment.mask(layer, sliding_window)
     if segment.watched:
         segment.watch(layer, attention_weights(query, keys, mask, segment.watched, scaling, scoring))
     states = query.unflatten(0, (len(keys), -1))
     seen = segment.chosen_by_states(layer, states, keys, grouped(mask, 1, segment.rows, query.device))
-    return _attend_masked(query, keys, values, seen, scaling, scoring)
+    return _attend_masked(query, *_selected(keys, values, seen), scaling, scoring)
+
+
+def _selected(keys: Tensor, values: Tensor, seen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The slots of keys and values [kv_heads, m, d] that some row sees, and the mask [kv_heads, n, m] over these."""
+    read = seen.any(1)
+    counts = read.sum(1).tolist()
+    if max(counts) == read.shape[1]:
+        return keys, values, seen
+    slots = selected_indices(read, counts)
+    heads = torch.arange(len(slots), device=slots.device)[:, None]
+    return keys[heads, slots], values[heads, slots], seen.gather(2, slots[:, None].expand(-1, seen.shape[1], -1))
+
+
+def _attend_along_lines(
+    layer: int, segment: Segment, held: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None
+) -> Tensor:
+    """Attention of rows of the prompt along the lines that some of them choose by their attention to all slots.
+
+    If there are so many lines that all products are fewer, these are computed and masked.
+    """
+    query, keys, values = held
+    mask, sampled = segment.mask(layer, sliding_window), segment.store.focus.lines.sampled(segment.rows)
+    known = sorted({*sampled, *segment.watched})
+    weights = attention_weights(query, keys, mask, known, scaling, scoring)
+    if segment.watched:
+        segment.watch(layer, weights[:, [known.index(row) for row in segment.watched]])
+    lines = segment.lines(layer, weights[:, [known.index(row) for row in sampled]], sampled)
+    seen = lines.mask(on_device(segment.positions, query.device))
+    if mask is not None:
+        seen = seen & grouped(mask, 1, segment.rows, query.device)
+    if lines.most >= keys.shape[1]:
+        return _attend_masked(query, keys, values, seen, scaling, scoring)
+    return attend_lines(query, (keys, values), lines, seen, scaling, scoring)
 
 
 def _attend_slots(

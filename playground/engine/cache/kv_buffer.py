@@ -1,6 +1,7 @@
 """Memory for the key states, or the value states, of one layer.
 
-The oldest slots may be quantised, or shared with other buffers. All others are held as they were written.
+The oldest slots may be quantised, shared with other buffers, or held head by head where heads hold different numbers of
+tokens. All others are held as they were written.
 """
 from __future__ import annotations
 
@@ -13,9 +14,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from playground.engine.cache.ragged_rows import RaggedRows
 from playground.engine.host_copies import on_device
 
 GROWTH = 64  # a buffer grows by a multiple of so many slots
+TAIL = 16  # slots allocated after those that are held head by head
 
 
 class Capacity(NamedTuple):
@@ -47,7 +50,25 @@ class SlotOrder:
     """Slots that stay, in order. One object serves the keys and values of all layers with the same slots."""
 
     slots: Tensor  # [1 or kv_heads, n]
+    counts: list[int] = field(default_factory=list)  # of each head, those that hold a token: its first ones
     _rows: dict = field(default_factory=dict)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether some heads hold fewer tokens than others."""
+        return len(set(self.counts)) > 1
+
+    def held(self, memory: Tensor) -> Tensor:
+        """Indices into memory [heads, slots, d] of the tokens that are held, head by head."""
+        key = memory.shape[1], memory.device
+        if key not in self._rows:
+            each = [own[:count] for own, count in zip(self.slots + self._starts(memory.shape[1]), self.counts)]
+            self._rows[key] = torch.cat(each).to(memory.device)
+        return self._rows[key]
+
+    def _starts(self, slots: int) -> Tensor:
+        """Where each head's slots start, [heads, 1]."""
+        return slots * torch.arange(len(self.slots), device=self.slots.device)[:, None]
 
     def rows(self, memory: Tensor, offset: int, appended: range = range(0), spare: int = 0) -> Tensor:
         """Indices into a buffer's memory [heads, capacity, d] of the slots after the first `offset`, head by head.
@@ -140,7 +161,8 @@ class KVBuffer:
         self.capacity = capacity
         self.rows: Tensor | None = None  # as written, [kv_heads, allocated slots, d]
         self.quantised_rows: QuantisedRows | None = None  # the slots before them, or
-        self.prefix: Tensor | None = None  # those shared with other buffers, [kv_heads, slots, d]: read-only
+        self.prefix: Tensor | None = None  # those shared with other buffers, [kv_heads, slots, d]: read-only; or
+        self.ragged: RaggedRows | None = None  # those of heads that hold different numbers of tokens: replaced only
 
     @property
     def quantised_slots(self) -> int:
@@ -154,11 +176,13 @@ class KVBuffer:
     @property
     def offset(self) -> int:
         """Slots before `rows`."""
-        return self.quantised_slots + self.common
+        return self.quantised_slots + self.common + (self.ragged.count if self.ragged else 0)
 
     @property
     def heads(self) -> int:
         """KV heads; 0 before the first row."""
+        if self.ragged:
+            return len(self.ragged.counts)
         rows = self.rows if self.prefix is None else self.prefix
         return 0 if rows is None else rows.shape[0]
 
@@ -169,14 +193,21 @@ class KVBuffer:
         else:
             self.write(0, rows)
 
-    def twin(self, slots: int) -> KVBuffer:
-        """A buffer with the first `slots` rows that changes on its own."""
+    def twin(self, slots: int, heads: Tensor | None = None) -> KVBuffer:
+        """A buffer with the first `slots` rows that changes on its own: of all heads, or of copies of these heads [n].
+        """
         twin = KVBuffer(self.capacity)
-        twin.quantised_rows = self.quantised_rows  # replaced, never changed
-        if exact := slots - self.quantised_slots:
-            own = self.read(slots)[:, self.quantised_slots:] if self.quantised_rows else self.read(slots)
-            twin._grow(exact + 1, own)
-            twin.rows[:, :exact] = own
+        if heads is not None and not self.quantised_rows:
+            if slots:
+                own = self.read(slots)
+                twin.write_suffix(0, own[heads.to(own.device)])
+            return twin
+        twin.quantised_rows, twin.ragged = self.quantised_rows, self.ragged  # replaced, never changed
+        if self.ragged and slots == self.ragged.count:
+            return twin
+        before = self.offset - self.common
+        if slots - before:
+            twin.write_suffix(before, self.rows[:, :slots - before] if before else self.read(slots))
         return twin
 
     def write(self, at: int, rows: Tensor) -> Tensor:
@@ -185,6 +216,8 @@ class KVBuffer:
 
     def write_suffix(self, at: int, rows: Tensor) -> Tensor:
         """As `write`, but returns only the slots that are neither quantised nor shared."""
+        if self.ragged and at < self.ragged.count:
+            self._spread_out()
         start, count = at - self.offset, rows.shape[1]
         if self.rows is None or start + count > self.rows.shape[1]:
             self._grow(start + count, rows)
@@ -197,24 +230,28 @@ class KVBuffer:
         A view if nothing comes before the buffer's own rows, or if all of them are shared.
         """
         exact = slots - self.offset
+        if self.ragged and not exact:
+            return self.ragged.unpack()
         return self._with_offset(self.rows.narrow(1, 0, exact)) if exact or self.prefix is None else self.prefix
 
     def _with_offset(self, own: Tensor) -> Tensor:
-        """Own rows, after those that are quantised or shared."""
+        """Own rows, after those that are quantised, shared or held head by head."""
         if self.prefix is not None:
             return torch.cat([self.prefix, own], 1)
-        if not self.quantised_rows:
+        packed = self.quantised_rows or self.ragged
+        if not packed:
             return own
-        rows = self.quantised_rows.unpack(own.shape[1])
-        rows[:, self.quantised_slots:] = own
+        rows = packed.unpack(own.shape[1])
+        rows[:, packed.count:] = own
         return rows
 
     def _grow(self, needed: int, like: Tensor) -> None:
         allocated = 0 if self.rows is None else self.rows.shape[1]
-        target = allocated + allocated // 2 if allocated else self.capacity.expected + GROWTH - self.offset
+        first = TAIL if self.ragged else self.capacity.expected + GROWTH - self.offset
+        target, step = allocated + allocated // 2 if allocated else first, TAIL if self.ragged else GROWTH
         limit = self.capacity.limit - self.offset
         # the scratch may exceed the limit
-        size = -(-max(needed, min(target, limit) if needed <= limit else target) // GROWTH) * GROWTH
+        size = -(-max(needed, min(target, limit) if needed <= limit else target) // step) * step
         with torch.inference_mode(False):  # an ordinary tensor, which may be modified outside a forward
             new = torch.empty(like.shape[0], size, like.shape[2], dtype=like.dtype, device=like.device)
         if allocated:
@@ -225,7 +262,7 @@ class KVBuffer:
         """Move the first `used` slots to other memory, [kv_heads, allocated slots, d]; none of them is quantised."""
         if used:
             into[:, :used] = self.read(used)
-        self.rows, self.prefix = into, None
+        self.rows, self.prefix, self.ragged = into, None, None
 
     def reorder(self, start: int, chosen: Tensor) -> None:
         """Move slots start + chosen [n], in this order, to the slots from `start` on."""
@@ -237,10 +274,15 @@ class KVBuffer:
         """Keep only the slots of `order` among the first `trunk`, and move the scratch up behind them.
 
         If a quantised slot is evicted, the others are dequantised. A shared prefix stays shared if its remaining slots
-        are its first ones; otherwise they are copied.
+        are its first ones; otherwise they are copied. If some heads keep fewer slots than others, no memory is held for
+        those they lack.
         """
-        if self.rows is None and self.prefix is None:
+        if self.rows is None and self.prefix is None and self.ragged is None:
             return
+        if order.is_ragged:
+            self._pack(order, trunk, scratch)
+            return
+        self._spread_out()
         if len(order.slots) > 1 and not self.offset:
             self._compact_into_new(order, range(trunk, trunk + scratch))
             return
@@ -255,6 +297,22 @@ class KVBuffer:
         if scratch:
             self.rows[:, count:count + scratch] = tail
         self._shrink(count + scratch)
+
+    def _pack(self, order: SlotOrder, trunk: int, scratch: int) -> None:
+        """Hold the slots of `order` head by head, and the scratch behind them."""
+        with torch.inference_mode(False):
+            states = self.read(trunk + scratch)
+            held = states.reshape(-1, states.shape[2]).index_select(0, order.held(states))
+            tail = states[:, trunk:].clone() if scratch else None
+        self.quantised_rows = self.prefix = self.rows = None
+        self.ragged = RaggedRows(held, order.counts)
+        if scratch:
+            self.write_suffix(self.offset, tail)
+
+    def _spread_out(self) -> None:
+        """Hold slots that were held head by head in own rows."""
+        if self.ragged:
+            self._copy_prefix(self.offset + (0 if self.rows is None else self.rows.shape[1]))
 
     def _compact_into_new(self, order: SlotOrder, appended: range) -> None:
         """Compact into new memory if heads keep different slots, so that no row is copied twice.
@@ -283,9 +341,9 @@ class KVBuffer:
             self._copy_prefix(used)
 
     def _copy_prefix(self, used: int) -> None:
-        """Hold all `used` slots in own rows, neither quantised nor shared."""
+        """Hold all `used` slots in own rows: neither quantised nor shared, and equally many of every head."""
         held = self.read(used)
-        self.quantised_rows = self.prefix = None
+        self.quantised_rows = self.prefix = self.ragged = None
         self._grow(used, held)
         self.rows[:, :used] = held
 
@@ -294,6 +352,7 @@ class KVBuffer:
 
         None of the slots is quantised.
         """
+        self._spread_out()
         merges, added, kept = merges.to(self.rows.device), added.to(self.rows.device), kept.to(self.rows.device)
         wide = torch.promote_types(self.rows.dtype, torch.float32)
         total = self.rows[merges.targets].to(wide) * kept[:, None].to(wide)
@@ -302,6 +361,7 @@ class KVBuffer:
 
     def quantise(self, count: int, used: int, encode: Encode) -> None:
         """Quantise the oldest `count` rows in full precision; `used` slots are in use."""
+        self._spread_out()
         exact = used - self.quantised_slots
         self.quantised_rows = encode(self.rows[:, :count], self.quantised_rows)
         self.rows[:, :exact - count] = self.rows[:, count:exact].clone()
@@ -313,6 +373,9 @@ class KVBuffer:
 
     def bytes(self, slots: int) -> int:
         """Memory of the first `slots` slots; quantised ones count at their quantised size."""
+        if self.ragged:
+            row = len(self.ragged.counts) * self.ragged.held.shape[1] * self.ragged.held.element_size()
+            return self.ragged.bytes + (slots - self.ragged.count) * row
         rows = self.rows if self.prefix is None else self.prefix
         if rows is None:
             return 0

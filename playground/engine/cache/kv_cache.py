@@ -132,7 +132,7 @@ class KVCache:
         self.slots = [Slots(torch.empty(1, 0, dtype=torch.long, device=self.device))]  # one for all layers, or one each
         self.attention: list[Attention] = []
         self.slot_bytes: list[int] = []  # key and value states of one slot in full precision, by layer; empty at first
-        self.quantises = False
+        self.quantises = self.is_ragged = False  # in some layer, slots are quantised, or heads hold unequally many
         self.memory_bytes = 0  # of what `memory` reads
 
     # --- segments of a forward ---
@@ -182,12 +182,16 @@ class KVCache:
         if self.recurrent:
             self.recurrent.start_from(other.recurrent)
 
-    def twin_of_layer(self, layer: int) -> KVCache:
-        """A cache with the trunk of one layer, at its number, that changes on its own. Other layers are empty."""
+    def twin_of_layer(self, layer: int, heads: Tensor | None = None) -> KVCache:
+        """A cache with the trunk of one layer, at its number, that changes on its own. Other layers are empty.
+
+        Its heads are copies of these heads [n], if they are given.
+        """
         own = self.slots_of(layer)
         twin = KVCache(self.depth, self.device, length=self.length, reported=self.length, devices=self.devices)
-        twin.keys[layer], twin.values[layer] = self.keys[layer].twin(own.count), self.values[layer].twin(own.count)
-        twin.slots = [Slots(own.positions, own.dense, own.empty)]
+        for buffers, copies in ((self.keys, twin.keys), (self.values, twin.values)):
+            copies[layer] = buffers[layer].twin(own.count, heads)
+        twin.slots = [own.twin(heads)]
         return twin
 
     def commit(self, node: int) -> list[int]:
@@ -349,12 +353,15 @@ class KVCache:
     def _compact(self, slots: Slots, live: Tensor, counts: list[int], layers: range | tuple[int, ...]) -> None:
         """Close the holes. Live slots keep their order, and every head has as many slots as the fullest one needs.
 
+        Those that a head lacks take no memory.
+
         `live` [heads, slots] excludes EMPTY slots; `counts` are those of each head.
         """
-        if min(counts) == slots.count:
+        if sum(counts) == slots.live_of(len(counts)):
             return
         order = selected_indices(live, counts)
-        shared = SlotOrder(order)
+        shared = SlotOrder(order, counts)
+        self.is_ragged = self.is_ragged or shared.is_ragged
         for buffer in (buffer for layer in layers for buffer in (self.keys[layer], self.values[layer])):
             buffer.compact(shared, slots.count, len(self.parents))
         dead = ~live.gather(1, order)
@@ -477,7 +484,7 @@ class KVCache:
         return self.recurrent.bytes(len(self.parents)) if self.recurrent else 0
 
     def _slot_memory(self) -> int:
-        if self.quantises:
+        if self.quantises or self.is_ragged:
             return sum(buffer.bytes(self.slots_of(layer).count + len(self.parents))
                        for buffers in (self.keys, self.values) for layer, buffer in enumerate(buffers))
         if not self.slot_bytes:
