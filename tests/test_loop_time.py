@@ -2,16 +2,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
 from math import inf
-from time import thread_time
+from time import monotonic, thread_time
 from types import SimpleNamespace
 
 import pytest
 from starlette.requests import Request
 
 from playground.request_limits import PUBLIC
-from playground.ui.guard.loop_time import LoopTime, LoopTimeLimits, timed
+from playground.ui.guard.loop_time import BUSY, LONG, SHORT, WINDOW, Handover, LoopTime, LoopTimeLimits, timed
 from playground.ui.guard.request_guard import Hosts, RequestGuard
 from playground.ui.guard.request_shares import Most, RequestShareLimits, RequestShares
 from playground.ui.guard.sessions import EVENT, charge_events
@@ -85,6 +87,39 @@ def test_addresses_that_have_made_up_for_their_work_are_forgotten():
         known.charge(f"1.1.{number}", 0.001)
         clock.now += 1
     assert len(known._had) < 5
+
+
+# --- turns of the interpreter ---
+
+@pytest.fixture
+def turns() -> Iterator[Callable[[float, float], float]]:
+    """Seconds of a turn after `count` seconds in which requests take this share of the event loop."""
+    before = sys.getswitchinterval()
+
+    async def after(share: float, count: float) -> float:
+        known, end = LoopTime(noted=Handover().note), monotonic() + count
+        while monotonic() < end:
+            known.charge("a", 0.02 * share)
+            await asyncio.sleep(0.02)
+        return sys.getswitchinterval()
+
+    yield lambda share, count: asyncio.run(after(share, count))
+    sys.setswitchinterval(before)
+
+
+def test_threads_take_turns_of_half_a_millisecond_while_requests_keep_the_event_loop_busy(turns):
+    assert turns(4 * BUSY, 2.5 * WINDOW) == pytest.approx(SHORT)
+    assert turns(BUSY / 4, 2.5 * WINDOW) == pytest.approx(LONG)
+
+
+def test_a_run_that_goes_on_after_a_burst_of_requests_gets_long_turns_again(turns):
+    async def burst() -> None:
+        LoopTime(noted=Handover().note).charge("a", 2 * BUSY * WINDOW)
+        for expected in (SHORT, LONG):
+            while sys.getswitchinterval() != pytest.approx(expected):
+                await asyncio.sleep(WINDOW / 50)
+
+    asyncio.run(asyncio.wait_for(burst(), 20 * WINDOW))
 
 
 # --- what is charged ---

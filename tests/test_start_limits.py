@@ -229,19 +229,3 @@ def test_a_page_that_runs_no_programs_names_the_strategy_as_its_menu_does():
     asked = Settings(prompt="a", lanes=[{"strategy": "pg_td", "knobs": {"tests": "work([]) == 0"}}])
     with pytest.raises(Refusal, match="^Planning-guided decoding runs programs written by a model, and this page"):
         asked.check(Rules.for_visitors())
-
-
-def test_threads_of_the_page_hand_over_the_interpreter_within_a_millisecond(monkeypatch):
-    """At Python's 5 ms a forward, which gives it up hundreds of times, takes twice as long beside a busy event loop."""
-    before = sys.getswitchinterval()
-
-    def stop_here(*_):
-        raise Refusal("far enough")
-
-    monkeypatch.setattr(start.Site, "from_environment", stop_here)
-    try:
-        with pytest.raises(Refusal, match="far enough"):
-            start.open_page(SimpleNamespace(model="", draft="", device="", dtype="", quantization="", draft_device=""))
-        assert sys.getswitchinterval() <= 0.001
-    finally:
-        sys.setswitchinterval(before)

@@ -3,7 +3,6 @@ from __future__ import annotations
 
 import gc
 import socket
-import sys
 from argparse import Namespace
 from importlib.util import find_spec
 
@@ -23,14 +22,12 @@ from playground.ui.server.serving import Stop, launch_options, protect, serve_un
 from playground.ui.server.site import Site
 from playground.ui.server.zero_gpu import on_zero
 
-HANDOVER = 0.0005  # seconds that a thread may keep the interpreter while another waits for it
 VISITORS = 200  # at a time: each stream takes a thread, which sleeps most of the time
 
 
 def open_page(options: Namespace) -> None:
     """Serve the page until a signal ends it. Raises Refusal if it cannot start."""
     limit_arenas()
-    take_short_turns()
     site = Site.from_environment(
         ModelRequest(
             options.model, options.draft, options.device, options.dtype, options.quantization, options.draft_device
@@ -53,15 +50,6 @@ def open_page(options: Namespace) -> None:
     gc.freeze()
     site.warm(wait=on_zero())
     serve_until(stop, page, site)
-
-
-def take_short_turns() -> None:
-    """Let busy threads hand over the interpreter after HANDOVER.
-
-    The worker gives it up in every kernel of a forward, hundreds of times a token, and at Python's 5 ms waits that long
-    for it each time while the event loop is busy with requests.
-    """
-    sys.setswitchinterval(HANDOVER)
 
 
 def check_mcp(wanted: bool) -> None:

@@ -15,7 +15,7 @@ from playground.request_limits import Rules, is_public
 from playground.trace import Trace
 from playground.ui.classroom.classroom import Classroom
 from playground.ui.components.settings import Settings
-from playground.ui.guard.loop_time import LoopTime
+from playground.ui.guard.loop_time import Handover, LoopTime
 from playground.ui.guard.readers import current_request
 from playground.ui.models.chosen_models import ChosenModels
 from playground.ui.models.fits import MemoryGuard
@@ -56,7 +56,7 @@ class Site:
         self.runs = PageRuns(GpuWork(self.chosen, self.prepare, self.score), self.rules)
         self.admission = AdmissionQueue(QueueLimits.for_visitors() if self.rules.public else QueueLimits())
         self.streams = RunStreams()
-        self.proxies, self.loop_time = trusted_proxies(), LoopTime()
+        self.proxies, self.loop_time = trusted_proxies(), LoopTime(noted=Handover().note)
         self.stopping = False
 
     @classmethod
