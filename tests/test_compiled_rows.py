@@ -14,7 +14,7 @@ from playground.contract.lane_config import LaneConfig
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.forward_input import ForwardInput
 from playground.engine.graphs import compiled_rows
-from playground.engine.graphs.compiled_rows import CompiledRows, build_compiled_rows
+from playground.engine.graphs.compiled_rows import MOST_ROWS, CompiledRows, OwnRows, build_compiled_rows
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from support.speculation import speculative_lane
@@ -80,8 +80,81 @@ def test_tokens_one_by_one_and_a_tree_have_the_librarys_logits(model, compiled):
     assert error(child, [[*TEXT[:6], 40, 3]]) < EXACT
     assert compiled == [1, 1, 2, 1]
     store.commit(2)
-    long = feed(model, store, [1, 2, 3, 4, 5], [-1, 0, 1, 2, 3])  # reads the states that the compiled layers wrote
-    assert compiled == [1, 1, 2, 1] and error(long[-1:], [[*TEXT[:6], 40, 3, 1, 2, 3, 4, 5]]) < EXACT
+    chain = feed(model, store, [1, 2, 3, 4, 5], [-1, 0, 1, 2, 3])
+    assert compiled == [1, 1, 2, 1, 5] and error(chain[-1:], [[*TEXT[:6], 40, 3, 1, 2, 3, 4, 5]]) < EXACT
+    store.commit(4)
+    more = [token % 50 for token in range(MOST_ROWS + 1)]
+    long = feed(model, store, more, list(range(-1, MOST_ROWS)))  # reads the states that the compiled layers wrote
+    assert compiled == [1, 1, 2, 1, 5] and error(long[-1:], [[*TEXT[:6], 40, 3, 1, 2, 3, 4, 5, *more]]) < EXACT
+
+
+@pytest.fixture
+def lanes(model) -> list:
+    """The caches of three lanes: two that go on differently from one prompt, which they share, and one of its own."""
+    prompt = read(model, TEXT)
+    both = [model.new_store() for _ in range(2)]
+    for store, token in zip(both, (8, 40)):
+        store.start_from(prompt, shared=True)
+        feed(model, store, [token], [-1])
+        store.commit(0)
+    return [*both, read(model, TEXT[:3])]
+
+
+ROWS = ([3], [9, 11], [2])  # of each lane: a token, two siblings, a token
+TEXTS = [[*TEXT, 8, 3], [*TEXT, 40, 9], [*TEXT, 40, 11], [*TEXT[:3], 2]]
+
+
+def feed_lanes(model: Model, stores: list) -> torch.Tensor:
+    rows, _ = model.forward([ForwardInput(store, tokens, [-1] * len(tokens)) for store, tokens in zip(stores, ROWS)])
+    return torch.cat(rows)
+
+
+def test_lanes_of_one_forward_have_the_librarys_logits_each_over_its_own_cache(model, lanes, compiled):
+    assert error(feed_lanes(model, lanes), TEXTS) < EXACT and compiled == [4]
+    lanes[1].commit(1)
+    assert error(feed(model, lanes[1], [5], [-1]), [[*TEXT, 40, 11, 5]]) < EXACT  # the states went into its own cache
+
+
+def test_a_lane_that_reads_another_prompt_than_its_own_is_noticed(model, lanes, monkeypatch):
+    states, other = OwnRows.states, read(model, [1, *TEXT[1:]])
+    monkeypatch.setattr(OwnRows, "states", lambda own, layer: (
+        other.keys[layer].rows.numpy(), other.values[layer].rows.numpy(), *states(own, layer)[2:]
+    ))
+    wrong = feed_lanes(model, lanes)
+    assert error(wrong[:3], TEXTS[:3]) > 10 * EXACT and error(wrong[3:], TEXTS[3:]) < EXACT
+
+
+def test_a_prompt_that_other_memory_holds_is_not_read_by_compiled_layers(model, lanes, compiled):
+    buffer = lanes[0].prefix_owner.keys[1]
+    buffer.rows = buffer.rows.clone()
+    compiled.clear()
+    assert error(feed_lanes(model, lanes), TEXTS) < EXACT and not compiled
+
+
+@pytest.mark.parametrize("rows", range(1, 10))
+def test_projections_of_any_number_of_rows_are_the_products(rows):
+    from playground.engine.graphs.row_kernels import project
+    generator = torch.Generator().manual_seed(rows)
+    weights, inputs = (torch.randn(*shape, generator=generator) for shape in ((7, 37), (rows, 37)))
+    out = numpy.full((rows, 7), numpy.nan, numpy.float32)
+    project(compiled_rows.halves(weights.bfloat16().float()), inputs.numpy(), out)
+    true = inputs.double() @ weights.bfloat16().double().T
+    assert (torch.from_numpy(out) - true).abs().max() < 1e-5
+
+
+def test_weights_that_no_sum_can_show_are_zero_and_all_others_are_kept_to_the_bit():
+    """Subnormal products take a processor many times as long: a seventh of the bundled target's channels made them."""
+    weights = torch.tensor([[0.5, -0.25, 1e-3], [1e-9, -1e-12, 1e-20]]).bfloat16().float()
+    found = torch.from_numpy(compiled_rows.halves(weights)).view(torch.bfloat16).float()
+    assert found.tolist() == [*weights[:1].tolist(), [weights[1, 0].item(), 0, 0]]
+
+
+def test_no_channel_of_the_bundled_target_makes_subnormal_products():
+    compiled = playground.load(device="cpu", dtype="float32").target.compiled
+    for layer in compiled._layers:
+        for matrix in (layer.qkv, layer.out, layer.gate_up, layer.down):
+            sizes = torch.from_numpy(matrix).view(torch.bfloat16).float().abs()
+            assert sizes[sizes > 0].min() > 1e-11
 
 
 def test_a_row_that_sees_its_siblings_is_noticed(model, monkeypatch):
@@ -91,7 +164,7 @@ def test_a_row_that_sees_its_siblings_is_noticed(model, monkeypatch):
     assert error(siblings, [[*TEXT[:6], 8], [*TEXT[:6], 40]]) > 100 * EXACT
 
 
-def shared(model: Model):
+def just_begun(model: Model):
     store = model.new_store()
     store.start_from(read(model, TEXT), shared=True)
     return store
@@ -105,16 +178,16 @@ def watched(model: Model):
 
 @pytest.mark.parametrize(("begin", "rows", "plan"), [
     (lambda model: model.new_store(), 1, None),  # no memory yet
-    (lambda model: read(model, TEXT), 3, None),
+    (lambda model: read(model, TEXT), MOST_ROWS + 1, None),
     (lambda model: read(model, TEXT), 1, LayerPlan(capture=frozenset([1]))),
     (lambda model: read(model, TEXT), 1, LayerPlan(skip=frozenset([1]))),
-    (shared, 1, None),
+    (just_begun, 1, None),
     (watched, 1, None),
-], ids=["first", "rows", "captured", "skipped", "shared prefix", "queries are read"])
+], ids=["first", "rows", "captured", "skipped", "no memory after a shared prompt", "queries are read"])
 def test_other_forwards_run_as_before(model, compiled, begin, rows, plan):
     store = begin(model)
     compiled.clear()
-    feed(model, store, TEXT[:rows], list(range(-1, rows - 1)), plan)
+    feed(model, store, (3 * TEXT)[:rows], list(range(-1, rows - 1)), plan)
     assert not compiled
 
 
@@ -154,6 +227,6 @@ def test_the_bundled_pair_writes_the_same_text(compiled):
     lanes = [LaneConfig("greedy"), speculative_lane("draft_model", "greedy_match")]
     write = partial(playground.run, models=models, chat=True, max_new_tokens=32)
     texts = [playground.compare([lane], RECORD, models=models, chat=True, max_new_tokens=32)[0].text for lane in lanes]
-    assert len(compiled) > 15 and set(compiled) <= {1, 2, 3}
+    assert len(compiled) > 15 and max(compiled) > 1
     models.target.compiled = models.draft.compiled = None
     assert texts == [write("greedy", RECORD).text] * 2

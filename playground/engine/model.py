@@ -171,7 +171,7 @@ class Model(ModelFacts):
     def _logits(self, positions: Tensor, wanted: Tensor | int, call: Call, inputs: dict[str, Tensor]) -> Tensor:
         """Logits [rows, V] from the fastest implementation available."""
         if self.compiled and "input_ids" in inputs and self.compiled.fits(call):
-            return self.compiled(inputs["input_ids"][0], positions[0], wanted, call.segments[0])
+            return self.compiled(inputs["input_ids"][0], positions[0], wanted, call.segments)
         if self.fused:
             return self.fused(positions, wanted, call, **inputs)
         if self.library:

@@ -1,8 +1,8 @@
 """Forwards of few rows on a CPU, by the layers that numba compiles (`row_kernels.py`), where numba is installed.
 
 For small networks of the Llama family that run in float32 and whose weights are numbers of bfloat16, such as the
-bundled ones: rows of one lane over a cache of its own, without anything that reads on the way. All other forwards run
-as in `fused_llama.py`. The logits are equal up to rounding, and are checked like those.
+bundled ones: rows of any number of lanes, without anything that reads on the way. All other forwards run as in
+`fused_llama.py`. The logits are equal up to rounding, and are checked like those.
 """
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ from playground.engine.hooks import Call
 
 if TYPE_CHECKING:
     from playground.engine.attention.segment_attention import Segment
+    from playground.engine.cache.kv_buffer import KVBuffer
     from playground.engine.cache.kv_cache import KVCache
     from playground.engine.graphs.fused_llama import FusedLayer, FusedLlama
 
+    Angles = tuple[numpy.ndarray, numpy.ndarray]  # cosines and sines of the positions, [rows, head_dim]
+
 log = logging.getLogger(__name__)
-MOST_ROWS = 2  # with more, oneDNN's products are faster
+MOST_ROWS = 16  # with more, oneDNN's products are faster
 MOST_WEIGHTS = 2 ** 26  # of a network: those of larger ones are not copied
+FAINT = 2.0 ** -30  # of a matrix's largest weight: smaller ones are below the rounding of any sum with it
 
 
 class LayerWeights(NamedTuple):
@@ -49,50 +53,96 @@ class CompiledRows:
     """The network's forward of up to `MOST_ROWS` rows. Raises ImportError if numba cannot compile or cache here."""
 
     def __init__(self, network: FusedLlama):
-        from playground.engine.graphs.row_kernels import read_logits, run_layer
-        self._run_layer, self._read_logits, self._network = run_layer, read_logits, network
+        from playground.engine.graphs import row_kernels
+        self._kernels, self._network, first = row_kernels, network, network.layers[0]
         self._layers = [LayerWeights.of(layer) for layer in network.layers]
         self._norm, self._head = _array(network.norm.weight), halves(network.head.weight)
-        self._scaling = network.layers[0].scaling
+        self._scaling, self._turned = first.scaling, first.heads + first.kv_heads  # heads that have a position
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
 
     def fits(self, call: Call) -> bool:
-        """Whether these are few rows of one cache that hold its states in memory as they were written, with room."""
-        segment, *others = call.segments
+        """Whether these are few rows of caches that hold their states in memory as they were written, with room."""
         return (
             call.plan.is_plain
-            and not others
-            and segment.rows <= MOST_ROWS
-            and segment.is_plain(self._window)
-            and _has_room(segment.store, segment.starts[0] + segment.rows)
+            and sum(segment.rows for segment in call.segments) <= MOST_ROWS
+            and all(segment.is_plain(self._window) and _has_room(segment) for segment in call.segments)
         )
 
-    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | int, segment: Segment) -> Tensor:
+    def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | int, segments: list[Segment]) -> Tensor:
         """Logits [n, V] of the wanted rows, an index or 0 for all, of token ids [rows] at positions [rows].
 
         Writes the rows' keys and values.
         """
-        network, store = self._network, segment.store
+        network, parts = self._network, _parts(segments)
         hidden = embedding(ids, network.embeddings).numpy()
-        cos, sin = network.cos[positions].numpy(), network.sin[positions].numpy()
-        trunk, seen = segment.starts[0] - segment.first, segment.ancestors()
-        for layer, keys, values in zip(self._layers, store.keys, store.values):
-            norms, epsilon, matrices = layer[:2], layer.epsilon, layer[3:]
-            self._run_layer(hidden, *norms, epsilon, *matrices, cos, sin, keys.rows.numpy(), values.rows.numpy(), trunk,
-                            seen, self._scaling)
+        angles = network.cos[positions].numpy(), network.sin[positions].numpy()
+        for index in range(len(self._layers)):
+            self._run_layer(index, hidden, angles, parts)
         hidden = hidden if isinstance(wanted, int) else hidden[wanted.numpy()]
         logits = torch.empty(len(hidden), len(self._head))
-        self._read_logits(hidden, self._norm, network.norm.epsilon, self._head, logits.numpy())
+        self._kernels.read_logits(hidden, self._norm, network.norm.epsilon, self._head, logits.numpy())
         return logits
 
+    def _run_layer(self, index: int, hidden: numpy.ndarray, angles: Angles, parts: list[OwnRows]) -> None:
+        """One layer over hidden states [rows, d], in place."""
+        layer, kernels = self._layers[index], self._kernels
+        states = numpy.empty((len(hidden), len(layer.qkv)), numpy.float32)
+        mixed = numpy.empty((len(hidden), layer.out.shape[1]), numpy.float32)
+        kernels.run_before_attention(hidden, layer.input_norm, layer.epsilon, layer.qkv, *angles, self._turned, states)
+        for own in parts:
+            kernels.attend(states[own.rows], *own.states(index), self._scaling, mixed[own.rows])
+        ffn = layer.mlp_norm, layer.epsilon, layer.gate_up, layer.down
+        kernels.run_after_attention(hidden, mixed, layer.out, *ffn)
 
-def _has_room(store: KVCache, slots: int) -> bool:
-    """Whether every layer has memory of its own for so many slots, of which none are shared."""
-    return all(
-        buffer.prefix is None and buffer.rows is not None and buffer.rows.shape[1] >= slots
-        and buffer.rows.is_contiguous() and buffer.rows.dtype == torch.float32
-        for buffer in (*store.keys, *store.values)
-    )
+
+class OwnRows(NamedTuple):
+    """The rows of one cache."""
+
+    store: KVCache
+    rows: slice  # of all that the forward has
+    shared: int  # slots of another cache before its own
+    trunk: int  # of its own slots that each row sees
+    seen: numpy.ndarray  # which of the slots after these each row sees, [rows, slots] of 0 and 1
+
+    def states(self, layer: int) -> tuple:
+        """What `row_kernels.attend` gets of a layer: key and value states before, how many, and its own."""
+        old, store = self.store.prefix_owner or self.store, self.store
+        before, own = (old.keys[layer], old.values[layer]), (store.keys[layer], store.values[layer])
+        return *map(_memory, before), self.shared, *map(_memory, own), self.trunk, self.seen
+
+
+def _parts(segments: list[Segment]) -> list[OwnRows]:
+    parts, start = [], 0
+    for segment in segments:
+        shared = segment.store.common
+        rows, trunk = slice(start, start + segment.rows), segment.starts[0] - segment.first - shared
+        parts.append(OwnRows(segment.store, rows, shared, trunk, segment.ancestors()))
+        start += segment.rows
+    return parts
+
+
+def _memory(buffer: KVBuffer) -> numpy.ndarray:
+    """States [kv_heads, allocated slots, head_dim]."""
+    return buffer.rows.numpy()
+
+
+def _has_room(segment: Segment) -> bool:
+    """Whether every layer has memory of its own for the rows' slots, after those that are another cache's."""
+    store, owner = segment.store, segment.store.prefix_owner
+    slots = segment.starts[0] + segment.rows - store.common
+    buffers = (*store.keys, *store.values)
+    owned = owner is None or all(map(_begins, (*owner.keys, *owner.values), buffers))
+    return owned and all(_is_plain_memory(buffer) and buffer.rows.shape[1] >= slots for buffer in buffers)
+
+
+def _is_plain_memory(buffer: KVBuffer) -> bool:
+    rows = buffer.rows
+    return rows is not None and rows.is_contiguous() and rows.dtype == torch.float32
+
+
+def _begins(owner: KVBuffer, buffer: KVBuffer) -> bool:
+    """Whether the memory of `owner` begins with the prefix of `buffer`."""
+    return _is_plain_memory(owner) and buffer.prefix is not None and buffer.prefix.data_ptr() == owner.rows.data_ptr()
 
 
 def _array(weights: Tensor) -> numpy.ndarray:
@@ -100,10 +150,15 @@ def _array(weights: Tensor) -> numpy.ndarray:
 
 
 def halves(weights: Tensor) -> numpy.ndarray:
-    """The bits of float32 weights as bfloat16, uint16. Raises ValueError if some are no numbers of bfloat16."""
+    """The bits of float32 weights as bfloat16, uint16. Raises ValueError if some are no numbers of bfloat16.
+
+    Faint weights become zero. Weight decay leaves channels of 1e-20 behind that do nothing, and their products are
+    subnormal numbers, with which a processor computes many times slower.
+    """
     half = weights.detach().bfloat16()
     if not torch.equal(half.float(), weights):
         raise ValueError("some weights are no numbers of bfloat16")
+    half = half.masked_fill(half.abs() < FAINT * half.abs().max(), 0.0)
     return half.contiguous().view(torch.uint16).numpy()
 
 

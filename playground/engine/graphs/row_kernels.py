@@ -1,8 +1,8 @@
-"""One decoder layer of the Llama family over few rows, compiled by numba for this processor and cached on disk.
+"""Decoder layers of the Llama family over few rows, compiled by numba for this processor and cached on disk.
 
-A small network spends most of a token on a CPU on torch's operations, and the rest on reading its weights. Here a layer
-is one function, and weights are read as the bfloat16 numbers that a checkpoint stores: widened in registers, which is
-exact, they take half the memory traffic of float32. All arithmetic is in float32.
+A small network spends most of a token on a CPU on torch's operations, and the rest on reading its weights. Here a
+layer is three functions, and weights are read as the bfloat16 numbers that a checkpoint stores: widened in registers,
+which is exact, they take half the memory traffic of float32. All arithmetic is in float32.
 
 Arrays are float32 and contiguous, weights uint16 (the bits of bfloat16). Nothing here checks a bound: the caller does.
 """
@@ -59,11 +59,45 @@ def dot(weights, row):
 
 
 @njit(**FLAGS)
+def project_two(weights, rows, out):
+    """As `project`, for two rows: each weight is read and widened once."""
+    first, second = rows[0], rows[1]
+    for i in range(len(weights)):
+        row, a, b = weights[i], F(0), F(0)
+        for j in range(row.size):
+            weight = widened(row[j])
+            a += weight * first[j]
+            b += weight * second[j]
+        out[0, i], out[1, i] = a, b
+
+
+@njit(**FLAGS)
+def project_four(weights, rows, out):
+    """As `project`, for four rows."""
+    first, second, third, fourth = rows[0], rows[1], rows[2], rows[3]
+    for i in range(len(weights)):
+        row, a, b, c, d = weights[i], F(0), F(0), F(0), F(0)
+        for j in range(row.size):
+            weight = widened(row[j])
+            a += weight * first[j]
+            b += weight * second[j]
+            c += weight * third[j]
+            d += weight * fourth[j]
+        out[0, i], out[1, i], out[2, i], out[3, i] = a, b, c, d
+
+
+@njit(**FLAGS)
 def project(weights, rows, out):
     """Write the products of weights [n, d] with rows [rows, d] to `out` [rows, n]."""
-    for i in range(len(weights)):
-        for r in range(len(rows)):
-            out[r, i] = dot(weights[i], rows[r])
+    done = len(rows) // 4 * 4
+    for r in range(0, done, 4):
+        project_four(weights, rows[r:r + 4], out[r:r + 4])
+    if len(rows) - done >= 2:
+        project_two(weights, rows[done:done + 2], out[done:done + 2])
+        done += 2
+    if done < len(rows):
+        for i in range(len(weights)):
+            out[done, i] = dot(weights[i], rows[done])
 
 
 @njit(**FLAGS)
@@ -99,26 +133,37 @@ def rotate(states, cos, sin):
 
 
 @njit(**FLAGS)
-def attend(query, keys, values, seen, scaling, weights, out):
-    """Attention of one query [d] over slots [slots, d]; it may not see all of the last ones. Overwrites `weights`."""
-    first, top, total = len(keys) - len(seen), F(-np.inf), F(0)
+def score(query, keys, scaling, scores):
+    """Scaled products of one query [d] with keys [slots, d]."""
     for slot in range(len(keys)):
-        key, score = keys[slot], F(0)
+        key, product = keys[slot], F(0)
         for j in range(query.size):
-            score += query[j] * key[j]
-        weights[slot] = score * scaling
-    for slot in range(len(keys)):
-        top = max(top, weights[slot])  # also of those it does not see: only a scale
-    for slot in range(len(keys)):
-        weights[slot] = exponential(weights[slot] - top)
-    for slot in range(first, len(keys)):
-        weights[slot] *= seen[slot - first]
-    for slot in range(len(keys)):
-        total += weights[slot]
-    out[:] = F(0)
-    for slot in range(len(keys)):
-        share, value = weights[slot] / total, values[slot]
-        for j in range(query.size):
+            product += query[j] * key[j]
+        scores[slot] = product * scaling
+
+
+@njit(**FLAGS)
+def weigh(scores, seen):
+    """Softmax, in place; of the last slots only those that are seen have a weight."""
+    first, top, total = scores.size - seen.size, F(-np.inf), F(0)
+    for slot in range(scores.size):
+        top = max(top, scores[slot])  # also of those it does not see: only a scale
+    for slot in range(scores.size):
+        scores[slot] = exponential(scores[slot] - top)
+    for slot in range(first, scores.size):
+        scores[slot] *= seen[slot - first]
+    for slot in range(scores.size):
+        total += scores[slot]
+    for slot in range(scores.size):
+        scores[slot] /= total
+
+
+@njit(**FLAGS)
+def mix(weights, values, out):
+    """Add values [slots, d], each times its weight, to `out` [d]."""
+    for slot in range(len(values)):
+        share, value = weights[slot], values[slot]
+        for j in range(out.size):
             out[j] += share * value[j]
 
 
@@ -134,40 +179,62 @@ def gated(both, out):
 
 HALVES, ROWS, ROW = types.uint16[:, ::1], types.float32[:, ::1], types.float32[::1]
 CACHE, SEEN = types.float32[:, :, ::1], types.uint8[:, ::1]
-LAYER = types.void(ROWS, ROW, ROW, types.float32, HALVES, HALVES, HALVES, HALVES, ROWS, ROWS, CACHE, CACHE, types.int64,
-                   SEEN, types.float32)
+BEFORE = types.void(ROWS, ROW, types.float32, HALVES, ROWS, ROWS, types.int64, ROWS)
+ATTEND = types.void(ROWS, CACHE, CACHE, types.int64, CACHE, CACHE, types.int64, SEEN, types.float32, ROWS)
+AFTER = types.void(ROWS, ROWS, HALVES, ROW, types.float32, HALVES, HALVES)
 LOGITS = types.void(ROWS, ROW, types.float32, HALVES, ROWS)
 
 
-@njit(LAYER, **FLAGS)
-def run_layer(hidden, input_norm, mlp_norm, epsilon, qkv, out, gate_up, down, cos, sin, keys, values, trunk, seen,
-              scaling):
-    """One decoder layer over hidden states [rows, d], in place.
+@njit(BEFORE, **FLAGS)
+def run_before_attention(hidden, norm, epsilon, qkv, cos, sin, turned, states):
+    """Write the states of all query, key and value heads, in this order, to `states` [rows, heads head_dim].
 
-    keys, values: [kv_heads, slots, head_dim]; every row sees the first `trunk` slots. seen: [rows, scratch], which of
-    the slots after them each row sees; the last ones are the rows' own, and are written.
+    hidden: [rows, d]. The rotary embedding, cos and sin [rows, head_dim], turns the first `turned` heads.
     """
-    count, head_dim, kv_heads = len(hidden), cos.shape[1], len(keys)
-    heads, scratch = len(qkv) // head_dim - 2 * kv_heads, seen.shape[1]
-    normed, added = np.empty_like(hidden), np.empty_like(hidden)
-    states, mixed = np.empty((count, len(qkv)), F), np.empty((count, heads * head_dim), F)
-    both, active = np.empty((count, len(gate_up)), F), np.empty((count, down.shape[1]), F)
-    weights = np.empty(trunk + scratch, F)
-    normalise(hidden, input_norm, epsilon, normed)
+    normed = np.empty_like(hidden)
+    normalise(hidden, norm, epsilon, normed)
     project(qkv, normed, states)
+    for r in range(len(hidden)):
+        rotate(states[r].reshape(-1, cos.shape[1])[:turned], cos[r], sin[r])
+
+
+@njit(ATTEND, **FLAGS)
+def attend(states, old_keys, old_values, shared, keys, values, trunk, seen, scaling, mixed):
+    """Write the key and value states of a cache's new rows, and attend.
+
+    states: [rows, (heads + 2 kv_heads) head_dim]. old_keys, old_values: [kv_heads, slots, head_dim], whose first
+    `shared` slots come before those of keys and values. Every row sees them and the first `trunk` of the latter. seen:
+    [rows, scratch], which of the slots after them each row sees; the last ones are the rows' own, and are written.
+    mixed: [rows, heads head_dim], the result.
+    """
+    count, kv_heads, head_dim = len(states), keys.shape[0], keys.shape[2]
+    heads, own = mixed.shape[1] // head_dim, trunk + seen.shape[1]
+    weights = np.empty(shared + own, F)
     for r in range(count):
-        each, slot = states[r].reshape(-1, head_dim), trunk + scratch - count + r
-        rotate(each[:heads + kv_heads], cos[r], sin[r])
+        each, slot = states[r].reshape(-1, head_dim), own - count + r
         keys[:, slot] = each[heads:heads + kv_heads]
         values[:, slot] = each[heads + kv_heads:]
     for r in range(count):
         for head in range(heads):
             group, part = head * kv_heads // heads, slice(head * head_dim, (head + 1) * head_dim)
-            attend(states[r, part], keys[group, :trunk + scratch], values[group, :trunk + scratch], seen[r], scaling,
-                   weights, mixed[r, part])
+            query, out = states[r, part], mixed[r, part]
+            score(query, old_keys[group, :shared], scaling, weights[:shared])
+            score(query, keys[group, :own], scaling, weights[shared:])
+            weigh(weights, seen[r])
+            out[:] = F(0)
+            mix(weights[:shared], old_values[group, :shared], out)
+            mix(weights[shared:], values[group, :own], out)
+
+
+@njit(AFTER, **FLAGS)
+def run_after_attention(hidden, mixed, out, norm, epsilon, gate_up, down):
+    """The rest of a layer over hidden states [rows, d], in place."""
+    count = len(hidden)
+    normed, added = np.empty_like(hidden), np.empty_like(hidden)
+    both, active = np.empty((count, len(gate_up)), F), np.empty((count, down.shape[1]), F)
     project(out, mixed, added)
     add(added, hidden)
-    normalise(hidden, mlp_norm, epsilon, normed)
+    normalise(hidden, norm, epsilon, normed)
     project(gate_up, normed, both)
     gated(both, active)
     project(down, active, added)
