@@ -137,7 +137,7 @@ def _has_room(segment: Segment) -> bool:
 
 def _is_plain_memory(buffer: KVBuffer) -> bool:
     rows = buffer.rows
-    return rows is not None and rows.is_contiguous() and rows.dtype == torch.float32
+    return rows is not None and buffer.ragged is None and rows.is_contiguous() and rows.dtype == torch.float32
 
 
 def _begins(owner: KVBuffer, buffer: KVBuffer) -> bool:
