@@ -225,9 +225,8 @@ class TableModel:
         written = torch.tensor(work.tokens, dtype=self.dtype)[None, :, None]
         held, _ = segment.write(0, written, written)
         tokens = list(map(int, held[0, :, 0].tolist()))
-        return [
-            tuple(compress(tokens, row)) for row in visible(segment.mask(0, None), segment.rows, held.shape[1]).tolist()
-        ]
+        seen = visible(segment.masks.of(0, None), segment.rows, held.shape[1]).tolist()
+        return [tuple(compress(tokens, row)) for row in seen]
 
     def scores(self, context: Text) -> Tensor:
         """Scores [V] of the token after a context."""

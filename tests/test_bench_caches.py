@@ -91,7 +91,7 @@ def test_a_policy_holds_its_expected_share(point, model):
     """
     for generated in (1, WRITTEN):
         lane, full = driven(point, model, generated), full_cache(model, PROMPT, generated)
-        policy = lane.lane.cache_manager.policy
+        policy = lane.lane.target.cache_manager.policy
         quantises = isinstance(policy, Quantises)
         held = lane.store.bytes() / full_bytes(full.length) if quantises else held_share(lane, model)
         assert make(point.policy, **point.knobs).expected_share(full) == pytest.approx(held, abs=0.05)
@@ -100,7 +100,7 @@ def test_a_policy_holds_its_expected_share(point, model):
 @pytest.mark.parametrize("name", PACKING)
 def test_bits_of_a_quantised_value_equal_its_storage(name, model):
     lane = driven(Point(name, name), model, 1)
-    policy, full = lane.lane.cache_manager.policy, full_cache(model, PROMPT, 1)
+    policy, full = lane.lane.target.cache_manager.policy, full_cache(model, PROMPT, 1)
     for part in ("keys", "values"):
         packed = getattr(lane.store, part)[0].quantised_rows
         if packed is None:

@@ -37,7 +37,6 @@ SEEN_BY_STRATEGIES = ("playground.events", "playground.contract", "playground.er
 LARGEST_ROOM = 15  # files, beside the package's own
 LARGER_ROOMS = {"contract", "decoding", "questions/world"}
 LARGEST_CLASS = 25  # methods
-LARGER_CLASSES = {"KVCache", "Segment", "Rows", "CacheManager", "Stream", "RunningText", "Run", "Model"}
 METHODS = ast.FunctionDef, ast.AsyncFunctionDef
 
 
@@ -149,7 +148,7 @@ def test_a_class_has_few_methods():
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in FILES]
     classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     larger = {cls.name for cls in classes if sum(isinstance(part, METHODS) for part in cls.body) > LARGEST_CLASS}
-    assert larger == LARGER_CLASSES
+    assert not larger
 
 
 @pytest.mark.slow

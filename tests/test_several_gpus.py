@@ -15,7 +15,7 @@ from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare
-from playground.engine.attention.segment_attention import Segment
+from playground.engine.attention.segment_masks import SegmentMasks
 from playground.engine.forward_input import ForwardInput
 from playground.engine.loading.load import Loading, estimate, load
 from playground.engine.loading.loaded_model import loaded_model
@@ -136,7 +136,7 @@ def test_hidden_states_move_once_per_boundary(spread):
 @pytest.mark.refuses
 def test_a_mask_that_stays_on_the_first_gpu_fails_the_lane(spread, monkeypatch):
     machine, models = spread
-    monkeypatch.setattr(Segment, "mask", Segment._store_mask)
+    monkeypatch.setattr(SegmentMasks, "of", SegmentMasks._on_store)
     with machine:
         _, last = run(models, LANES["draft model on the second GPU"])
     assert isinstance(last, Failed) and "on the same device" in last.message

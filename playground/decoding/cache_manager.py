@@ -1,7 +1,8 @@
 """Applies a lane's cache policy to the target's KV cache: after the prefill, and after every commit."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -16,20 +17,14 @@ from playground.contract import (
     ReadsAttention,
     ReadsInChunks,
     ReadsParts,
-    ReadsProbeHeads,
     ReadsProbes,
     ReadsQueries,
-    ReadsQueryHeads,
-    RenumbersPositions,
-    RestrictsPrompt,
-    SelectsByStates,
-    SelectsLines,
     SelectsPerRow,
     Strategy,
 )
+from playground.decoding.policy_connection import PolicyConnection, RotateBack, renumbers
 from playground.decoding.recorder import Recorder, Settled, combined
 from playground.decoding.rows_in_turn import RowsInTurn
-from playground.engine.attention.attention_mask import Focus, LineChoice, Renumbering, Window
 from playground.engine.heap_memory import give_back
 from playground.engine.host_copies import on_device
 from playground.errors import Refusal
@@ -41,9 +36,6 @@ if TYPE_CHECKING:
     from playground.events import Event
 
 LONG = 1024  # prompt length, in tokens, from which returning evicted memory to the system is worth its milliseconds
-
-RotateBack = Callable[[Tensor, Tensor], Tensor]
-"""rotate_back(query states [heads, n, head_dim], positions [n]) -> the states rotated back by so many positions"""
 
 
 class CacheManager:
@@ -59,16 +51,11 @@ class CacheManager:
     ):
         """`rotate_back` is the model's. Raises Refusal if the policy needs it and the model has none."""
         self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
-        # by layer, prompt rows whose query states, and whose attention by query head, the policy has received
-        self._queries_observed: dict[int, int] = {}
-        self._heads_observed: dict[int, int] = {}
-        self.rehearsing = False  # whether probe tokens are read
         self._rotate_back = rotate_back
         self.turns: RowsInTurn | None = None  # of a policy that acts between the rows of a forward
         self._acted_at = 0  # tokens of the text when the policy acted last
         self._before: list[Settled] = []  # what it did between the tokens of a commit
-        if policy:
-            self._connect(policy, rotate_back)
+        self._connection = PolicyConnection(policy, store, prompt, rotate_back) if policy else None
 
     def take_turns(self) -> None:
         """Let the policy act between the rows of a forward, as it does when each is read alone."""
@@ -77,70 +64,6 @@ class CacheManager:
     def beside(self, store: KVCache, policy: CachePolicy) -> CacheManager:
         """A manager of a copy of the policy for a copy of the cache."""
         return CacheManager(policy, store, self.prompt, self.recorder, self._rotate_back)
-
-    def _connect(self, policy: CachePolicy, rotate_back: RotateBack | None) -> None:
-        store = self.store
-        if policy.row_wise:
-            store.window = Window(policy.visible, self._first_row(policy))
-        if isinstance(policy, ReadsAttention):
-            store.on_attention = self._observe_attention
-        if isinstance(policy, SelectsPerRow):
-            # bound, so that a copied lane uses its own policy
-            by_states = policy.select_by_states if isinstance(policy, SelectsByStates) else None
-            lines = isinstance(policy, SelectsLines)
-            along = LineChoice(policy.sampled_rows, policy.select_lines, self.prompt) if lines else None
-            store.focus = Focus(policy.select_for_rows, self._selects_for, by_states, along)
-        if isinstance(policy, AddsMemory):
-            store.memory = policy.attend_memory
-        if isinstance(policy, ReadsQueries):
-            store.on_queries = self._observe_queries
-        if isinstance(policy, ReadsQueryHeads | ReadsProbeHeads):
-            store.on_query_heads = self._observe_query_heads
-        if renumbers(policy):
-            store.renumbering = self._renumbering(policy, rotate_back)
-
-    def _renumbering(self, policy: RenumbersPositions, rotate_back: RotateBack | None) -> Renumbering:
-        if rotate_back is None:
-            raise Refusal(
-                f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
-            )
-        return Renumbering(policy.gap_width, policy.before_gap, rotate_back, self._first_row(policy))
-
-    def _first_row(self, policy: CachePolicy) -> int:
-        """Position of the first row that a policy based on positions applies to."""
-        return 0 if isinstance(policy, RestrictsPrompt) and policy.restricts_prompt else self.prompt
-
-    def _selects_for(self, position: int) -> bool:
-        return self.policy.selects_for(position, self.prompt)
-
-    def _observe_attention(
-        self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor
-    ) -> None:
-        """Pass the attention of committed rows to the policy."""
-        self.policy.text_length = self.store.length
-        self.policy.observe_attention(layer, weights, query_positions, key_positions)
-
-    def _observe_queries(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
-        """Pass the query states of prompt rows to the policy."""
-        if fresh := self._fresh(self._queries_observed, layer, positions):
-            self.policy.observe_queries(layer, query_states[:, :, fresh])
-
-    def _observe_query_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
-        """Pass the attention of prompt rows, or of probe tokens, to the policy, by query head."""
-        if self.rehearsing:
-            if isinstance(self.policy, ReadsProbeHeads):
-                self.policy.observe_probe_heads(layer, weights[..., :self.store.slots_of(layer).count])
-        elif isinstance(self.policy, ReadsQueryHeads):
-            if fresh := self._fresh(self._heads_observed, layer, positions):
-                self.policy.observe_query_heads(layer, weights[:, :, fresh])
-
-    def _fresh(self, observed: dict[int, int], layer: int, positions: list[int]) -> list[int]:
-        """Rows of the prompt that the policy has not received, each row once even if it is read again."""
-        before = observed.get(layer, 0)
-        fresh = [row for row, position in enumerate(positions) if before <= position < self.prompt]
-        if fresh:
-            observed[layer] = positions[fresh[-1]] + 1
-        return fresh
 
     def watch(self) -> Callable[[int], bool] | None:
         """By position, whether the policy wants a row's attention; None if it wants none."""
@@ -177,15 +100,18 @@ class CacheManager:
         self.store.evict_from(layer, selected)
         return selected[0]
 
-    def observe_probes(self) -> None:
-        """Pass the attention of the probe tokens to the policy, without their attention to each other."""
-        if not isinstance(self.policy, ReadsAttention):
-            return
-        for noted in self.store.attention:
-            rows = self.store.length + on_device(noted.nodes, self.store.device)
-            for layer, weights in noted.layers.items():
-                slots = self.store.slots_of(layer)
-                self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
+    @property
+    def rehearsing(self) -> bool:
+        """Whether probe tokens are read."""
+        return bool(self._connection and self._connection.rehearsing)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Inside, probe tokens are read; at the end the policy receives their attention."""
+        self._connection.rehearsing = True
+        yield
+        self._connection.rehearsing = False
+        self._connection.observe_probes()
 
     def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
         """Let the policy act, and return the events that show the result.
@@ -320,11 +246,6 @@ def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:
         )
     _check_cuts(policy, model)
     _check_parts(policy, model)
-
-
-def renumbers(policy: CachePolicy) -> bool:
-    """Whether rows use their index in the cache as position."""
-    return isinstance(policy, RenumbersPositions) and policy.renumbers_positions
 
 
 def _check_parts(policy: CachePolicy, model: Model) -> None:

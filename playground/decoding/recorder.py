@@ -17,7 +17,8 @@ from playground.trace.cache_contents import holes, spans, with_targets, write_he
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.decoding.rows import RowRecord, Rows
+    from playground.decoding.row_records import RowRecord
+    from playground.decoding.rows import Rows
     from playground.engine.cache.freed_slots import FreedSlots
     from playground.engine.cache.kv_buffer import MergedTokens
     from playground.engine.cache.kv_cache import KVCache

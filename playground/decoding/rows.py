@@ -9,12 +9,13 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.row_records import RowReading, RowRecord
 from playground.decoding.sampler_chain import HIDDEN_STATES, Histories, Stage
 from playground.engine.host_copies import moved, on_device, read_together
 from playground.engine.row_numbers import mask_numbers, processed_numbers, removing_stages, row_numbers
@@ -27,33 +28,9 @@ if TYPE_CHECKING:
     from playground.engine.forward_input import Expected
 
 
-class RowReading(NamedTuple):
-    """What the host reads of a row of logits."""
-
-    best: int  # the token with the largest logit
-    entropy: float  # in nats
-    ids: list[int]  # the most probable tokens, in descending order
-    p: list[float]  # their probabilities
-    logp: list[float]  # their log-probabilities
-
-
-class RowRecord(NamedTuple):
-    """What is recorded of the row a token was chosen from."""
-
-    token: int
-    entropy: float  # in nats, of the model's own distribution
-    final_entropy: float  # after masks and samplers
-    logprob: float  # of the token, in the model's own distribution
-    ids: list[int]  # the most probable tokens, in descending order
-    p: list[float]  # their probabilities
-    final_p: list[float]  # after masks and samplers
-    removed_by: list[str | None]  # the first stage that removed each
-    mask: list[list[float]] = []  # columns of `mask_numbers`; empty without a grammar
-
-
 @dataclass
-class Rows:
-    """Rows of one stream.
+class MaskedRows:
+    """Rows of one stream, and what the grammar allows after each.
 
     Row i of the tensors belongs to tree node first + i. The root, node -1, is the end of the committed text.
     """
@@ -68,20 +45,10 @@ class Rows:
     mask_seconds: float = 0.0  # time to compute the masks of these rows
     grammar_state: str = ""  # state of the grammar at the root
     masks: Tensor | None = None  # tokens the grammar allows after each node, bool [n, V]
-    probes: Tensor | None = None  # logits [n, V] of the tree's probes, in order; None if this forward had none
-    candidates: int = 0  # most probable tokens of each row that are recorded
-    numbers: Callable[[Tensor, int], Tensor] = row_numbers  # how what is recorded of the rows is computed
-    go_on: Callable[[Tensor], None] | None = None  # takes the next token [1], before the host knows it
 
     def __post_init__(self) -> None:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
-        self._stages_by_row: dict[int, list[Stage]] = {}
-        self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
-        self._staged = False  # whether the decoder added a stage
         self._host_masks: Tensor | None = None
-        self._records: dict[int, dict[int, RowRecord]] = {}  # by row and token, what was read with tokens
-        self.foreseen: dict[int, int] = {}  # by node, the token that `pick` will choose, if it was read already
-        self.taken: int | None = None  # the last token that the device knew first
         if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
             self.masks = self._masks()
 
@@ -157,6 +124,25 @@ class Rows:
     @property
     def _last(self) -> int:
         return self.first + self.count - 1
+
+
+@dataclass
+class Rows(MaskedRows):
+    """Rows of one stream after each stage: masks, then the samplers; and what is read and recorded of them."""
+
+    probes: Tensor | None = None  # logits [n, V] of the tree's probes, in order; None if this forward had none
+    candidates: int = 0  # most probable tokens of each row that are recorded
+    numbers: Callable[[Tensor, int], Tensor] = row_numbers  # how what is recorded of the rows is computed
+    go_on: Callable[[Tensor], None] | None = None  # takes the next token [1], before the host knows it
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._stages_by_row: dict[int, list[Stage]] = {}
+        self._last_stages: tuple[list[int], list[Stage]] = [], []  # cache: the same rows are often read repeatedly
+        self._staged = False  # whether the decoder added a stage
+        self._records: dict[int, dict[int, RowRecord]] = {}  # by row and token, what was read with tokens
+        self.foreseen: dict[int, int] = {}  # by node, the token that `pick` will choose, if it was read already
+        self.taken: int | None = None  # the last token that the device knew first
 
     @cached_property
     def stages(self) -> list[Stage]:

@@ -1,7 +1,7 @@
 """Two of the hooks into a model of the transformers library, whose classes are not patched.
 
 1. An attention function, registered with `AttentionInterface`. It writes new key and value states into the KV caches of
-   the call, and attends under their masks (`engine.segment_attention`).
+   the call, and attends under their masks (`engine.attention.segment_attention`).
 2. A wrapper around the forward of every decoder layer. It follows the plan of the call: skip, stop, resume, capture.
 
 Both get the state of the running forward in a keyword argument, `call`, so there is no global state. Architectures that
@@ -107,7 +107,7 @@ class Call:
     reaches: dict[int, Reach] = field(default_factory=dict)  # of layers whose mask comes from the library's masks
     recurrence: Recurrence | None = None  # if some layers are recurrent
     layer: int = 0  # the decoder layer that runs
-    # by reach, the segments that share a prefix; filled in by `engine.segment_attention`
+    # by reach, the segments that share a prefix; filled in by `engine.attention.segment_attention`
     prefix_groups: dict[Reach, list[list[int]]] = field(default_factory=dict)
 
     @cached_property

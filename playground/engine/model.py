@@ -274,9 +274,6 @@ class Model(ModelFacts):
         attention = 4.0 * self.width * (context + rows / 2)
         return 2.0 * compute.idle_weights + rows * compute.idle_attention * attention
 
-    def _probe_ids(self) -> Tensor:
-        return torch.arange(1, PROBE + 1, device=self.device)[None] % self.vocabulary
-
     @cached_property
     @torch.inference_mode()
     def splits(self) -> bool:
@@ -286,7 +283,8 @@ class Model(ModelFacts):
         """
         if self.recurrence:
             return False
-        ids, parents, half = self._probe_ids()[0].tolist(), list(range(-1, PROBE - 1)), max(1, self.depth // 2)
+        ids = [token % self.vocabulary for token in range(1, PROBE + 1)]
+        parents, half = list(range(-1, PROBE - 1)), max(1, self.depth // 2)
         try:
             (whole,), captured = self.forward(
                 [ForwardInput(self.new_store(), ids, parents)], LayerPlan(capture=frozenset([half]))

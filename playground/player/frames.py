@@ -44,6 +44,13 @@ def within(beat: float) -> float:
     return min(beat, SLOWEST) if beat > CLOCK else CLOCK  # a NaN is not more
 
 
+def interval(beat: float, runs: int) -> float:
+    """Seconds to the next frame of a browser that takes one each `beat` seconds. The more runs share the device, the
+    fewer frames each gets: the server spends milliseconds on each frame, in one thread.
+    """
+    return max(beat, min(SLOWEST, CLOCK * runs))
+
+
 def recording(headers: Facts, events: Facts) -> dict[str, Any]:
     """A whole run in one frame, for replay."""
     return {**frame(new_name(), 0, events, "done", headers), "recorded": True}

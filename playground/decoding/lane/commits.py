@@ -136,13 +136,14 @@ class Commits(Branching):
 
         `drafted` is how many slots the draft tokens of the round took.
         """
-        self.events += self.cache_manager.settle(moment, self._next_position(), drafted)
-        if self.target.computing:
-            self.events += self.target.computing.report(self.main, self.piece)
+        target = self.target
+        self.events += target.cache_manager.settle(moment, self._next_position(target.store.length), drafted)
+        if target.computing:
+            self.events += target.computing.report(self.main, self.piece)
 
-    def _next_position(self) -> int:
-        """Position of the next row; the smallest one if several sequences are growing."""
-        ends = [len(leaf.tokens) for leaf in self.leaves.values() if not leaf.reason] or [self.target.store.length + 1]
+    def _next_position(self, read: int) -> int:
+        """Position of the next row after `read` tokens; the smallest one if several sequences are growing."""
+        ends = [len(leaf.tokens) for leaf in self.leaves.values() if not leaf.reason] or [read + 1]
         return min(ends) - 1
 
     # --- back ---

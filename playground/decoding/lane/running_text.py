@@ -60,21 +60,11 @@ class RunningText(RandomNumbers, LaneText):
         same_tokens = [model for name, model in models.items() if name == "target" or name not in prompts]
         self.vocabulary = min(model.vocabulary for model in same_tokens)  # embeddings may be padded to different sizes
         longest = max(len(ids) for name, ids in prompts.items() if name == "target" or name not in models)
-        most, self._limiting = min(self._limits(longest), key=lambda limit: limit[0])
+        beside = f", and the longest prompt of this lane has {longest:,}" if longest > self.prompt_length else ""
+        most, self._limiting = min(_context_limits(models, self.assembly, beside), key=lambda limit: limit[0])
         self.context = most - longest + self.prompt_length
         if self.prompt_length >= self.context:
             raise Refusal(f"The prompt has {longest:,} tokens, but {self._limiting}: shorten it.", "prompt")
-
-    def _limits(self, longest: int) -> Iterator[tuple[int, str]]:
-        """Tokens that each model which the lane cannot do without can read, and the model and the number in words."""
-        target, draft = self.target_model, self._models.get("draft")
-        beside = f", and the longest prompt of this lane has {longest:,}" if longest > self.prompt_length else ""
-        stated = "" if getattr(target, "context_stated", True) else " here, since its config names no context"
-        yield target.context, f"{target.name} reads at most {target.context:,}{stated}{beside}"
-        needing = [part for part in self.assembly.strategies() if "draft" in part.needs and not part.drafts_at_will]
-        if draft and needing:
-            needs = f"the draft model {draft.name}, which {needing[0].title} needs for every token"
-            yield draft.context, f"{needs}, reads at most {draft.context:,}"
 
     def _new_sequence(self, prompt: list[int]) -> Sequence:
         """The sequence of the lane's own text."""
@@ -188,3 +178,17 @@ class RunningText(RandomNumbers, LaneText):
         if text not in self._noted:
             self._noted.add(text)
             self.record(Note(text))
+
+
+def _context_limits(models: ModelsByStream, assembly: Assembly, beside: str) -> Iterator[tuple[int, str]]:
+    """Tokens that each model which the lane cannot do without can read, and the model and the number in words.
+
+    `beside` follows the target's.
+    """
+    target, draft = models["target"], models.get("draft")
+    stated = "" if getattr(target, "context_stated", True) else " here, since its config names no context"
+    yield target.context, f"{target.name} reads at most {target.context:,}{stated}{beside}"
+    needing = [part for part in assembly.strategies() if "draft" in part.needs and not part.drafts_at_will]
+    if draft and needing:
+        needs = f"the draft model {draft.name}, which {needing[0].title} needs for every token"
+        yield draft.context, f"{needs}, reads at most {draft.context:,}"

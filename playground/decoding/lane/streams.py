@@ -105,11 +105,6 @@ class ModelStreams(RunningText, LaneModels):
     def exit(self, layer: int) -> Exit:
         return self.target.exit(min(layer, self.depth))
 
-    @property
-    def cache_manager(self) -> CacheManager:
-        """Applies the cache policy to the target's cache."""
-        return self.target.cache_manager
-
     def cache_bytes(self) -> int:
         """Memory of the KV caches of all streams."""
         return sum(stream.store.bytes() for stream in self._streams.values())

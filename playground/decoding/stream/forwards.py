@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from playground.decoding.committed_states import CommittedStates
 from playground.decoding.requests import Feed, Steps, in_background
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import Histories
+from playground.engine.attention.attention_mask import EMPTY
 from playground.engine.cache.kv_buffer import Capacity
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput
@@ -51,6 +52,14 @@ def consulted(rows: Rows) -> Steps:
     for sampler in rows.chain.consulting:
         if consultation := sampler.consult(histories):
             yield from in_background(consultation.work, consultation.cancel)
+
+
+class LayerStates(NamedTuple):
+    """Key and value states of one layer, with rotary embedding, [kv_heads, slots, head_dim] each."""
+
+    keys: Tensor
+    values: Tensor
+    live: Tensor | None  # slots that hold a token, bool [1 or kv_heads, slots]; None if all do
 
 
 @dataclass
@@ -112,6 +121,19 @@ class StreamForwards:
         """Committed tokens that this stream's model has not read."""
         at = self.store.length
         return self.prompt[at:] + self.lane.main.tokens[max(self.lane.prompt_length, at - self._longer):]
+
+    @property
+    def room(self) -> int:
+        """Tokens that its model can still read after the text."""
+        return self.model.context - len(self.prompt) - self.lane.generated
+
+    def last_cache(self) -> LayerStates:
+        """Key and value states of the last layer, of the committed tokens that were read."""
+        layer = self.model.depth - 1
+        slots = self.store.slots_of(layer)
+        held = (buffers[layer].read(slots.count) for buffers in (self.store.keys, self.store.values))
+        keys, values = (states.to(self.store.device) for states in held)
+        return LayerStates(keys, values, None if slots.dense else slots.positions != EMPTY)
 
     def _start_tree(self, tree: TokenTree) -> None:
         if self.store.parents:

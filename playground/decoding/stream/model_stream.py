@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -21,7 +21,6 @@ from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.decoding.stream.exits import Exit
 from playground.decoding.stream.forwards import EarlyRows, answer_of, consulted, in_chain
 from playground.decoding.stream.prompt_chunks import PromptReading
-from playground.engine.attention.attention_mask import EMPTY
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
@@ -30,14 +29,6 @@ if TYPE_CHECKING:
     from playground.contract import EarlyExit
     from playground.decoding.lane.lane_state import LaneState
     from playground.decoding.sequence import Sequence
-
-
-class LayerStates(NamedTuple):
-    """Key and value states of one layer, with rotary embedding, [kv_heads, slots, head_dim] each."""
-
-    keys: Tensor
-    values: Tensor
-    live: Tensor | None  # slots that hold a token, bool [1 or kv_heads, slots]; None if all do
 
 
 class Stream(PromptReading):
@@ -59,25 +50,9 @@ class Stream(PromptReading):
         """Request the row after the prompt."""
         return Request(self._prefill())
 
-    def replace_prompt(self, inputs: list[int | Tensor]) -> None:
-        """Read tokens and input embeddings [hidden_size] in place of the prompt. Raises RuntimeError if it was read."""
-        if self.store.length:
-            raise RuntimeError("the prompt was read: replace it before the first forward")
-        self._prompt_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
-        self.prompt = [0 if place in self._prompt_inputs else given for place, given in enumerate(inputs)]
-        self._longer = len(inputs) - self.lane.prompt_length
-
     def grow(self, leaves: list[Sequence]) -> Request:
         """Request the row after the end of each sequence, in one forward."""
         return Request(self._grow(leaves))
-
-    def last_cache(self) -> LayerStates:
-        """Key and value states of the last layer, of the committed tokens that were read."""
-        layer = self.model.depth - 1
-        slots = self.store.slots_of(layer)
-        held = (buffers[layer].read(slots.count) for buffers in (self.store.keys, self.store.values))
-        keys, values = (states.to(self.store.device) for states in held)
-        return LayerStates(keys, values, None if slots.dense else slots.positions != EMPTY)
 
     def resume(self, layer: int, states: Tensor) -> Request:
         """Request logits [n, V] of rows that enter at a layer with these states [n, hidden_size].
@@ -90,11 +65,6 @@ class Stream(PromptReading):
     def exit(self, layer: int) -> Exit:
         """The early exit of this model after `layer` layers."""
         return Exit(self, layer)
-
-    @property
-    def room(self) -> int:
-        """Tokens that its model can still read after the text."""
-        return self.model.context - len(self.prompt) - self.lane.generated
 
     def spellings(self, start: int) -> list[tuple[int, tuple[int, ...]]]:
         """Generated tokens from `start` on, each with the tokens that this stream's model reads for it.
@@ -224,16 +194,20 @@ class Stream(PromptReading):
         Returns rows [n, V + captured] and the node of the first: the root, or the first new node if the tree grew.
         """
         self._probed = None
-        yield from self._read_shared_prefix()
-        yield from self._catch_up()
+        missing = self.unread()
+        if not self.store.length or len(missing) > 1:  # no decode step
+            yield from self._read_shared_prefix()
+            yield from self._catch_up()
+            missing = self.unread()
         if tree is not self._tree:
             self._start_tree(tree)
         if self._left_early:
             return (yield from self._complete(tree))
         fed = len(self.store.parents)
-        if not self.behind() and self._root is None:
+        if not missing and self._root is None:
             self.store.roll_back(1)
-        return (yield from self._feed_new(self.unread(), tree, fed)), fed or ROOT
+            missing = self.unread()
+        return (yield from self._feed_new(missing, tree, fed)), fed or ROOT
 
     # --- early exits ---
 
@@ -267,8 +241,9 @@ class Stream(PromptReading):
         if self.states.layers:
             self.states.commit(self.store.path(node))
         self._commit(node)
-        if node != ROOT or self.behind():
-            known = self.seen and self.seen.tree is self._tree and not self.behind()
+        behind = self.behind()
+        if node != ROOT or behind:
+            known = self.seen and self.seen.tree is self._tree and not behind
             self._root = self._row_after(node) if known else None
         self._start_tree(TokenTree())
 

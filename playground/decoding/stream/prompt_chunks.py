@@ -3,6 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+from torch import Tensor
+
 from playground.decoding.cache_manager import CacheManager
 from playground.decoding.requests import Feed, Steps
 from playground.decoding.stream.forwards import EarlyRows, StreamForwards, answer_of, chunk_of, in_chain
@@ -15,6 +17,14 @@ WATCHED_CHUNK = 128  # prefill chunk size if a cache policy reads the attention 
 
 class PromptReading(StreamForwards):
     """Reads the prompt and what the text has more than was read, until at most one chunk is unread."""
+
+    def replace_prompt(self, inputs: list[int | Tensor]) -> None:
+        """Read tokens and input embeddings [hidden_size] in place of the prompt. Raises RuntimeError if it was read."""
+        if self.store.length:
+            raise RuntimeError("the prompt was read: replace it before the first forward")
+        self._prompt_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
+        self.prompt = [0 if place in self._prompt_inputs else given for place, given in enumerate(inputs)]
+        self._longer = len(inputs) - self.lane.prompt_length
 
     def _read_shared_prefix(self) -> Steps:
         """Start from a prompt that several lanes of the session share."""
@@ -76,13 +86,11 @@ class PromptReading(StreamForwards):
         if not tokens:
             return
         plan, manager = LayerPlan(compute=self._compute(), routing=self._routing()), self.cache_manager
-        manager.rehearsing = True
-        for start in range(0, len(tokens), WATCHED_CHUNK):
-            chunk = tokens[start:start + WATCHED_CHUNK]
-            parents = list(range(start - 1, start - 1 + len(chunk)))
-            yield [Feed(self, ForwardInput(self.store, chunk, parents, watch=lambda position: True), plan)]
-        manager.rehearsing = False
-        manager.observe_probes()
+        with manager.rehearsal():
+            for start in range(0, len(tokens), WATCHED_CHUNK):
+                chunk = tokens[start:start + WATCHED_CHUNK]
+                parents = list(range(start - 1, start - 1 + len(chunk)))
+                yield [Feed(self, ForwardInput(self.store, chunk, parents, watch=lambda position: True), plan)]
         self.store.crop_scratch()
 
     # --- a prompt that becomes shorter at some layers ---

@@ -19,7 +19,8 @@ from torch.nn.functional import embedding, linear, rms_norm, silu
 from transformers import PreTrainedModel
 
 from playground.engine.attention.attention_parts import Projections
-from playground.engine.attention.segment_attention import attend_all, attend_some, received_attention, store_all
+from playground.engine.attention.segment_attention import attend_all
+from playground.engine.attention.some_rows import attend_some, received_attention, store_all
 from playground.engine.hooks import Call
 from playground.engine.layer_choices import ComputePass, FeedForwardPart, LayerChoices, attending_rows
 from playground.engine.loading.stored_weights import is_quantised

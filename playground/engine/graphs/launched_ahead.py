@@ -33,7 +33,7 @@ class Ahead:
             return None
         drawn = {place for place, work in zip(segments, works) if work.expected == "drawn"}
         rows = {place: (used_slots(segment), segment.positions[-1] + 1) for place, segment in segments.items()}
-        alone = all(segment.rows == 1 and segment.is_chain for segment in segments.values())
+        alone = all(segment.rows == 1 and segment.masks.is_chain for segment in segments.values())
         fits = max(slot for slot, _ in rows.values()) + 1 < memory.slots
         return cls(memory, rows, drawn) if alone and fits else None
 
@@ -46,7 +46,7 @@ class Ahead:
     def _is_of(self, work: ForwardInput, segment: Segment, chosen: list[int]) -> bool:
         place = self.memory.place_of(segment.store)
         row = segment.store.slots_of(0).count + segment.first, segment.positions[0]
-        return segment.rows == 1 and segment.is_chain and work.given is None and self.rows.get(place) == row and (
+        return segment.rows == 1 and segment.masks.is_chain and work.given is None and self.rows.get(place) == row and (
             work.tokens == [chosen[place]]
         )
 

@@ -177,7 +177,7 @@ class Page:
                 visible=start.mode == "chat",
                 elem_id="system",
             )
-            self._tools()
+            self.tools, self.tools_notice = _tools_box(start, _has_tools(self.site, start)), notice("tools-notice")
             self.before = EarlierTurns(start.before, elem_id="before")
             with gr.Column(elem_classes="passage", elem_id="passage"):
                 self.context = gr.Textbox(
@@ -197,20 +197,6 @@ class Page:
                     elem_id="form",
                 )
                 self.form_notice = notice("form-notice")
-
-    def _tools(self) -> None:
-        start = self.start
-        self.tools = gr.Textbox(
-            start.tools,
-            label="Tools",
-            lines=3,
-            max_lines=10,
-            placeholder=f"[{TOOL}]",
-            visible=_has_tools(self.site, start),
-            elem_id="tools",
-            info="A list in JSON, as for a chat API. The model's chat template describes the tools in the prompt.",
-        )
-        self.tools_notice = notice("tools-notice")
 
     def _numbers(self) -> None:
         start = self.start
@@ -289,6 +275,19 @@ class Page:
 
 def _note(site: Site, model: str) -> str | None:
     return model_menu.note(model) or (None if site.rules.public else "from the list, a hub id or a folder")
+
+
+def _tools_box(start: Settings, visible: bool) -> gr.Textbox:
+    return gr.Textbox(
+        start.tools,
+        label="Tools",
+        lines=3,
+        max_lines=10,
+        placeholder=f"[{TOOL}]",
+        visible=visible,
+        elem_id="tools",
+        info="A list in JSON, as for a chat API. The model's chat template describes the tools in the prompt.",
+    )
 
 
 def _has_tools(site: Site, settings: Settings) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from playground.decoding.forked_session import stopped
 from playground.events import Commit, Fill
-from playground.player.frames import CLOCK, SLOWEST, Facts, frame, new_name, within
+from playground.player.frames import CLOCK, Facts, frame, interval, new_name, within
 from playground.trace import Trace
 from playground.ui.server.machine_meters import MachineMeters
 from playground.ui.server.memory_watch import MemoryWatch
@@ -154,7 +154,8 @@ class Run:
                 yield None
                 continue
             oldest = self.times[sent] if fresh else None
-            self.number, sent, state, due = self.number + 1, sent + len(fresh), now, time.monotonic() + self._pause()
+            self.number, sent, state = self.number + 1, sent + len(fresh), now
+            due = time.monotonic() + interval(self._beat, self._active_runs())
             headers = self.headers if self.number == 0 else None
             machine = self._meters.read() if self._meters and time.monotonic() - metered >= METERED else None
             metered = time.monotonic() if machine else metered
@@ -170,12 +171,6 @@ class Run:
                 yield frame(self.name, number, fresh, now, self.headers if number == 0 else None, oldest)
                 sent, state, number = sent + len(fresh), now, number + 1
                 time.sleep(CLOCK)
-
-    def _pause(self) -> float:
-        """Seconds to the next frame. The more runs share the device, the fewer frames each gets: the server spends
-        milliseconds on each frame, in one thread.
-        """
-        return max(self._beat, min(SLOWEST, CLOCK * self._active_runs()))
 
     def ready(self) -> bool:
         return not self.over and (bool(self._orders) or not self.held)
