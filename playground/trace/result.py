@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMN_TYPES, COLUMNS, rows
 from playground.trace.lane_metrics import Difference, diff, metrics
+from playground.trace.tables import Alternative, DraftToken, Round, alternatives, draft_tokens, rounds
 from playground.trace.transcript import Written, sequences
 
 if TYPE_CHECKING:
@@ -127,13 +129,21 @@ class Result:
     def to_dataframe(self) -> DataFrame:
         """A pandas DataFrame with one row per token and the columns of the CSV file; the text is sequence 0.
 
-        Raises Refusal if pandas is not installed.
+        Raises Refusal if pandas is not installed; so do the other data frames.
         """
-        try:
-            from pandas import DataFrame
-        except ImportError:
-            raise Refusal("A data frame needs pandas: install it with `pip install pandas`.") from None
-        return DataFrame(rows(self.header, self.trace.events), columns=COLUMNS).astype(COLUMN_TYPES)
+        return _frame(rows(self.header, self.trace.events), COLUMNS).astype(COLUMN_TYPES)
+
+    def drafts(self) -> DataFrame:
+        """A pandas DataFrame with one row per draft token of every verified draft, with the columns of `DraftToken`."""
+        return _frame(draft_tokens(self.trace.events), DraftToken._fields)
+
+    def rounds(self) -> DataFrame:
+        """A pandas DataFrame with one row per round of drafting and verification, with the columns of `Round`."""
+        return _frame(rounds(self.trace.events), Round._fields).astype({"id": "Int64"})
+
+    def alternatives(self) -> DataFrame:
+        """A pandas DataFrame with one row per recorded candidate of every token, with the columns of `Alternative`."""
+        return _frame(alternatives(self.trace.events), Alternative._fields)
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""
@@ -162,6 +172,14 @@ class Result:
 
     def _output(self, written: Written) -> Output:
         return Output(cut(written.text, self.header.stop), [token.id for token in written.tokens])
+
+
+def _frame(table: Iterable[Iterable], columns: Iterable[str]) -> DataFrame:
+    try:
+        from pandas import DataFrame
+    except ImportError:
+        raise Refusal("A data frame needs pandas: install it with `pip install pandas`.") from None
+    return DataFrame(list(table), columns=list(columns))
 
 
 def cut(text: str, stops: list[str]) -> str:
