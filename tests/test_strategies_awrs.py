@@ -18,7 +18,7 @@ from playground.events import Figure, Note
 from playground.grammar.matcher import Matcher
 from strategies.constrained.awrs import token_rejection as rejections
 from strategies.constrained.awrs.token_rejection import Tries, counting, first_legal, recursive
-from support.byte_grammars import TOKENIZER, TOKENS
+from support.byte_grammars import TOKENIZER
 from support.laws import EXACT, WRONG
 from support.particles import SKEWED, coins, legal_chances, steered, weighed_law, zeros
 
@@ -302,16 +302,6 @@ def test_every_decoder_supports_a_black_box_constraint(name, knobs):
     lane, _ = boxed(name, **knobs)
     assert Balanced().viable(lane.text.encode())
     assert lane.reason == "length" or Balanced().complete(lane.text.encode())
-
-
-def test_syncode_permits_single_tokens_as_in_its_mask():
-    strategy = make("syncode", ready="arithmetic", undecided="banned")
-    strategy.begin(0, TOKENS.bytes)
-    history = TOKENS.encode("(1")
-    everything = torch.ones(1, len(TOKENIZER), dtype=torch.bool)
-    wanted = strategy.narrow(everything, [history])[0].tolist()
-    assert [strategy.permits(history, token, len(TOKENIZER)) for token in range(len(TOKENIZER))] == wanted
-    assert any(wanted) and not all(wanted)
 
 
 def test_rejected_and_accepted_tokens_are_reported():

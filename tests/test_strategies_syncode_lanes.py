@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from tables import TableModel, write
 
 from playground.contract import make
@@ -15,10 +14,10 @@ from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.grammar import limits
-from strategies.constrained import syncode
+from playground.grammar.matcher import Matcher
 from strategies.constrained.syncode import Terminals
 from strategies.constrained.syncode.mask_store import Lookup, MaskStore, StoredMasks, stored
-from support.syncode_grammars import EXACT, SOURCES, SUM, TOKENIZER, TOKENS
+from support.syncode_grammars import SOURCES, SUM, TOKENIZER, TOKENS
 
 # --- lanes ---
 
@@ -35,7 +34,7 @@ def lane(extra: tuple, decoder: str = "greedy", seed: int = 0, length: int = 24)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("decoder", ["greedy", "sample", "speculative"])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", SOURCES)
 def test_with_undecided_tokens_checked_the_text_equals_the_engines(name, decoder):
     for seed in range(4):
         alone, looked_up = lane(("lark", SOURCES[name]), decoder, seed), lane(("syncode", SOURCES[name]), decoder, seed)
@@ -46,11 +45,12 @@ def undecided_written(**knobs) -> int:
     """How many tokens of 12 texts the store had not decided."""
     count = 0
     for seed in range(12):
-        made = make("syncode", ready="arithmetic")
-        made.begin(0, TOKENS.bytes)
-        written = lane(("syncode", {"ready": "arithmetic", **knobs}), "sample", seed).tokens[2:]
-        found = [made.looked_up(made._text(written[:place]), len(TOKENIZER)) for place in range(len(written))]
-        count += sum(bool(place.undecided[token]) for place, token in zip(found, written))
+        strategy = make("syncode", ready="arithmetic")
+        strategy.begin(0, TOKENS.bytes)
+        matcher = strategy.matcher(models()["target"].grammars.compile(*strategy.grammar()))
+        for token in lane(("syncode", {"ready": "arithmetic", **knobs}), "sample", seed).tokens[2:]:
+            count += bool(strategy.masks.lookup(matcher.place.at).undecided[token])
+            assert matcher.advance(token)
     return count
 
 
@@ -66,20 +66,18 @@ def test_text_the_lexer_cannot_follow_is_left_to_the_engine_if_there_is_one(monk
         lane(("syncode", {"ready": "arithmetic", "undecided": "banned"}))
 
 
-def test_an_all_permissive_store_still_writes_valid_text(monkeypatch):
-    everything = torch.ones(len(TOKENIZER), dtype=torch.bool)
-    monkeypatch.setattr(MaskStore, "then", lambda self, *key: Lookup(everything, everything))
-    monkeypatch.setattr(MaskStore, "inside", lambda self, *key: everything)
-    assert lane(("syncode", {"ready": "json"})).tokens == lane(("lark", {"ready": "json"})).tokens
-
-
-def test_trusting_an_all_permissive_store_is_detected(monkeypatch):
-    everything = torch.ones(len(TOKENIZER), dtype=torch.bool)
-    monkeypatch.setattr(
-        syncode.SynCode, "narrow", lambda self, masks, histories: torch.stack([everything for _ in masks])
-    )
+def test_the_engine_stops_a_store_that_is_sure_of_too_much(monkeypatch):
+    monkeypatch.setattr(MaskStore, "allowed", lambda store, *key: Lookup(store.lengths > 0, store.lengths < 0))
     with pytest.raises(AssertionError, match="does not allow"):
         lane(("syncode", {"ready": "json"}))
+
+
+@pytest.mark.parametrize("engine", ["confirms", "compares"])
+def test_the_engine_computes_masks_only_to_compare(engine, monkeypatch):
+    computed, inner = [], Matcher.bitmask
+    monkeypatch.setattr(Matcher, "bitmask", lambda matcher: computed.append(1) or inner(matcher))
+    lane(("syncode", {"ready": "json", "engine": engine}))
+    assert bool(computed) == (engine == "compares")
 
 
 def recorded(**knobs) -> list:
@@ -90,23 +88,32 @@ def recorded(**knobs) -> list:
     return [stamped.event for stamped in session]
 
 
-def test_lookups_and_their_deciders_are_reported_at_every_position():
+def scalars(events: list, title: str) -> list[dict[str, float]]:
+    return [event.data["series"] for event in events if isinstance(event, Figure) and event.name == title]
+
+
+def test_lookups_and_what_they_saved_are_reported_at_every_position():
     events = recorded()
     matrices = [event for event in events if isinstance(event, Figure) and event.shape == "matrix"]
-    decided = [event.data["series"] for event in events if isinstance(event, Figure) and event.shape == "scalar"]
     assert "NUMBER '+'" in [row for matrix in matrices for row in matrix.data["rows"]]
+    decided = scalars(events, "tokens by who decided")
     assert all(series["of them legal by the engine"] <= series["undecided"] for series in decided) and any(
         series["undecided"] for series in decided
     )
+    saved = scalars(events, "masks so far, and what they took")
+    assert saved[-1]["masks"] >= saved[-1]["lookups in the store"] > 0 == saved[-1]["computed by the engine"]
     notes = [event.text for event in events if isinstance(event, Note)]
-    assert any("Lexemes" in note and "may grow" in note for note in notes) and not any(
-        "engine refused" in note for note in notes
-    )
+    assert any("Lexemes" in note and "may grow" in note for note in notes)
+    assert f"{saved[-1]['masks']} masks of" in notes[-1] and "computed none of the masks" in notes[-1]
 
 
-def test_overruling_by_the_engine_is_reported(monkeypatch):
-    monkeypatch.setattr(MaskStore, "inside", lambda self, *key: torch.ones_like(self.lengths, dtype=torch.bool))
-    assert any("The engine refused" in event.text for event in recorded() if isinstance(event, Note))
+def test_a_comparison_reports_times_and_where_the_masks_differ(monkeypatch):
+    events = recorded(engine="compares")
+    times = scalars(events, "time of one mask, ms")
+    assert times and all(series["engine"] > 0 < series["store and confirmation"] for series in times)
+    assert not any("would refuse" in event.text for event in events if isinstance(event, Note))
+    monkeypatch.setattr(MaskStore, "then", lambda store, *key: Lookup(store.lengths < 0, store.lengths < 0))
+    assert any("and allow" in event.text for event in recorded(engine="compares") if isinstance(event, Note))
 
 
 # --- from one run to the next ---
@@ -136,10 +143,6 @@ def test_grown_stores_are_dropped_from_the_cache(monkeypatch):
     monkeypatch.setattr(StoredMasks, "size", limits.STORE_BYTES)
     stored("next", [b"a", b"b"])
     assert stored("grown", [b"a", b"b"]) is not first
-
-
-def test_it_does_not_claim_to_save_the_engines_mask():
-    assert "save no time" in make("syncode").__doc__ and "not parsed" not in make("syncode").__doc__
 
 
 # --- refusals ---

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from playground.events import Event
+    from playground.grammar.matcher import Grammar, Matcher
 
 
 class Checker(Protocol):
@@ -43,6 +44,10 @@ class Constraint(Strategy):
         """A black-box checker in place of a grammar, or None. A mask takes one call per token; `awrs` makes few.
         """
         return None
+
+    def matcher(self, grammar: Grammar) -> Matcher:
+        """The state of a text in the compiled grammar, after `begin`; override it to compute masks in another way."""
+        return grammar.matcher()
 
     def begin(self, start: int, spelling: Callable[[int], bytes]) -> None:
         """Receive the prompt length in tokens, and a function from token id to its bytes, before the first row."""

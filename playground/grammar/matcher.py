@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from copy import copy
 from time import thread_time
-from typing import Any
+from typing import Any, Protocol
 
 import numpy
 import torch
@@ -105,6 +105,10 @@ class Grammar:
 
     def matcher(self) -> Matcher:
         return Matcher(self)
+
+    def looked_up(self, source: MaskSource) -> LookedUpMatcher:
+        """A matcher whose masks come from a source."""
+        return LookedUpMatcher(self, source)
 
     def fresh(self) -> LLMatcher:
         """llguidance's own matcher, at the start of the text."""
@@ -211,9 +215,8 @@ class Matcher:
 
     def fork(self) -> Matcher:
         """An independent matcher in the same state."""
-        twin = Matcher(self._grammar)
-        twin._parser = self._parser.deep_copy()
-        twin._path, twin._ended = self._path.copy(), self._ended
+        twin = copy(self)
+        twin._parser, twin._path = self._parser.deep_copy(), self._path.copy()
         return twin
 
     @property
@@ -276,3 +279,83 @@ class Matcher:
                 masks[1 + child] = self._mask()
                 self._visit(child, tokens, children, masks, deadline)
                 self.rollback(1)
+
+
+class MaskSource(Protocol):
+    """Computes masks in place of the engine, which confirms. A place is the source's own state after some tokens."""
+
+    def start(self) -> Any:
+        """The place of the empty text."""
+
+    def after(self, place: Any, token: int) -> Any:
+        """The place after one more token."""
+
+    def allowed(self, place: Any, engine: LookedUpMatcher) -> Tensor:
+        """Tokens that may come next, bool [V]; `engine` is in the same place."""
+
+    def given(self, place: Any, engine: LookedUpMatcher) -> Tensor:
+        """`allowed`, for a row that tokens are chosen from."""
+
+
+class LookedUpMatcher(Matcher):
+    """A matcher whose masks come from a source; the engine is asked what the source asks it, and about every token
+    that is committed.
+    """
+
+    def __init__(self, grammar: Grammar, source: MaskSource):
+        super().__init__(grammar)
+        self.source, self._places = source, [source.start()]
+
+    @property
+    def place(self) -> Any:
+        return self._places[-1]
+
+    def advance(self, token: int) -> bool:
+        if not super().advance(token):
+            return False
+        self._places.append(self.source.after(self.place, token))
+        return True
+
+    def rollback(self, count: int) -> None:
+        super().rollback(count)
+        del self._places[len(self._places) - count:]
+
+    def fork(self) -> LookedUpMatcher:
+        twin = super().fork()
+        twin._places = self._places.copy()
+        return twin
+
+    def allows(self, token: int) -> bool:
+        return super().allows(token) and not self._ended and bool(self.source.allowed(self.place, self)[token])
+
+    def _mask(self) -> Tensor:
+        return super()._mask() if self._ended else self.source.given(self.place, self)
+
+    def _only(self) -> int | None:
+        if self.accepting:
+            return None
+        allowed = self.source.allowed(self.place, self).nonzero()[:, 0].tolist()
+        return allowed[0] if len(allowed) == 1 else None
+
+    # --- what a source asks the engine ---
+
+    def exact_mask(self) -> Tensor:
+        """The engine's own mask, bool [V]."""
+        return super()._mask()
+
+    def confirms(self, token: int) -> bool:
+        """Whether the engine allows a token that is no end."""
+        return self._may_follow(token)
+
+    def only_token(self) -> int | None:
+        """The token that the engine's mask is restricted to where only one continuation is possible."""
+        forced = self._parser.compute_ff_tokens()
+        return forced[0] if forced else None
+
+    @property
+    def vocabulary(self) -> int:
+        return self._engine.vocabulary
+
+    @property
+    def end_index(self) -> list[int]:
+        return self._engine.end_index

@@ -26,6 +26,11 @@ CROSSING = [
     " =",
     "true}",
     "e3",
+    "ab",
+    "abc",
+    "bb",
+    "bca",
+    "aabb",
 ]
 TOKENIZER.add_tokens(CROSSING)
 TOKENS = Tokens(TOKENIZER, len(TOKENIZER))
@@ -41,4 +46,11 @@ SOURCES = {
     "arithmetic": {"ready": "arithmetic"},
     "date": {"ready": "date"},
 }
-EXACT = ("sums", "json", "arithmetic", "date")  # without keywords that match names
+# over three letters, with terminals that begin alike or match the same text
+OVERLAPPING = (
+    'start: A BC | AB D | D\nA: "a"\nAB: "ab"\nBC: "bc"\nD: "d"',  # "abc" is read as AB, after which no c may come
+    'start: part+\npart: B D D | B D | C part A\nA: /[ab]c/\nB: /c(ab)*/\nC: "a"\nD: "b"',
+    'start: part+\npart: D B | D A | D part B\nA: "b"\nB: "ab"\nC: /c(ab)*/\nD: "a"',
+    'start: part+\npart: C A | D | B part A\nA: "bc"\nB: "b"\nC: /b+c?/\nD: "abb"',
+    'start: part+\npart: A | C D C | D part B\nA: "ab"\nB: /b+c?/\nC: /[ab]c/\nD: "b"',
+)

@@ -81,4 +81,4 @@ def _matcher_of(canvas: CanvasText, constraint: Constraint) -> Matcher:
         )
     model.tokens.check_constrainable(canvas.prompt)
     constraint.begin(canvas.sequence.start, model.tokens.bytes)
-    return model.grammars.compile(*constraint.grammar()).matcher()
+    return constraint.matcher(model.grammars.compile(*constraint.grammar()))

@@ -90,7 +90,7 @@ class RunningText(RandomNumbers, LaneText):
         constraint.begin(self.prompt_length, self.bytes)
         if checker := constraint.checker():
             return CheckedText(checker, self.bytes, self.target_model.vocabulary, self.end_ids)
-        return self.target_model.grammars.compile(*constraint.grammar()).matcher()
+        return constraint.matcher(self.target_model.grammars.compile(*constraint.grammar()))
 
     # --- what was committed ---
 

@@ -2,21 +2,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import ClassVar
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from playground.algorithms.constrained.bundled_grammars import ready_grammar
 from playground.contract import Constraint, knob
-from playground.errors import Refusal
 from playground.events import Event, Figure, Note
-from playground.grammar.client import compiled_tables
-from playground.grammar.lark.byte_dfa import DEAD, DFA
-from playground.grammar.lark.lalr import END, Parser, automata_of, table_of
-from strategies.constrained.syncode.mask_store import MaskStore, stored
+from playground.grammar.lark.lalr import END
+from strategies.constrained.syncode.mask_store import BANNED, CHECKED, COMPARES, CONFIRMS, MaskStore, stored
+from strategies.constrained.syncode.store_masks import StoreMasks, Tally
+from strategies.constrained.syncode.terminals import LexState, Terminals
+
+if TYPE_CHECKING:
+    from playground.grammar.matcher import Grammar, LookedUpMatcher
 
 EXAMPLE = 'start: sum\nsum: part ("+" part)*\npart: NUMBER | "(" sum ")"\nNUMBER: /[0-9]{1,3}(\\.[0-9]+)?/'
 OWN = "own"
@@ -24,129 +21,20 @@ READY = ("arithmetic", "date", "json")  # those in the dialect that both engines
 SHOWN = 12  # accept sequences
 
 
-@dataclass(frozen=True)
-class LexState:
-    """The lexer's state: complete lexemes, and a remainder that is or may become one."""
-
-    parser: Parser  # after the lexemes
-    states: dict[str, int]  # by terminal that the remainder may belong to: the state of its automaton
-    remainder: bytes = b""
-    lexemes: tuple[tuple[str, bytes], ...] = ()
-
-
-class Terminals:
-    """The terminals of a grammar, and a parser that computes which of them may come next. Raises Refusal."""
-
-    def __init__(self, source: str):
-        if find_spec("lark") is None:
-            raise Refusal(
-                'syncode reads grammars with the library lark: install it with `pip install "lark>=1.2,<2"`.', "syncode"
-            )
-        data = compiled_tables(source)
-        table = table_of(data)
-        self._start = Parser(table, (table.first,))
-        self.automata: dict[str, DFA] = automata_of(data)  # of equals the first is meant
-        self.shown = {name: shown for name, shown in data["terminals"]} | {END: "the end"}
-        self.ignored = frozenset(data["ignored"])
-        if empty := next((name for name, automaton in self.automata.items() if automaton.finals[0]), None):
-            raise Refusal(
-                f"The terminal {self.shown[empty]} may be empty, so the lexer cannot tell how often it occurs: let it"
-                " have a letter.",
-                "source",
-            )
-
-    def start(self) -> LexState:
-        return self._begun(self._start, ())
-
-    def advance(self, at: LexState, byte: int) -> LexState | None:
-        """The state after one more byte; None if no terminal continues with it. Lexemes match greedily."""
-        states = {
-            t: following for t, state in at.states.items() if (following := self.automata[t].step(state, byte)) != DEAD
-        }
-        if states:
-            return LexState(at.parser, states, at.remainder + bytes([byte]), at.lexemes)
-        whole = self.whole(at)
-        return (
-            self.advance(self._begun(self.fed(at, whole[0]), (*at.lexemes, (whole[0], at.remainder))), byte)
-            if whole
-            else None
-        )
-
-    def _begun(self, parser: Parser, lexemes: tuple) -> LexState:
-        return LexState(
-            parser, dict.fromkeys((parser.accepts() | self.ignored) & self.automata.keys(), 0), b"", lexemes
-        )
-
-    def whole(self, at: LexState) -> list[str]:
-        """Terminals that the remainder matches completely, the preferred one first."""
-        return [t for t in self.automata if at.remainder and t in at.states and self.automata[t].finals[at.states[t]]]
-
-    def fed(self, at: LexState, terminal: str) -> Parser:
-        """The parser after one more terminal, which it accepts."""
-        return at.parser if terminal in self.ignored else at.parser.fed(terminal)
-
-    def following(self, at: LexState, terminal: str) -> set[str]:
-        """Terminals that may follow a terminal, if it is complete; END if the text may end."""
-        return self.fed(at, terminal).accepts() | self.ignored
-
-    def may_end(self, at: LexState) -> bool:
-        if not at.remainder:
-            return END in at.parser.accepts()
-        return any(END in self.following(at, t) for t in self.whole(at)[:1])
-
-    def kind(self, at: LexState) -> str:
-        """The remainder, in a few words."""
-        if not at.remainder:
-            return "nothing is begun"
-        names = " or ".join(self.shown[t] for t in self.whole(at))
-        return f"{at.remainder.decode('utf-8', 'replace')!r} " + (
-            f"is {names}, or may grow" if names else "is the beginning of a terminal"
-        )
-
-
-@dataclass
-class MaskLookup:
-    """Result of the store at one position: tokens [V], and their counts by accept sequence."""
-
-    sure: Tensor
-    undecided: Tensor
-    sequences: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # tokens inside, across and undecided
-
-    @classmethod
-    def nothing_known(cls, vocabulary: int) -> MaskLookup:
-        return cls(torch.zeros(vocabulary, dtype=torch.bool), torch.ones(vocabulary, dtype=torch.bool))
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """Agreement of store and engine, in tokens."""
-
-    sure: int
-    undecided: int
-    passed: int  # of the undecided, by the engine
-    overruled: int  # of the sure, by the engine
-    missed: int  # legal by the engine, and not by the store
-
-
-def tallied(legal: Tensor, sure: Tensor, undecided: Tensor) -> Agreement:
-    """Counts over tokens [V] with text, by the engine and by the store."""
-    counts = (sure, undecided, undecided & legal, sure & ~legal, legal & ~sure & ~undecided)
-    return Agreement(*(int(part.sum()) for part in counts))
-
-
 class SynCode(Constraint):
-    """Only tokens that keep the text a prefix of a sentence of the grammar are allowed; a mask store shows how many of
-    them a lookup decides.
+    """Only tokens that keep the text a prefix of a sentence of the grammar are allowed; a mask store decides about
+    nearly all of them in a lookup, and the exact engine confirms the others.
 
     A lexer splits the text into lexemes, an LALR parser computes which terminals may come next, and the end of the text
     is in some state of their automata. For a terminal, a state and the next terminal, a store holds the tokens that
-    stay inside or cross over; it is cached for later runs with the same grammar and tokenizer. It covers no more than
-    two terminals: longer tokens are undecided and are checked by the exact engine, or removed. Here the engine computes
-    its mask of all tokens at every position as well, and removes what it rejects, so the lookups are compared with it
-    and save no time. The released code allows everything where its parser fails. Ours are the additional engine, the
-    lexer that matches greedily among the terminals the parser accepts, like the engine, and second terminals by the
-    parser's state in place of all neighbours. Checked, it writes what `lark` writes, except that \\d, \\w and \\s are
-    ASCII. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
+    stay inside or cross over; it is cached for later runs with the same grammar and tokenizer, and a mask for later
+    texts with the same parser stack. It covers no more than two terminals: longer tokens are undecided, and the engine
+    is asked about them one by one, or they are removed. The engine also checks every token that is committed; it
+    computes its own mask of all tokens only where the lexer cannot follow a text, or to compare. Where the grammar
+    forces a text, its tokens are the engine's. Checked, it writes what `lark` writes, except that \\d, \\w and \\s are
+    ASCII. The released code allows everything where its parser fails. Ours are the engine's part, the lexer that
+    matches greedily among the terminals the parser accepts, like the engine, and second terminals by the parser's state
+    in place of all neighbours. Engine: llguidance; parser: lark. Ugare et al. 2024, arXiv 2403.01632.
     """
 
     name, title, paper, sheet = "syncode", "SynCode (mask store)", "2403.01632", "constrained/syncode"
@@ -157,17 +45,20 @@ class SynCode(Constraint):
         EXAMPLE, multiline=True, file=True, help="your own grammar, LALR(1); its first rule is called start"
     )
     undecided: str = knob(
-        "checked",
-        choices=("checked", "banned"),
+        CHECKED,
+        choices=(CHECKED, BANNED),
         help="tokens that extend beyond two terminals: checked by the exact engine, or removed",
     )
+    engine: str = knob(
+        CONFIRMS,
+        choices=(CONFIRMS, COMPARES),
+        help="the exact engine confirms single tokens only, or computes its own masks as well, to compare",
+    )
 
-    terminals: ClassVar[Terminals]  # these come with the lane
-    begins: ClassVar[int]
+    begins: ClassVar[int]  # these come with the lane
     spelling: ClassVar[Callable[[int], bytes]]
-    standings: ClassVar[dict[bytes, LexState | None]]
-    tallies: ClassVar[dict[bytes, Agreement]]
-    store: ClassVar[MaskStore | None] = None
+    terminals: ClassVar[Terminals]
+    masks: ClassVar[StoreMasks]
 
     def grammar(self):
         return "lark", self.source if self.ready == OWN else ready_grammar(self.ready)
@@ -176,103 +67,69 @@ class SynCode(Constraint):
         Terminals(self.grammar()[1])
 
     def begin(self, start, spelling):
-        self.begins, self.spelling, self.store = start, spelling, None
+        self.begins, self.spelling = start, spelling
         self.terminals = Terminals(self.grammar()[1])
-        self.standings, self.tallies = {b"": self.terminals.start()}, {}
 
-    def narrow(self, masks, histories):
-        rows = [self._narrowed(mask, self._text(history)) for mask, history in zip(masks, histories)]
-        return torch.stack(rows)
-
-    def _narrowed(self, legal: Tensor, text: bytes) -> Tensor:
-        found = self.looked_up(text, len(legal))
-        sure, undecided = (part.to(legal.device) for part in (found.sure, found.undecided))
-        self.tallies[text] = tallied(
-            *(part & (self.store.lengths > 0).to(legal.device) for part in (legal, sure, undecided))
-        )
-        return legal & (sure | undecided if self.undecided == "checked" else sure)
-
-    def permits(self, history, token, vocabulary):
-        found = self.looked_up(self._text(history), vocabulary)
-        return bool(found.sure[token]) or self.undecided == "checked" and bool(found.undecided[token])
-
-    def looked_up(self, text: bytes, vocabulary: int) -> MaskLookup:
-        """Result of the store for each token after a text. Nothing is decided if the lexer cannot follow the text."""
-        self.store = self.store or self._opened(vocabulary)
-        self.store.begin_step()
-        at = self._standing(text)
-        found = MaskLookup.nothing_known(vocabulary)
-        if at is None:
-            return found
-        found.undecided = torch.zeros_like(found.undecided)
-        for terminal, state in at.states.items():
-            self._add(found, at, terminal, state)
-        if self.terminals.may_end(at):
-            found.sure |= self.store.lengths == 0  # the engine decides which of those is an end
-        found.undecided &= ~found.sure
-        return found
-
-    def _opened(self, vocabulary: int) -> MaskStore:
-        spelled = [self.spelling(token) for token in range(vocabulary)]
-        return MaskStore(stored(self.grammar()[1], spelled), self.terminals.automata)
-
-    def _add(self, found: MaskLookup, at: LexState, terminal: str, state: int) -> None:
-        inside = self.store.inside(terminal, state)
-        found.sure |= inside
-        for following in sorted(self.terminals.following(at, terminal)):
-            across = self.store.then(terminal, state, following) if following != END else MaskLookup.nothing_known(0)
-            found.sequences[terminal, following] = [int(part.sum()) for part in (inside, across.sure, across.undecided)]
-            if following != END:
-                found.sure |= across.sure
-                found.undecided |= across.undecided
-
-    def _text(self, history: list[int]) -> bytes:
-        return b"".join(map(self.spelling, history[self.begins:]))
-
-    def _standing(self, text: bytes) -> LexState | None:
-        """The lexer's state after a text, from its longest known prefix."""
-        known = next(end for end in range(len(text), -1, -1) if text[:end] in self.standings)
-        at = self.standings[text[:known]]
-        for byte in text[known:]:
-            at = self.terminals.advance(at, byte) if at else None
-        self.standings[text] = at
-        return at
+    def matcher(self, grammar: Grammar) -> LookedUpMatcher:
+        spelled = [self.spelling(token) for token in range(grammar.engine.vocabulary)]
+        store = MaskStore(stored(self.grammar()[1], spelled), self.terminals.automata)
+        self.masks = StoreMasks(self.terminals, store, self.spelling, self.undecided, self.engine)
+        return grammar.looked_up(self.masks)
 
     def explain(self, history, token) -> Iterator[Event]:
-        text, place = self._text(history), len(history) - self.begins
-        at, tally = self._standing(text), self.tallies.get(text)
+        text = b"".join(map(self.spelling, history[self.begins:]))
+        if text not in self.masks.seen:
+            return
+        at, tally = self.masks.seen[text]
         if at is None:
             yield Note(
-                "The lexer of the store cannot follow this text, so every token is asked of the exact engine, or"
-                " banned."
+                "The lexer of the store cannot follow this text, so the exact engine computes the mask, or nothing is"
+                " allowed."
             )
-        if at is None or tally is None:
             return
-        sequences = sorted(
-            self.looked_up(text, len(self.store.lengths)).sequences.items(), key=lambda entry: -sum(entry[1])
-        )[:SHOWN]
-        yield Figure("matrix", "accept sequences and what the store holds for them, tokens", {
-            "rows": [" ".join(self.terminals.shown[t] for t in sequence) for sequence, _ in sequences],
-            "columns": ["inside", "across", "undecided"], "values": [counts for _, counts in sequences]})
-        yield Figure("scalar", "tokens by who decided", {"x": place, "series": {
-            "store: legal": tally.sure, "undecided": tally.undecided, "of them legal by the engine": tally.passed}})
+        if not tally.forced:
+            yield from self._lookups(at)
+        yield from self._saved(len(history) - self.begins, tally)
         yield Note(self._said(at, tally))
 
-    def _said(self, at: LexState, tally: Agreement) -> str:
-        lexemes = (
-            " ".join(f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:])
-            or "none yet"
-        )
+    def _lookups(self, at: LexState) -> Iterator[Figure]:
+        """What the store holds for the accept sequences."""
+        counts = {
+            (t, second): self._counts(t, state, second)
+            for t, state in at.states.items() for second in self.terminals.following(at, t)
+        }
+        most = sorted(counts.items(), key=lambda entry: (-sum(entry[1]), entry[0]))[:SHOWN]
+        yield Figure("matrix", "accept sequences and what the store holds for them, tokens", {
+            "rows": [" ".join(self.terminals.shown[t] for t in sequence) for sequence, _ in most],
+            "columns": ["inside", "across", "undecided"], "values": [values for _, values in most]})
+
+    def _counts(self, terminal: str, state: int, second: str) -> list[int]:
+        store = self.masks.store
+        across = () if second == END else store.then(terminal, state, second)
+        return [int(store.inside(terminal, state).sum()), *([int(part.sum()) for part in across] or [0, 0])]
+
+    def _saved(self, place: int, tally: Tally) -> Iterator[Figure]:
+        """What the engine was not asked, and how long both take where they are compared."""
+        yield Figure("scalar", "tokens by who decided", {"x": place, "series": {
+            "store: legal": tally.sure, "undecided": tally.undecided, "of them legal by the engine": tally.passed}})
+        saved = self.masks.savings
+        yield Figure("scalar", "masks so far, and what they took", {"x": place, "series": {
+            "masks": saved.masks, "lookups in the store": saved.lookups, "computed by the engine": saved.engine_masks}})
+        if self.engine == COMPARES:
+            yield Figure("scalar", "time of one mask, ms", {"x": place, "series": {
+                "store and confirmation": 1000 * tally.seconds, "engine": 1000 * tally.engine_seconds}})
+
+    def _said(self, at: LexState, tally: Tally) -> str:
+        saved, size = self.masks.savings, len(self.masks.store.lengths)
         says = (
-            f"Lexemes {'… ' if len(at.lexemes) > 3 else ''}{lexemes}; {self.terminals.kind(at)}. Parser"
-            f" {at.parser.depth} deep. "
-        )
-        says += (
-            f"{len(self.store.used)} lookups so far. {tally.undecided} tokens undecided, {tally.passed} of them"
-            " legal."
+            f"Lexemes {self._last_lexemes(at)}; {self.terminals.kind(at)}. Parser {at.parsers[0].depth} deep. So far"
+            f" {saved.masks} masks of {size:,} tokens took {saved.lookups} lookups; the engine was asked about"
+            f" {saved.engine_tokens:,} single tokens and computed {saved.engine_masks or 'none'} of the masks."
         )
         if tally.overruled or tally.missed:
-            says += (
-                f" The engine refused {tally.overruled} that the store would let through, and knew {tally.missed} more."
-            )
+            says += f" The engine would refuse {tally.overruled} tokens of this mask, and allow {tally.missed} more."
         return says
+
+    def _last_lexemes(self, at: LexState) -> str:
+        last = [f"{self.terminals.shown[t]}:{text.decode('utf-8', 'replace')!r}" for t, text in at.lexemes[-3:]]
+        return ("… " if len(at.lexemes) > 3 else "") + (" ".join(last) or "none yet")
