@@ -145,6 +145,55 @@ def test_the_draft_learns_what_the_target_writes():
     assert target.config.num_hidden_layers == 1 and len(target.model.layers) == 1
 
 
+# --- the pre-training ---
+
+def first_pretraining_loss(**knobs) -> float:
+    """The loss of one pass in which all texts are one batch, before the weights change."""
+    _, events = made(pretraining=1, epochs=0, batch=64, **knobs)
+    found = [event.data["series"] for event in events if isinstance(event, Figure)]
+    return next(series["pretraining loss"] for series in found if "pretraining loss" in series)
+
+
+def mean_loss(rows: list[list[int]], first: int = 1) -> float:
+    """Mean cross-entropy of the tokens of rows from `first` on, by the target's first layer, token by token."""
+    draft = network()
+    keep_layers(draft, 1)
+    logp = draft(input_ids=torch.tensor(rows)).logits.log_softmax(-1)
+    losses = [-float(logp[i, at - 1, row[at]].detach()) for i, row in enumerate(rows) for at in range(first, len(row))]
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.oracle("fastdraft")
+@pytest.mark.refuses("fastdraft")
+def test_pretraining_predicts_every_next_token_of_the_texts_that_are_not_held_out():
+    found, rows = first_pretraining_loss(), texts()
+    assert found == pytest.approx(mean_loss(rows[:10]), abs=1e-5)
+    with_held_out, answers_only = mean_loss(rows), mean_loss(rows[:10], first=6)
+    assert abs(found - with_held_out) > 1e-4 < abs(found - answers_only)
+
+
+def weights_of(model) -> torch.Tensor:
+    return torch.cat([part.detach().flatten() for part in model.parameters()])
+
+
+def test_from_scratch_nothing_of_the_target_is_kept():
+    chance = torch.get_rng_state()
+    first, again, other = (weights_of(made(start="scratch", epochs=0, seed=seed)[0]) for seed in (11, 11, 12))
+    assert torch.equal(first, again) and not torch.equal(first, other) and torch.equal(chance, torch.get_rng_state())
+    kept = network()
+    keep_layers(kept, 1)
+    same = (weights_of(kept) == first)[(weights_of(kept) != 1) & (weights_of(kept) != 0)]  # but for norms and padding
+    assert not same.any()
+
+
+@pytest.mark.slow
+def test_a_fresh_draft_learns_the_texts():
+    _, events = made(start="scratch", pretraining=20, pretraining_lr=1e-2, epochs=0)
+    losses = [event.data["series"].get("pretraining loss") for event in events if isinstance(event, Figure)][1:]
+    assert len(losses) == 20 and losses[-1] < 0.5 * losses[0]
+    assert any("come before the answers" in event.text for event in events if isinstance(event, Note))
+
+
 def test_a_quarter_of_the_answers_is_greedy_and_the_rest_is_sampled():
     target, windows = network(), torch.tensor(texts())
     method = make("fastdraft", **SMALL)

@@ -14,6 +14,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 
 TEMPERATURES = (0.0, 0.6, 0.8, 1.0)  # of the target's answers, a quarter of them each
+LAYERS, SCRATCH = "layers", "scratch"  # what the draft begins with
 
 
 class Answers(NamedTuple):
@@ -25,6 +26,13 @@ class Answers(NamedTuple):
 
     def rows(self, index: Tensor) -> Answers:
         return Answers(self.ids[index], self.start, self.written[index])
+
+
+class Passes(NamedTuple):
+    """How often rows are trained on, and the learning rate."""
+
+    count: int
+    lr: float
 
 
 class Acceptance(NamedTuple):
@@ -47,22 +55,29 @@ class Acceptance(NamedTuple):
 
 
 class FastDraft(Variant):
-    """Make a draft model for a target: its first layers, trained on answers that the target wrote.
+    """Make a draft model for a target: its first layers, or fresh ones that read the texts first, trained on answers
+    that the target wrote.
 
     A draft has to be accepted rather than good, so it learns the target's own texts. The target continues the
     beginnings of the texts, a quarter of them greedily and the others at temperatures 0.6, 0.8 and 1, and the draft is
     trained with the cross-entropy of these answers alone. Acceptance on held-out beginnings is measured before and
     after: accepted per drafted token and tokens per target forward, over greedy speculative decoding with `gamma` draft
-    tokens. Load the result with --draft. The paper trains a much smaller network from scratch on 5 billion tokens of
-    text and code first, which the target's first layers stand in for; its last stage is this one. data = texts trains
-    on the texts instead. Zafrir et al. 2024, arXiv 2411.11055.
+    tokens. Load the result with --draft. In the paper the draft begins from scratch and reads 5 billion tokens of text,
+    and then code, before the answers: start = scratch with `pretraining` does that with the texts that are given,
+    which are few here, and in layers as wide as the target's. With start = layers the target's first layers stand in
+    for it. data = texts trains on the texts instead of the answers. Zafrir et al. 2024, arXiv 2411.11055.
     """
 
     name, title, paper, sheet = "fastdraft", "FastDraft", "2411.11055", "speculative/fastdraft"
     adjective, guarantee, needs = "fastdraft", ("heuristic",), ("corpus",)
     reconstruction, sure = True, "medium"
 
-    layers: int = knob(2, 1, 32, step=1, help="layers of the target that the draft keeps")
+    layers: int = knob(2, 1, 32, step=1, help="layers of the draft")
+    start: str = knob(
+        LAYERS, choices=(LAYERS, SCRATCH), help="weights the draft begins with: of the target's first layers, or fresh"
+    )
+    pretraining: int = knob(0, 0, 60, step=1, help="passes over the texts before the answers, on every next token")
+    pretraining_lr: float = knob(2e-3, 1e-6, 1e-2, help="learning rate of those passes")
     answers: int = knob(256, 1, 4096, step=1, help="answers to train on; all beginnings if there are fewer")
     held_out: int = knob(32, 1, 512, step=1, help="greedy answers to measure on")
     prompt: int = knob(32, 1, 256, step=1, help="tokens of a beginning")
@@ -78,20 +93,24 @@ class FastDraft(Variant):
     def make(self, network, texts, seed) -> Iterator[Figure | Note]:
         network.eval()
         chance, size = torch.Generator().manual_seed(seed), network.num_parameters()
-        windows, held = (part.to(network.device) for part in self._split(texts, chance))
+        pool, held = (part.to(network.device) for part in self._split(texts))
+        chosen = pool[torch.randperm(len(pool), generator=chance)[:self.answers]]
         measured = self.answered(network, held, 0.0, chance)
-        training = self._answers(network, windows, chance)
+        training = self._answers(network, chosen, chance)
         yield Note(f"{len(training.ids)} answers, {int(training.written.sum())} tokens of them to train on.")
         keep_layers(network, self.layers)
+        if self.start == SCRATCH:
+            begin_anew(network, seed)
         cost = network.num_parameters() / size
         yield self._figure(0, network, measured, {})
+        yield from self._pretrain(network, pool, measured, chance)
         before = acceptance(network, measured, self.gamma, self.batch)
-        for epoch, loss in enumerate(self._epochs(network, training, chance), 1):
-            yield self._figure(epoch, network, measured, {"training loss": loss})
+        for epoch, loss in enumerate(self._epochs(network, training, Passes(self.epochs, self.lr), chance), 1):
+            yield self._figure(self.pretraining + epoch, network, measured, {"training loss": loss})
         yield Note(self._judgement(before, acceptance(network, measured, self.gamma, self.batch), cost))
 
-    def _split(self, texts: list[list[int]], chance: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Random windows of the texts to train on, and the last ones, which are held out."""
+    def _split(self, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+        """Windows of the texts to train on, and the last ones, which are held out."""
         size = self.prompt + self.length
         found = [text[at:at + size] for text in texts for at in range(0, len(text) - size + 1, size)]
         rest = len(found) - self.held_out
@@ -102,7 +121,16 @@ class FastDraft(Variant):
                 "texts",
             )
         windows = torch.tensor(found)
-        return windows[torch.randperm(rest, generator=chance)[:self.answers]], windows[rest:]
+        return windows[:rest], windows[rest:]
+
+    def _pretrain(self, network, pool: Tensor, measured: Answers, chance: torch.Generator) -> Iterator[Figure | Note]:
+        """The first stage of the paper: next tokens of plain text, in place."""
+        texts = Answers(pool, 0, torch.ones_like(pool, dtype=torch.bool))
+        passes = Passes(self.pretraining, self.pretraining_lr)
+        for epoch, loss in enumerate(self._epochs(network, texts, passes, chance), 1):
+            yield self._figure(epoch, network, measured, {"pretraining loss": loss})
+        if self.pretraining:
+            yield Note(f"{self.pretraining} passes over {pool.numel()} tokens of the texts come before the answers.")
 
     def _answers(self, network, windows: Tensor, chance: torch.Generator) -> Answers:
         """What the draft is trained on."""
@@ -127,15 +155,15 @@ class FastDraft(Variant):
         before = ended.int().cumsum(1) - ended.int()
         return Answers(ids, self.prompt, (before == 0) & (torch.arange(ids.shape[1]) >= self.prompt).to(ids.device))
 
-    def _epochs(self, network, training: Answers, chance: torch.Generator) -> Iterator[float]:
+    def _epochs(self, network, training: Answers, passes: Passes, chance: torch.Generator) -> Iterator[float]:
         """Train, and yield the mean loss of each epoch."""
-        optimizer = torch.optim.AdamW(network.parameters(), self.lr)
-        for _ in range(self.epochs):
+        optimizer = torch.optim.AdamW(network.parameters(), passes.lr)
+        for _ in range(passes.count):
             losses = []
             for rows in torch.randperm(len(training.ids), generator=chance).split(self.batch):
                 loss = answer_loss(network, training.rows(rows.to(training.ids.device)))
                 if not torch.isfinite(loss):
-                    raise Refusal("The training loss is not finite: lower lr.", "lr")
+                    raise Refusal("The training loss is not finite: lower lr, or pretraining_lr.", "lr")
                 optimizer.zero_grad()
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
@@ -153,11 +181,18 @@ class FastDraft(Variant):
     def _judgement(self, before: Acceptance, after: Acceptance, cost: float) -> str:
         bound = after.efficiency / (cost * self.gamma + 1)
         return (
-            f"With {self.gamma} draft tokens per round, {before.rate:.1%} of them were accepted before the training "
-            f"and {after.rate:.1%} after it, and a forward of the target gave {before.efficiency:.2f} and "
+            f"With {self.gamma} draft tokens per round, {before.rate:.1%} of them were accepted before the training on "
+            f"answers and {after.rate:.1%} after it, and a forward of the target gave {before.efficiency:.2f} and "
             f"{after.efficiency:.2f} tokens. The draft has {cost:.0%} of the target's weights, so where reading the "
             f"weights takes the time, the speed-up is {bound:.2f} at most; it is not measured here."
         )
+
+
+def begin_anew(network, seed: int) -> None:
+    """Give a network fresh weights, as before any training."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        network.load_state_dict(type(network)(network.config).state_dict())
 
 
 def keep_layers(network, count: int) -> None:
