@@ -74,16 +74,16 @@ class AcceleratedResidual(Module):
 
 class M2R2(DraftHead):
     """Beside the residual stream of the first layers runs an accelerated one, which small adapters push to where the
-    residual will be after all layers; the tokens read from it are the draft.
+    residual will be after all layers; the tokens read from it are the draft. Left out, since no code was found: the
+    trained router, exits without verification, and experts that are loaded ahead.
 
     At the gate, after half of the layers, the target's final norm and lm_head read the accelerated residual. The target
     continues from the residual itself, which the adapters never change, so verification resumes at the gate and nothing
     is computed twice. Drafting stops after a token below tau, which is verified as well. Adapters of zero make this
     drafting with the first layers alone; depth = 0 is plain decoding. Reconstructed without code of the authors: one
     gate, adapters beside each step of the residual in place of the feed-forward network, and the token's probability in
-    place of the trained router. Early exit without verification and loading experts ahead are left out; no code was
-    found. Its draft tokens are accepted as often as those of the first layers alone on the bundled model, which was
-    trained to exit early. Bhendawade et al. 2025, arXiv 2502.02040.
+    place of the trained router. Its draft tokens are accepted as often as those of the first layers alone on the
+    bundled model, which was trained to exit early. Bhendawade et al. 2025, arXiv 2502.02040.
     """
 
     name, title, paper, sheet = "m2r2", "M2R2: accelerated residuals", "2502.02040", "adaptive-compute/m2r2"

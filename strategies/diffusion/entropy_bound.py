@@ -12,15 +12,15 @@ from playground.events import Figure
 
 
 class EntropyBound(CanvasDecoder):
-    """Turn a block of random tokens into text over several forwards, and start again with the next block.
+    """Turn a block of random tokens into text over several forwards, and start again with the next block. No
+    bundled model turns noise into text: load google/diffusiongemma-26B-A4B-it.
 
     Each forward predicts every position of the block. The positions of lowest entropy are accepted and sampled, as many
     as keep the sum of their entropies without the largest within a bound, which bounds the information they have about
     each other; all others become random tokens again. The temperature falls from forward to forward, and the next
     forward also reads the tempered logits. A block ends early once its most probable tokens stay the same and their
     mean entropy is low; these tokens are its text. The last block is as long as the rest of the canvas. This is how the
-    transformers library runs DiffusionGemma. No bundled model turns noise into text: load
-    google/diffusiongemma-26B-A4B-it. Entropy bound: Ben-Hamu et al. 2025, arXiv 2505.24857.
+    transformers library runs DiffusionGemma. Entropy bound: Ben-Hamu et al. 2025, arXiv 2505.24857.
     """
 
     name, title, paper, sheet = "entropy_bound", "Entropy bound", "2505.24857", "diffusion/diffusion-gemma"

@@ -7,16 +7,16 @@ from playground.events import Figure, Note
 
 
 class WeDLM(CanvasDecoder):
-    """Fill the positions of a sliding window whose entropy is low, nearer ones first, and commit its filled start.
+    """Fill the positions of a sliding window whose entropy is low, nearer ones first, and commit its filled start. No
+    bundled model is trained for it: load a WeDLM checkpoint.
 
     Known tokens are read before the masks, with causal attention, so the key and value states of the window's leading
     filled positions are final and enter the cache in the forward that reads them; as many masks are then appended.
     Filled positions behind a gap are read again. A position is filled if its entropy, plus a penalty for every position
     between it and the first mask, is below the threshold, and at least the one with the lowest sum. Threshold 0 fills
     one position per forward; with the largest penalty that is from left to right, whatever the window. Unlike in the
-    released engine the run stops without the forward that would only commit its last tokens. The model must be trained
-    for it, and no bundled one is: load a WeDLM checkpoint from the hub (8 B parameters) or a folder. Liu et al. 2025,
-    arXiv 2512.22737.
+    released engine the run stops without the forward that would only commit its last tokens. Checkpoints of 8 B
+    parameters are on the hub. Liu et al. 2025, arXiv 2512.22737.
     """
 
     name, title, paper, sheet = "wedlm", "WeDLM", "2512.22737", "diffusion/wedlm"

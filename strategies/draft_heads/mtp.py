@@ -16,14 +16,14 @@ from playground.events import Figure
 
 
 class Mtp(Drafter):
-    """The layers for multi-token prediction that ship inside a checkpoint guess one token each.
+    """The layers for multi-token prediction that ship inside a checkpoint guess one token each. No bundled model
+    has such layers: load a checkpoint with num_mtp_layers, or give a published head.
 
     They were trained with the target, and the transformers library reads them from its files. Each layer reads the
     state of the layer before it and the embedding of the token that was guessed last, so the guesses form a chain. Rows
     that read a rejected token are computed again. A published head of this kind, given with `--draft`, has one layer
     that is used for every token. Guesses are the most probable tokens, verified as any other draft tokens are. depth =
-    0 is plain decoding. No bundled model has such layers: load a checkpoint with num_mtp_layers, or give a published
-    head. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
+    0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
     """
 
     fitted_to_target, prefers_trained, needs = True, True, ("trained",)

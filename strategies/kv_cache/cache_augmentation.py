@@ -19,15 +19,16 @@ SHORTEST, HELD_OUT = 24, 16  # tokens of a text; texts that are not trained on
 
 
 class CacheAugmentation(ReadsParts, AddsMemory):
-    """After the prompt a coprocessor reads the cache and adds latent positions to it, which later tokens attend to.
+    """After the prompt a coprocessor reads the cache and adds latent positions to it, which later tokens attend to. No
+    coprocessor is bundled, since one that was trained for minutes did not help.
 
     The coprocessor is the model with low-rank additions to its attention. It reads learnt soft tokens behind the cached
     states of the prompt; its last hidden states are then read by the model itself, like input embeddings, and the key
     and value states of these latent positions stay. The last of them gives the first token. The model's weights do not
     change. One more forward over a few positions improves the prediction of all later tokens; small models gain little.
     `python -m playground fit cache_augmentation` trains soft tokens and additions on the tokens that follow random
-    places of texts. The authors train a full copy, for far longer; the
-    short fit did not help the bundled model, so none is bundled, and the fit says what it found.
+    places of texts. The authors train a full copy, for far longer;
+    the fit says what it found.
     With `pause` the model reads the soft tokens themselves, as a baseline; they were not trained for that. Later
     tokens are numbered as if the latent positions were not there,
     and the keys of the prompt are rotated back by their number instead, which gives the same distances. Without a fit,

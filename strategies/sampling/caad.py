@@ -23,7 +23,8 @@ Name the good that Nezind sells. => copper"""
 
 
 class CAAD(Sampler):
-    """Add the model's own logits on trusted answers whenever the current hidden state is similar to one of theirs.
+    """Add the model's own logits on trusted answers whenever the current hidden state is similar to one of theirs. The
+    paper compares sentence embeddings; its encoder, 90 MB, is not bundled.
 
     Before the run the model reads questions with their answers and stores, for each token of an answer, the hidden
     state and the logits before it. During decoding, the logits of the entries more similar than tau are averaged, and

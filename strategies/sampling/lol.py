@@ -14,14 +14,15 @@ REFOCUS = "Answer truthfully, with nothing but facts."
 
 class LOL(Sampler):
     """Contrast the model with itself under an instruction that induces hallucinations, in the last and in a lower
-    layer, and amplify an instruction to be truthful.
+    layer, and amplify an instruction to be truthful. Reconstructed from the abstract; the paper trains
+    its amateur.
 
     Three streams of one model read the prompt: unchanged, p; with an instruction to hallucinate, a; with one to be
     truthful, r. The score is (1 + gamma) ln r - gamma ln p - ln a in the last layer, plus omega times ln p - ln a in a
     lower layer, among tokens with p at least rho times that of the best. gamma = -1 removes r, omega = 0 the lower
     layer, and both together are induce-then-contrast; rho = 1 is greedy. Chen et al. 2024, arXiv 2408.08769. The
-    formulas are our interpretation of the abstract; an instruction replaces the trained amateur ("prompt amateur");
-    lower layers are decoded through the final norm.
+    formulas are our interpretation of the abstract, since no code was found; an instruction replaces the trained
+    amateur ("prompt amateur"); lower layers are decoded through the final norm.
     """
 
     name, title, paper, sheet = "lol", "LOL, prompt amateur", "2408.08769", "sampling/lol"

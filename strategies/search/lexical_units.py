@@ -11,13 +11,13 @@ TUNING = "lexical_unit_tuning"  # the variant that makes a model fit for it
 
 class LexicalUnits(Decoder):
     """Predict the next k tokens in one forward, from placeholders after the text, and keep those the model is certain
-    of.
+    of. No bundled model is tuned for it: those trained here for minutes lost most of their score.
 
     The row after the text predicts the next token, which is always kept. The row of each placeholder predicts the token
     at its place without seeing the tokens between. Tokens are kept up to the first one whose probability is below
     `beta`; with `rule` whole, all k or the next one only. Nothing is verified, so the text may differ from greedy
     decoding; how often it does is shown, because the next forward reads the kept tokens anyway. A model has to be
-    trained for it, which the bundled ones are not: `python -m playground variant lexical_unit_tuning` trains one. Any
+    trained for it: `python -m playground variant lexical_unit_tuning` trains one. Any
     other predicts from placeholders at random and is refused. beta above 1 or k = 1 is greedy decoding, of any model.
     None is bundled: low-rank additions that were trained for 18 minutes on a CPU predicted 1.5 tokens per forward on
     five records, with a mean score of 0.34 where the plain model has 1. Sun et al. 2024, arXiv 2405.15208,

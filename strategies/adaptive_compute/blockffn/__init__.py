@@ -46,16 +46,17 @@ class ActiveBlocks(LayerChoices):
 
 
 class BlockFfn(ComputePolicy):
-    """Divide each feed-forward network (FFN) into many small experts; those a token does not use are not computed.
+    """Divide each feed-forward network (FFN) into many small experts; those a token does not use are not computed. The
+    paper trains a model with its experts from the start, which takes hours here; ours are parts of a finished one.
 
     A router's scores pass a ReLU and an RMS norm over the experts. The result is the factor of each expert's output, so
     an expert with a negative score is off exactly, and leaving it out changes nothing. Rows of one forward, such as a
     draft tree, compute the union of their experts, those of a prompt eight by eight. `python -m playground fit
     blockffn` divides the channels of a finished model into 48 groups of similar gate weights and trains the routers:
     first to reproduce each FFN, then the model's distributions, with the paper's losses, by which neighbouring tokens
-    use the same experts and chunks of tokens few. `theta` also drops small factors, which is not exact. The paper
-    trains a model with plain two-matrix experts from scratch; experts that are parts of a dense model with gated units
-    are an approximation of that, and less sparse. Without a fit nothing is left out. Song et al. 2025, arXiv
+    use the same experts and chunks of tokens few. `theta` also drops small factors, which is not exact. Experts that
+    are parts of a dense model with gated units approximate the plain two-matrix experts of the paper, and are less
+    sparse. Without a fit nothing is left out. Song et al. 2025, arXiv
     2507.08771.
     """
 
