@@ -13,7 +13,7 @@ from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.csv_export import COLUMN_TYPES, COLUMNS, rows
 from playground.trace.lane_metrics import Difference, diff, metrics
-from playground.trace.tables import Alternative, DraftToken, Round, alternatives, draft_tokens, rounds
+from playground.trace.tables import AlternativeRow, DraftRow, RoundRow, alternatives, draft_tokens, rounds
 from playground.trace.transcript import Written, sequences
 
 if TYPE_CHECKING:
@@ -134,16 +134,16 @@ class Result:
         return _frame(rows(self.header, self.trace.events), COLUMNS).astype(COLUMN_TYPES)
 
     def drafts(self) -> DataFrame:
-        """A pandas DataFrame with one row per draft token of every verified draft, with the columns of `DraftToken`."""
-        return _frame(draft_tokens(self.trace.events), DraftToken._fields)
+        """A pandas DataFrame with one row per draft token of every verified draft, with the columns of `DraftRow`."""
+        return _frame(draft_tokens(self.trace.events), DraftRow._fields)
 
     def rounds(self) -> DataFrame:
-        """A pandas DataFrame with one row per round of drafting and verification, with the columns of `Round`."""
-        return _frame(rounds(self.trace.events), Round._fields).astype({"id": "Int64"})
+        """A pandas DataFrame with one row per round of drafting and verification, with the columns of `RoundRow`."""
+        return _frame(rounds(self.trace.events), RoundRow._fields).astype({"id": "Int64"})
 
     def alternatives(self) -> DataFrame:
-        """A pandas DataFrame with one row per recorded candidate of every token, with the columns of `Alternative`."""
-        return _frame(alternatives(self.trace.events), Alternative._fields)
+        """A pandas DataFrame with one row per recorded candidate of every token, with the columns of `AlternativeRow`."""
+        return _frame(alternatives(self.trace.events), AlternativeRow._fields)
 
     def to_json(self) -> str:
         """`to_dict` as JSON."""

@@ -11,7 +11,7 @@ from playground.events import Candidate, Draft, Origin, Stamped, Test, Verdict
 from playground.trace.transcript import Written, advance, sequences
 
 
-class DraftToken(NamedTuple):
+class DraftRow(NamedTuple):
     """One draft token and what became of it."""
 
     sequence: int
@@ -29,7 +29,7 @@ class DraftToken(NamedTuple):
     accepted: bool  # on the accepted path
 
 
-class Round(NamedTuple):
+class RoundRow(NamedTuple):
     """One draft and its verdict."""
 
     sequence: int
@@ -42,7 +42,7 @@ class Round(NamedTuple):
     origin: Origin | None  # bonus after a draft that was accepted to its end, redraw in place of a rejected token
 
 
-class Alternative(NamedTuple):
+class AlternativeRow(NamedTuple):
     """One of the most probable tokens where a token of a text was chosen."""
 
     sequence: int
@@ -56,7 +56,7 @@ class Alternative(NamedTuple):
     chosen: bool
 
 
-class DraftRound(NamedTuple):
+class JudgedDraft(NamedTuple):
     """A draft, its verdict, and how many tokens its sequence had before."""
 
     draft: Draft
@@ -64,15 +64,15 @@ class DraftRound(NamedTuple):
     position: int
 
 
-def draft_tokens(events: list[Stamped]) -> list[DraftToken]:
+def draft_tokens(events: list[Stamped]) -> list[DraftRow]:
     return [token for found in _rounds(events) for token in _tokens(found)]
 
 
-def rounds(events: list[Stamped]) -> list[Round]:
+def rounds(events: list[Stamped]) -> list[RoundRow]:
     return [_round(found) for found in _rounds(events)]
 
 
-def alternatives(events: list[Stamped]) -> list[Alternative]:
+def alternatives(events: list[Stamped]) -> list[AlternativeRow]:
     return [
         row
         for sequence, written in sorted(sequences(events).items())
@@ -81,7 +81,7 @@ def alternatives(events: list[Stamped]) -> list[Alternative]:
     ]
 
 
-def _rounds(events: list[Stamped]) -> Iterator[DraftRound]:
+def _rounds(events: list[Stamped]) -> Iterator[JudgedDraft]:
     """Every draft that was verified."""
     texts: dict[int, Written] = {0: Written()}
     open_drafts: dict[tuple[int, int], tuple[Draft, int]] = {}
@@ -91,34 +91,34 @@ def _rounds(events: list[Stamped]) -> Iterator[DraftRound]:
             before = texts.get(event.sequence, Written())
             open_drafts[event.sequence, event.round] = event, len(before.tokens)
         elif isinstance(event, Verdict) and (found := open_drafts.pop((event.sequence, event.round), None)):
-            yield DraftRound(found[0], event, found[1])
+            yield JudgedDraft(found[0], event, found[1])
         advance(texts, stamped)
 
 
-def _tokens(found: DraftRound) -> Iterator[DraftToken]:
+def _tokens(found: JudgedDraft) -> Iterator[DraftRow]:
     draft, verdict, start = found
     tests: dict[int, Test] = {test.node: test for test in verdict.tests}
     depths: list[int] = []
     for node, (token, piece, parent, q) in enumerate(zip(draft.tokens, draft.pieces, draft.parents, draft.q)):
         depths.append(depths[parent] + 1 if 0 <= parent < node else 1)
         test = tests.get(node)
-        yield DraftToken(
+        yield DraftRow(
             draft.sequence, draft.round, start + depths[node] - 1, depths[node], node, parent, token, piece,
             draft.source, q, test.p if test else None, test is not None, node in verdict.kept,
         )
 
 
-def _round(found: DraftRound) -> Round:
+def _round(found: JudgedDraft) -> RoundRow:
     draft, verdict, start = found
     own = verdict.token >= 0
-    return Round(
+    return RoundRow(
         draft.sequence, draft.round, start, len(draft.tokens), len(verdict.kept), verdict.token if own else None,
         verdict.piece, verdict.origin if own else None,
     )
 
 
-def _ranked(sequence: int, position: int, written: Written, top: list[Candidate]) -> Iterator[Alternative]:
+def _ranked(sequence: int, position: int, written: Written, top: list[Candidate]) -> Iterator[AlternativeRow]:
     chosen = written.tokens[position].id
     for rank, found in enumerate(sorted(top, key=lambda candidate: -candidate.raw), 1):
-        yield Alternative(sequence, position, rank, found.id, found.piece, found.raw, found.final, found.fell,
+        yield AlternativeRow(sequence, position, rank, found.id, found.piece, found.raw, found.final, found.fell,
                           found.id == chosen)
