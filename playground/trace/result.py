@@ -142,7 +142,7 @@ class Result:
         return _frame(rounds(self.trace.events), RoundRow._fields).astype({"id": "Int64"})
 
     def alternatives(self) -> DataFrame:
-        """A pandas DataFrame with one row per recorded candidate of every token, with the columns of `AlternativeRow`."""
+        """A pandas DataFrame with one row per recorded candidate of a token, with the columns of `AlternativeRow`."""
         return _frame(alternatives(self.trace.events), AlternativeRow._fields)
 
     def to_json(self) -> str:
