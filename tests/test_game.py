@@ -18,6 +18,7 @@ from playground.trace.transcript import sequences
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.game import game_page as game
+from playground.ui.game import game_texts, typed_words
 from playground.ui.server.gpu_work import prepare_run, score_prompt
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
@@ -60,7 +61,7 @@ def test_a_token_has_the_probabilities_and_the_entropy_of_its_step():
     trace = Trace(
         [Header(prompt="The red", prompt_ids=[1, 2])], [Stamped(0, i, 0.0, event) for i, event in enumerate(events)]
     )
-    described = game.game_text(trace, reads=False)
+    described = game_texts.game_text(trace, reads=False)
     assert described["opening"] == ["The red"] and described["ids"] == [1, 2]
     (found,) = described["tokens"]
     assert found["entropy"] == pytest.approx(2) and found["p"] == pytest.approx(0.25)
@@ -69,26 +70,26 @@ def test_a_token_has_the_probabilities_and_the_entropy_of_its_step():
 
 def test_a_text_that_is_read_begins_with_its_first_token():
     trace = Trace([Header(prompt="The red fox", prompt_ids=[1], prompt_pieces=["The"])])
-    assert game.game_text(trace, reads=True)["opening"] == ["The"]
+    assert game_texts.game_text(trace, reads=True)["opening"] == ["The"]
 
 
 @pytest.mark.parametrize("way", ["greedy", "sample", "score"])
 def test_a_link_restores_the_text_its_seed_and_its_mode(way):
-    opened = Settings.from_code(game.settings_of(way, HOSTILE, "chat", 12, 5).to_code())
-    assert (opened.prompt, opened.length, opened.seed, game.way_of(opened)) == (HOSTILE, 12, 5, way)
+    opened = Settings.from_code(game_texts.settings_of(way, HOSTILE, "chat", 12, 5).to_code())
+    assert (opened.prompt, opened.length, opened.seed, game_texts.way_of(opened)) == (HOSTILE, 12, 5, way)
     assert opened.mode == ("raw" if way == "score" else "chat")
 
 
 @pytest.mark.parametrize("way, strategy", [("greedy", "greedy"), ("sample", "sample"), ("score", "greedy")])
 def test_the_playground_opens_the_same_text_in_a_lane(way, strategy):
-    link = game.lanes_link(game.settings_of(way, "The red fox", "raw", 12, 5))
+    link = game_texts.lanes_link(game_texts.settings_of(way, "The red fox", "raw", 12, 5))
     opened = Settings.from_code(link.removeprefix("./?s="))
     assert (opened.prompt, opened.seed, opened.lanes[0]["strategy"]) == ("The red fox", 5, strategy)
 
 
 def test_every_example_can_be_played_on_a_public_page():
-    names, offered = zip(*game.offers())
-    assert len(set(names)) == len(names) and {game.way_of(settings) for settings in offered} == {
+    names, offered = zip(*game_texts.offers())
+    assert len(set(names)) == len(names) and {game_texts.way_of(settings) for settings in offered} == {
         "greedy",
         "sample",
         "score",
@@ -99,21 +100,21 @@ def test_every_example_can_be_played_on_a_public_page():
 
 def uncertain(models, settings: Settings) -> int:
     """The number of tokens of a game's text with an entropy above 1 bit, which the page plays by default."""
-    reads = game.way_of(settings) == "score"
+    reads = game_texts.way_of(settings) == "score"
     session = score_prompt(models, settings) if reads else prepare_run(models, settings, Memory())
     for _ in session:
         pass
-    return sum(token["entropy"] > 1 for token in game.game_text(session.trace, reads)["tokens"])
+    return sum(token["entropy"] > 1 for token in game_texts.game_text(session.trace, reads)["tokens"])
 
 
 @pytest.mark.slow
 def test_the_game_starts_with_a_text_of_several_uncertain_tokens(models):
-    assert uncertain(models, game.offers()[0][1]) >= 6
+    assert uncertain(models, game_texts.offers()[0][1]) >= 6
 
 
 @pytest.mark.slow
 def test_every_offered_text_has_rounds_to_play(models):
-    assert [name for name, settings in game.offers() if uncertain(models, settings) < 3] == []
+    assert [name for name, settings in game_texts.offers() if uncertain(models, settings) < 3] == []
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_every_offered_text_has_rounds_to_play(models):
     ],
 )
 def test_an_invalid_word_is_refused_in_a_sentence(asked):
-    assert game.probability_lookup(Site(load=never))(asked)["refused"].endswith(".")
+    assert typed_words.probability_lookup(Site(load=never))(asked)["refused"].endswith(".")
 
 
 def never(*names, **how):
@@ -376,11 +377,11 @@ def test_the_page_opens_in_a_round_and_enter_goes_on_with_its_button_in_sight(pa
 
 @pytest.mark.slow
 def test_the_recorded_text_is_what_the_model_writes(models):
-    settings = game.offers()[0][1]
+    settings = game_texts.offers()[0][1]
     session = prepare_run(models, settings, Memory())
     for _ in session:
         pass
-    written, kept = (game.game_text(trace, False) for trace in (session.trace, Trace.load(game.RECORDED)))
+    written, kept = (game_texts.game_text(trace, False) for trace in (session.trace, Trace.load(game.RECORDED)))
     assert [token["id"] for token in kept["tokens"]] == [token["id"] for token in written["tokens"]]
     assert [token["entropy"] for token in kept["tokens"]] == pytest.approx(
         [token["entropy"] for token in written["tokens"]], abs=1e-4
@@ -430,7 +431,7 @@ def test_three_rounds_by_keyboard_show_the_probabilities_of_the_trace(page, addr
 def test_a_given_text_is_scored_and_its_own_tokens_are_played(page, address, models):
     text = "The red fox listens to the crow."
     reading = playground.score(text, models=models)[0]
-    start(page, address, game.settings_of("score", text, "raw", 12, 0))
+    start(page, address, game_texts.settings_of("score", text, "raw", 12, 0))
     expect(page.locator("#mode")).to_be_hidden()
     page.keyboard.press("6")
     page.keyboard.press("Enter")
@@ -439,7 +440,7 @@ def test_a_given_text_is_scored_and_its_own_tokens_are_played(page, address, mod
 
 def test_a_word_beyond_the_ten_likeliest_gets_its_probability_from_the_model(address, models):
     ids = models.target.tokens.encode("The red fox listens to the")
-    found = game.probability_lookup(Site(load=lambda *names, **how: models))(
+    found = typed_words.probability_lookup(Site(load=lambda *names, **how: models))(
         {"ids": ids, "word": "zeppelin", "spaced": False}
     )
     longer = playground.score(models.target.tokens.decode([*ids, found["id"]]), models=models)[0]
@@ -474,11 +475,11 @@ def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address
     assert page.locator(".game .bound").input_value() == "0"
     page.click("#example input")
     page.get_by_role("option", name="To score:").first.click()
-    expect(page.locator("#prompt textarea")).to_have_value(game.offers()[-game.TALES_OFFERED][1].prompt)
+    expect(page.locator("#prompt textarea")).to_have_value(game_texts.offers()[-game_texts.TALES_OFFERED][1].prompt)
     expect(page.locator("#length")).to_be_hidden()
     page.click("#share")
     expect(page).not_to_have_url(f"{address}game?s={TALE.to_code()}#above=0&options=5")
-    assert "#above=0&options=5" in page.url and game.offers()[-game.TALES_OFFERED][1].to_code() in page.url
+    assert "#above=0&options=5" in page.url and game_texts.offers()[-game_texts.TALES_OFFERED][1].to_code() in page.url
 
 
 def test_nothing_overflows_horizontally(page, address):

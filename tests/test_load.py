@@ -8,7 +8,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from load_page import CONTROLS, SEATS, Load, Outcome, Request, percentile, summary
+from load_page import CONTROLS
+from load_summary import SEATS, Load, Outcome, Request, percentile, summary
 from soak import Report
 from visitor import ARGUMENTS, Server
 

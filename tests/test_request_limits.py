@@ -21,7 +21,7 @@ from playground.ui.benchmark.survey_handlers import SurveyHandlers
 from playground.ui.benchmark.survey_run import SurveySettings
 from playground.ui.components.event_fields import number, text, whole_number
 from playground.ui.components.settings import Settings
-from playground.ui.game import game_page as game
+from playground.ui.game import typed_words
 from playground.ui.play import lane_editor as editor
 from playground.ui.play import lessons
 from playground.ui.play.gallery import picked
@@ -273,7 +273,7 @@ def test_the_lane_editor_explains_what_it_cannot_read():
 
 
 def test_a_word_in_the_game_is_bounded():
-    odds = game.probability_lookup(SimpleNamespace())
+    odds = typed_words.probability_lookup(SimpleNamespace())
     for asked in (
         {"ids": [1], "word": LONE},
         {"ids": [1], "word": " " * 10**7},

@@ -16,7 +16,6 @@ from support.script_rules import problems
 TESTS = Path(__file__).parent
 LARGEST_ROOM = 15
 LONGEST = 400
-LONGER = {"editor/editor.js", "game/game.js"}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_the_modules_keep_the_rules(sources):
 
 def test_a_room_has_few_modules_and_a_module_few_lines(sources):
     assert not {room for room, count in Counter(map(dirname, sources)).items() if count > LARGEST_ROOM}
-    assert {name for name, text in sources.items() if len(text.splitlines()) > LONGEST} == LONGER
+    assert not {name for name, text in sources.items() if len(text.splitlines()) > LONGEST}
 
 
 # --- the rules, each with a module that breaks it ---

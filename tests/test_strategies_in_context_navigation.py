@@ -17,8 +17,9 @@ from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.forward_input import ForwardInput
 from playground.events import Figure, Note
-from strategies.sampling.in_context_navigation import CUE, LIST, WAYS, ranks, winner
+from strategies.sampling.in_context_navigation import CUE, ranks, winner
 from strategies.sampling.in_context_navigation import lm_head_geometry as keys
+from strategies.sampling.in_context_navigation.asked_prompts import LIST, WAYS
 from support.search_runs import run
 
 LETTERS, PROMPT = 'abcdefgh"', [0, 1]

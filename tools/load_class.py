@@ -29,7 +29,8 @@ import httpx
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from load_page import CONTROLS, page_run, percentile  # noqa: E402
+from load_page import CONTROLS, page_run  # noqa: E402
+from load_summary import percentile  # noqa: E402
 from visitor import Visitor  # noqa: E402
 
 MOST = 0.2  # seconds behind, at the 95th percentile

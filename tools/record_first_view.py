@@ -23,6 +23,7 @@ from playground.decoding.visitor_memory import Memory  # noqa: E402
 from playground.trace import Trace  # noqa: E402
 from playground.ui.components.settings import Settings  # noqa: E402
 from playground.ui.game import game_page as game  # noqa: E402
+from playground.ui.game import game_texts  # noqa: E402
 from playground.ui.server.site import FIRST_SETTINGS, Site  # noqa: E402
 
 
@@ -50,7 +51,7 @@ def main() -> None:
     runs = sorted((recorded(models, settings) for _ in range(given.runs)), key=speed)
     kept = runs[len(runs) // 2]
     kept.save(given.out)
-    recorded(models, game.offers()[0][1]).save(game.RECORDED)
+    recorded(models, game_texts.offers()[0][1]).save(game.RECORDED)
     print(f"lane 2 is {speed(kept):.2f} times as fast as lane 1 ({speed(runs[0]):.2f} to {speed(runs[-1]):.2f})")
 
 

@@ -2,30 +2,29 @@
 // written to it at once and checked by the server shortly afterwards. All text enters the page as textContent.
 
 import { element, props, server, trigger, watch } from "component";
-import { MOST_LANES, PROMISES, STRATEGIES } from "python";
+import { MOST_LANES, STRATEGIES } from "python";
 import { el } from "../components/elements.js";
 import { namesOf } from "../run/lane_names.js";
 import { adviceBeside } from "./advice.js";
 import { lanesWithOnePart } from "./combined.js";
 import { mainStrategies, unfit } from "./fit.js";
-import { control, withValue } from "./knobs.js";
-import {
-  ADAPTER, adapterIn, capital, fresh, isCount, JOINT, knobOf, packedIn, qualified, uncapital, WEIGHTS,
-} from "./lane_config.js";
+import { giveHues, keepHues } from "./hues.js";
+import { control } from "./knobs.js";
+import { capital, fresh, knobOf, uncapital } from "./lane_config.js";
 import { icon, marks } from "./marks.js";
-import { menu } from "./menu.js";
+import { menu, reopenMenu } from "./menu.js";
+import { forcedChip, seedRow, weightsRow } from "./own_settings.js";
 import { byName, fill, fits, objection, settle, words } from "./rules.js";
 import { factsOf, laneConfigNodes, titleOf } from "./summary.js";
 import { staying, SweepForm } from "./sweep.js";
+import { complain, promises } from "./verdicts.js";
 
 const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
 const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
   verifier: (part) => (part.greedy_only ? "For greedy decoding" : "For sampling"),
 };
-const HUES = 4;
 const open = new Set();
-const hueOf = new WeakMap(); // by lane: its hue, which it keeps when others are added, moved or removed
 let lanes = [];
 let verdicts = [];
 let failed = {};
@@ -70,7 +69,7 @@ function judge(i) {
   if (!card) return;
   const { guarantee = [], problem = "", about = "", remarks = [] } = verdicts[i] || {};
   card.querySelector(".promises").replaceChildren(...promises(failure(i) ? [] : guarantee, lanes[i]));
-  complain(card, problem || failure(i), problem ? about : "");
+  complain(card, problem || failure(i), problem ? about : "", (place) => remedies(i, about, place));
   card.querySelectorAll(".remark").forEach((node) => node.remove());
   card.append(...remarks.map((remark) => el("p", { class: "remark", role: "status" }, remark)));
 }
@@ -78,23 +77,6 @@ function judge(i) {
 /** The error of a lane's last run, if the lane is unchanged since. */
 function failure(i) {
   return failed[i] && failed[i].lane === JSON.stringify(lanes[i]) ? failed[i].text : "";
-}
-
-function promises(names, lane) {
-  const shown = new Map();
-  const known = names.map((name) => [qualified(name, names, lane), (PROMISES[name] || [])[1]]);
-  for (const [label, help] of known) if (label) shown.set(label, [...(shown.get(label) || []), help]);
-  return [...shown].map(([label, helps]) => el("span", { class: `promise ${label === "heuristic" ? "loose" : "firm"}`, title: helps.join(" ") }, label));
-}
-
-function complain(card, text, about) {
-  card.querySelectorAll(".complaint").forEach((node) => node.remove());
-  card.querySelectorAll(".wrong").forEach((node) => node.classList.remove("wrong"));
-  if (!text) return;
-  const isOpen = card.classList.contains("open"); // a closed card has it below its head, where the text would be
-  const place = isOpen && [...card.querySelectorAll("[data-about]")].find((node) => node.dataset.about === about && node.offsetParent);
-  const note = el("p", { class: "complaint", role: "alert" }, text, ...(about ? remedies(Number(card.dataset.lane), about, place) : []));
-  if (place) { place.classList.add("wrong"); place.append(note); } else card.append(note);
 }
 
 /** Buttons that mend a problem, or open the place where it is mended. */
@@ -235,45 +217,6 @@ function adder(lane, i) {
     against: (part) => objection(part, lane, main), title: lacking ? "+ Add the constraint it needs…" : `+ Add ${kinds.map(uncapital).join(", ")}…`, choose: add });
 }
 
-function forcedChip(lane, i) {
-  // A fork begins with given tokens.
-  if (!lane.forced.length) return null;
-  const free = () => { lane.forced = []; delete lane.forked_at; redraw(i); commit(); };
-  const given = `begins with ${lane.forced.length} given token${lane.forced.length > 1 ? "s" : ""}`;
-  const forked = isCount(lane.forked_at);
-  return el("span", { class: "forced", title: forked ? capital(given) : null }, forked ? `forked at token ${lane.forked_at + 1}` : given,
-    el("button", { type: "button", class: "icon", "aria-label": "Remove the given tokens", title: "Remove the given tokens", onclick: free }, icon("cross")));
-}
-
-/** A lane without its own seed uses the run's seed and shares its random numbers with the other lanes. */
-function seedRow(lane, i) {
-  const id = `seed-${Math.random().toString(36).slice(2, 9)}`;
-  const own = (text) => { if (/^\d+$/.test(text)) lane.seed = Number(text); else delete lane.seed; changed(i); };
-  const typing = { type: "number", min: 0, step: 1, inputmode: "numeric", placeholder: "shared" };
-  const box = withValue(el("input", { id, ...typing, oninput: (e) => own(e.target.value) }), lane.seed ?? "");
-  return el("div", "knob own-seed", el("span", "row", el("label", { for: id }, "Own seed"), box),
-    el("small", "help", "If empty, the lane uses the run's seed and the same random numbers as the other lanes."));
-}
-
-/** A lane may run the target with quantised weights and an adapter, beside lanes with those of the run. Only a page that runs lanes loads them. */
-function weightsRow(lane, i) {
-  if (!around()) return null;
-  const id = `weights-${Math.random().toString(36).slice(2, 9)}`;
-  const choose = (packed, adapter) => {
-    const name = [packed, adapter && ADAPTER + adapter].filter(Boolean).join(JOINT);
-    if (name) lane.weights = name; else delete lane.weights;
-    changed(i);
-  };
-  const packed = () => packedIn(lane.weights), adapter = () => adapterIn(lane.weights) || "";
-  const options = ["", ...WEIGHTS].map((name) => el("option", { value: name, selected: name === packed() }, name || "as in the run"));
-  const typing = { type: "text", placeholder: "folder or hub id", spellcheck: "false", autocomplete: "off" };
-  const box = withValue(el("input", { id: `${id}-adapter`, ...typing, onchange: (e) => choose(packed(), e.target.value.trim()) }), adapter());
-  return el("div", { class: "knob own-weights", "data-about": "weights" }, el("span", "row", el("label", { for: id }, "Weights"),
-    el("select", { id, onchange: (e) => choose(e.target.value, adapter()) }, ...options)),
-  el("span", "row", el("label", { for: `${id}-adapter` }, "Adapter"), box),
-  el("small", "help", "Quantised weights of the target, a LoRA adapter on it, or both, in this lane only: what they change and what they cost."));
-}
-
 function body(lane, i) {
   const main = byName.get(lane.strategy);
   if (!main) return el("div", "body");
@@ -282,7 +225,8 @@ function body(lane, i) {
   const toggles = lane.extras.filter(([name]) => !slotKinds.includes(byName.get(name)?.kind));
   return el("div", { class: "body", id: `lane-body-${i}` },
     el("p", "summary", main.summary), knobGrid(main, lane.knobs, i), ...sections,
-    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i), weightsRow(lane, i), seedRow(lane, i), new SweepForm(lanes, i, spread).draw());
+    ...toggles.map((pair) => toggleSection(pair, lane, i)), adder(lane, i),
+    around() && weightsRow(lane, () => changed(i)), seedRow(lane, () => changed(i)), new SweepForm(lanes, i, spread).draw());
 }
 
 function picker(lane, i) {
@@ -308,7 +252,7 @@ function card(lane, i) {
     el("p", { class: "lane-config", title: main?.summary }, ...laneConfigNodes(lane)),
     el("div", { class: "foot", "data-about": lane.strategy },
       el("button", { type: "button", class: "edit", "aria-expanded": String(opened), "aria-label": `Edit lane ${i + 1}`, onclick: toggle }, opened ? "Done" : "Edit"),
-      forcedChip(lane, i), el("span", "promises"), ...(main ? marks(main) : [])),
+      forcedChip(lane, () => { redraw(i); commit(); }), el("span", "promises"), ...(main ? marks(main) : [])),
     opened ? body(lane, i) : null);
 }
 
@@ -329,34 +273,22 @@ function redraw(i) {
   nameCards();
 }
 
-/** A new lane gets the hue of its place, or the first one that is free. */
-function giveHues() {
-  const isFree = (hue) => lanes.every((lane) => hueOf.get(lane) !== hue);
-  lanes.forEach((lane, i) => {
-    if (!hueOf.has(lane)) hueOf.set(lane, [i, ...Array(HUES).keys()].find(isFree) ?? i % HUES);
-    root.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hueOf.get(lane) % HUES})`);
-  });
-  root.dataset.hues = lanes.map((lane) => hueOf.get(lane) % HUES).join(); // read by the live view
+/** The hues of the lanes, for the cards and, by an attribute, for the live view. */
+function colourLanes() {
+  const hues = giveHues(lanes);
+  hues.forEach((hue, i) => root.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hue})`));
+  root.dataset.hues = hues.join();
 }
 
 function draw() {
   const search = root.querySelector(".menu input"), typed = search?.value;
-  giveHues();
+  colourLanes();
   root.dataset.count = lanes.length;
   root.style.setProperty("--lanes", lanes.length || 1);
   root.replaceChildren(...lanes.map(card), ...(lanes.length < MOST_LANES ? [laneAdder()] : []));
   nameCards();
   lanes.forEach((lane, i) => judge(i));
-  if (search) reopenMenu(search.getAttribute("aria-label"), typed);
-}
-
-/** A late answer of the server draws the cards again; whoever types in a menu meanwhile goes on typing. */
-function reopenMenu(label, typed) {
-  [...root.querySelectorAll(".menu-host .opener")].find((opener) => opener.getAttribute("aria-label") === label)?.click();
-  const search = root.querySelector(".menu input");
-  if (!search) return;
-  search.value = typed;
-  search.dispatchEvent(new Event("input"));
+  if (search) reopenMenu(root, search.getAttribute("aria-label"), typed); // a late answer of the server draws the cards again
 }
 
 /** The menu that adds a lane: what teaches most beside the lanes that are there, then every strategy, and by typing every part. */
@@ -428,15 +360,6 @@ function take() {
   draw();
   announce();
   ask();
-}
-
-/** The lanes that were there before keep their hues: beside a fork, its parent and the others. */
-function keepHues(before, given) {
-  const left = [...before];
-  for (const lane of given) {
-    const at = left.findIndex((one) => JSON.stringify(one) === JSON.stringify(lane));
-    if (at >= 0) hueOf.set(lane, hueOf.get(left.splice(at, 1)[0]));
-  }
 }
 
 let surrounded = "";

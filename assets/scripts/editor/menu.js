@@ -17,6 +17,15 @@ export function menu({ face, label, title, choose, ...offer }) {
   return host;
 }
 
+/** Open a menu that was drawn again while somebody typed in it, with what was typed. */
+export function reopenMenu(root, label, typed) {
+  [...root.querySelectorAll(".menu-host .opener")].find((opener) => opener.getAttribute("aria-label") === label)?.click();
+  const search = root.querySelector(".menu input");
+  if (!search) return;
+  search.value = typed;
+  search.dispatchEvent(new Event("input"));
+}
+
 /** `candidates`: the parts; `group`: the heading of a part; `against`: its objection, as of `objection`. */
 function openMenu(host, opener, { label, candidates, group, against = () => ({ reason: "", barred: false }), current, hint, choose }) {
   if (host.querySelector(".menu")) return;

@@ -3,13 +3,12 @@
 
 import { element, props, server, watch } from "component";
 import { button, el, option, setText } from "../components/elements.js";
-import { count, DASH, fixed, percent } from "../components/numbers.js";
+import { count, fixed, percent } from "../components/numbers.js";
 import { pieceLabel, writePiece } from "../components/pieces.js";
 import { Choices, HIGHEST, MOST_TEAMS, OPTIONS } from "./choices.js";
 import { bitsOf, ELSE, LEAST, Match } from "./rules.js";
+import { hardestRounds, scoreTable } from "./scores.js";
 import { badge, explanation, isElsewhere, isLinked, keyed, pieceNode, RECORDED, spoken } from "./words.js";
-
-const BEFORE = 8; // tokens of context for each of the hardest
 
 // --- the page
 
@@ -329,39 +328,7 @@ class Board {
     entropy.append("Entropy of this step: ", el("b", "", `${fixed(token.entropy, 2)} bits`), unsure);
     const isShown = this.match.round.all.some(({ id }) => id === token.id);
     if (!isShown) entropy.append("The token was “", pieceNode(token.piece, "token"), `”, probability ${percent(token.p)}.`);
-    this.aside.replaceChildren(entropy, explanation(), this.table());
-  }
-
-  table() {
-    const table = el("table", "scores");
-    const head = el("tr");
-    head.append(el("td"), ...[this.match.isFinished ? "last round" : "this round", "all rounds", "right"].map((name) => el("th", "", name)));
-    const body = el("tbody");
-    const rows = this.match.scores(this.choices.shownNames);
-    const widest = Math.max(...rows.map(({ total }) => total), 1e-9);
-    const best = Math.min(...rows.filter(({ team }) => team !== undefined).map(({ total }) => total));
-    body.append(...rows.map((row) => this.scoreRow(row, widest, best)));
-    const top = el("thead");
-    top.append(head);
-    table.append(top, body);
-    return table;
-  }
-
-  scoreRow({ name, team, last, total, right }, widest, best) {
-    const row = el("tr", team === undefined ? "reference" : "");
-    const who = el("th", "who");
-    who.scope = "row";
-    if (team !== undefined) who.append(badge(team, ""));
-    who.append(name);
-    if (total === best && team !== undefined && this.choices.teams > 1) who.append(el("span", "leads", "leads"));
-    const whole = el("td", "total", `${fixed(total, 2)} bits`);
-    whole.dataset.bits = total;
-    const bar = el("span", "bar");
-    bar.append(el("i"));
-    bar.firstChild.style.width = `${(100 * total) / widest}%`;
-    whole.append(bar);
-    row.append(who, el("td", "", fixed(last, 2)), whole, el("td", "", right === undefined ? DASH : `${right} of ${this.match.played.length}`));
-    return row;
+    this.aside.replaceChildren(entropy, explanation(), scoreTable(this.match, this.choices.shownNames));
   }
 
   buttons() {
@@ -398,7 +365,7 @@ class Board {
   drawSummary() {
     const { match } = this;
     const parts = [el("h3", "", match.played.length ? `After ${count(match.played.length, "round")}` : "No round was played"), this.text()];
-    if (match.played.length) parts.push(this.table(), explanation(), el("h3", "", "Hardest tokens"), this.hardest());
+    if (match.played.length) parts.push(scoreTable(this.match, this.choices.shownNames), explanation(), el("h3", "", "Hardest tokens"), hardestRounds(match, this.choices.shownNames));
     else parts.push(el("p", "entropy", this.whyNone()));
     this.stage.replaceChildren(...parts, this.ways());
     this.drawSetup();
@@ -409,23 +376,6 @@ class Board {
     if (!this.choices.isPicky || highest > this.choices.bound) return "The game ended before the first round.";
     const found = `No token of this text has an entropy above ${this.choices.above} bits; the highest is ${fixed(highest, 2)}`;
     return `${found}. Lower the bound, or play every token.`;
-  }
-
-  hardest() {
-    const list = el("ol", "hardest");
-    for (const round of this.match.hardest) {
-      const item = el("li");
-      const context = el("span", "context");
-      const from = Math.max(0, round.position - BEFORE);
-      if (from) context.append("…");
-      for (const { piece } of this.match.tokens.slice(from, round.position)) context.append(pieceLabel(piece));
-      const right = this.choices.shownNames.filter((_, i) => round.isRight(round.picks[i]));
-      item.append(context, pieceNode(round.token.piece, "token came"));
-      const { p } = round.token;
-      item.append(el("span", "facts", `probability ${percent(p)}, ${fixed(bitsOf(p), 2)} bits; guessed by ${right.join(", ") || "no team"}`));
-      list.append(item);
-    }
-    return list;
   }
 
   ways() {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from playground.contract.lane_config import attention_of, check_model
+from playground.contract.model_fit import attention_of, check_model
 from playground.contract.token_tree import TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.canvas.filled_rows import FilledRows

@@ -6,33 +6,27 @@ teams, choices and points stay there. Only a typed word is sent back, to be toke
 """
 from __future__ import annotations
 
-import json
-import math
-import threading
 from collections.abc import Callable, Iterator
 from html import escape
-from os.path import commonprefix
 from time import monotonic
 from typing import Any
 
 import gradio as gr
 
-from playground.algorithms.fairy_tales import TALES
 from playground.asset_files import ASSETS
 from playground.decoding.visitor_memory import Memory
 from playground.engine.checkpoint.catalogue import TEXT_MODEL
 from playground.errors import Refusal
-from playground.events import Failed, Step
 from playground.page_scripts import joined
-from playground.player.frames import Facts, to_json, trace_of
-from playground.request_limits import MAX_TOKEN_ID, check_text
+from playground.player.frames import to_json
 from playground.run_request import DEFAULT
 from playground.trace import Trace
-from playground.trace.transcript import Token, sequences
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import length_and_seed, mode_switch, status_line
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, notice
+from playground.ui.game.game_texts import SCORE, failure, game_text, lanes_link, offers, settings_of, way_of
+from playground.ui.game.typed_words import probability_lookup
 from playground.ui.guard.readers import ends_unread
 from playground.ui.models.status_line import queue_status, status
 from playground.ui.play.notices import MODEL_CONTROLS
@@ -40,21 +34,8 @@ from playground.ui.play.visit import Changes, Visit
 from playground.ui.server.admission_queue import GAME
 from playground.ui.server.site import Site
 
-SCORE = "score"  # the strategy in a link of this page if the text is given
-# temperature 1 and no truncation, so that tokens are sampled with the probabilities shown
-KNOBS = {"greedy": {}, "sample": {"temperature": 1.0, "top_p": 1.0}, SCORE: {}}
 WAYS = [("Greedy", "greedy"), ("Sampled", "sample"), ("A given text", SCORE)]
-STARTS = (("the sea", 0), ("snow", 2), ("a fox and a crow", 0), ("a king", 3), ("Mia", 3))
-"""Stories to sample, as (subject, seed): with the bundled model the texts read well, and several tokens of each have an
-entropy above 1 bit. Most other stories are nearly deterministic after their beginning, or become incoherent."""
-STORY = "Tell me a story about {}."
-TALES_OFFERED = 3  # tales in the menu of examples
-LENGTH = 64  # tokens of a text in the menu
-OPENING = 480  # characters of a tale that are scored, up to the end of a sentence
 PAUSE = 0.8  # seconds between two updates of a growing text
-MOST_WORDS = 8  # words being looked up or waiting for it: each takes a thread of the server
-LONGEST = 40  # characters of a typed word
-MOST_IDS = 200_000  # tokens before a typed word; the model's context length is checked later
 STAGE = "<section class='game' aria-label='Guessing game'></section>"
 RECORDED = ASSETS / "traces" / "first_game.jsonl"  # the first of the offered texts; tools/record_first_view.py makes it
 ANOTHER = "<button type='button' class='another' aria-expanded='false' aria-controls='game-form'>Another text</button>"
@@ -244,153 +225,9 @@ def packed(value: dict[str, Any]) -> str:
     return to_json(value).replace("<", "\\u003c")
 
 
-# --- typed words ---
-
-def probability_lookup(site: Site) -> Callable[..., dict[str, Any]]:
-    """The server function of the board; it looks up one word at a time."""
-    lock, waiting = threading.Lock(), threading.BoundedSemaphore(MOST_WORDS)
-
-    def probability(asked: dict[str, Any]) -> dict[str, Any]:
-        """The first token of a word after given tokens, and its probability.
-
-        asked: {"ids": the tokens before, "word", "spaced": whether they end with whitespace}. Returns {"id", "piece",
-        "p"}, or {"refused": message}.
-        """
-        try:
-            ids, word = _checked(asked)
-            if not waiting.acquire(blocking=False):
-                raise Refusal(f"{MOST_WORDS} words are being looked up already: try again in a moment.", "word")
-            try:
-                with lock, as_refusals("The lookup of this word", "word"):
-                    return _probability(site, ids, word, bool(asked.get("spaced")))
-            finally:
-                waiting.release()
-        except Refusal as refusal:
-            return {"refused": str(refusal)}
-    return probability
-
-
-def _checked(asked: Any) -> tuple[list[int], str]:
-    ids, word = (asked.get("ids"), asked.get("word")) if isinstance(asked, dict) else (None, None)
-    if not isinstance(word, str) or len(word) > 2 * LONGEST or not 0 < len(word.strip()) <= LONGEST:
-        raise Refusal(f"Type one word of at most {LONGEST} characters.", "word")
-    if (
-        not isinstance(ids, list)
-        or len(ids) > MOST_IDS
-        or not all(type(token) is int and 0 <= token <= MAX_TOKEN_ID for token in ids)
-    ):
-        raise Refusal("The page sent malformed tokens: start the game again.", "word")
-    check_text(word, "word", LONGEST, "word")
-    return ids, word.strip()
-
-
-def _probability(site: Site, ids: list[int], word: str, spaced: bool) -> dict[str, Any]:
-    settings = Settings()
-    target = site.chosen.load(settings).result().target
-    token = first_token(target.tokens, word, spaced)
-    layers = site.runs.look(settings, target.name, ids, token)["layers"]
-    return {"id": token, "piece": target.tokens.piece(token), "p": layers[-1]["chosen"]}
-
-
-def first_token(tokens: Any, word: str, spaced: bool) -> int:
-    """Id of the first token of a word that follows other text.
-
-    The word is preceded by a space, unless it is punctuation or the text ends with whitespace (`spaced`).
-    """
-    before = "a\n" if spaced else "a " if word[0].isalnum() else "a"
-    opening, whole = tokens.encode(before), tokens.encode(before + word)
-    return whole[min(len(commonprefix([opening, whole])), len(whole) - 1)]
-
-
 def script() -> str:
     """The script of the game."""
     return joined("game/game.js")
-
-
-# --- the text of a game ---
-
-def game_text(trace: Trace, reads: bool) -> dict[str, Any]:
-    """The text before the first token, and every token whose probabilities are known, as plain data.
-
-    reads: the text was scored, so it begins with its own first token.
-    """
-    header = trace.headers[0]
-    written = sequences(trace.lane(header.lane).events)[0]
-    known = [
-        _token(token, written.steps[place]) for place, token in enumerate(written.tokens) if place in written.steps
-    ]
-    opening = header.prompt_pieces if reads else [header.prompt]
-    return {"opening": opening, "asked": header.chat and not reads, "ids": header.prompt_ids, "tokens": known}
-
-
-def _token(token: Token, step: Step) -> dict[str, Any]:
-    """A token with the probabilities before masks and processors, and their entropy over the vocabulary, in bits."""
-    top = [{"id": candidate.id, "piece": candidate.piece, "p": candidate.raw} for candidate in step.top]
-    return {
-        "id": token.id,
-        "piece": token.piece,
-        "p": math.exp(token.logprob),
-        "entropy": step.entropy / math.log(2),
-        "top": top,
-    }
-
-
-def failure(headers: Facts, events: Facts) -> str:
-    """The error message of a lane that failed; empty if it did not."""
-    lane = trace_of(headers, list(events)).lane(headers[0]["lane"]) if headers else None
-    return (
-        next((stamped.event.message for stamped in lane.events if isinstance(stamped.event, Failed)), "")
-        if lane
-        else ""
-    )
-
-
-# --- settings of a game ---
-
-def settings_of(way: str, prompt: str, mode: str, length: int, seed: int) -> Settings:
-    """The settings of the run behind a game. A given text is scored as raw text."""
-    lane = {"strategy": way if way in KNOBS else SCORE, "knobs": KNOBS.get(way, {})}
-    return Settings(prompt=prompt, mode="raw" if way == SCORE else mode, length=length, seed=seed, lanes=[lane])
-
-
-def way_of(settings: Settings) -> str:
-    """How the text is made: "greedy", "sample" or "score"."""
-    name = settings.lanes[0]["strategy"] if settings.lanes else "greedy"
-    return name if name in KNOBS else "greedy"
-
-
-def lanes_link(settings: Settings) -> str:
-    """A link to the playground with the same run in a lane; a given text becomes the prompt."""
-    lanes = settings.lanes if way_of(settings) != SCORE else Settings().lanes
-    shown = Settings(settings.prompt, settings.mode, seed=settings.seed, length=settings.length, lanes=lanes)
-    return f"./?s={shown.to_code()}"
-
-
-def offers() -> list[tuple[str, Settings]]:
-    """The menu of examples as (name, settings): stories to generate, and tales to score. The page starts with the
-    first.
-    """
-    sampled = [(STORY.format(subject), "sample", seed) for subject, seed in STARTS]
-    greedy = (STORY.format("Mia"), "greedy", 0)
-    return [*(_story(*start) for start in (*sampled, greedy)), *_tales()]
-
-
-def _story(prompt: str, way: str, seed: int) -> tuple[str, Settings]:
-    name = prompt if way == "sample" else f"{prompt.rstrip('.')}, greedy"
-    return name, settings_of(way, prompt, "chat", LENGTH, seed)
-
-
-def _tales() -> list[tuple[str, Settings]]:
-    lines = TALES.read_text(encoding="utf-8").splitlines()[:TALES_OFFERED]
-    return [
-        (f"To score: {tale['title']}", settings_of(SCORE, _opening(tale["text"]), "raw", LENGTH, 0))
-        for tale in map(json.loads, lines)
-    ]
-
-
-def _opening(text: str) -> str:
-    """The first sentences."""
-    return text[:OPENING].rpartition(". ")[0] + "." if ". " in text[:OPENING] else text[:OPENING]
 
 
 # --- parts of the page ---

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from playground.contract.lane_config import attention_of
+from playground.contract.model_fit import attention_of
 from playground.decoding.lane_checks import Surroundings
 from playground.engine.checkpoint.catalogue import BUNDLED, PACKED, entries, listed_attention, partner
 from playground.errors import Refusal

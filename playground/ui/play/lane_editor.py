@@ -12,7 +12,8 @@ from functools import cache
 from typing import Any
 
 from playground.contract import Knob, Strategy, discover, make
-from playground.contract.lane_config import DENOISERS, MAIN_KINDS, SEES, SINGLE_KINDS, LaneConfig, assemble
+from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig, assemble
+from playground.contract.model_fit import DENOISERS, SEES
 from playground.decoding.lane_checks import Surroundings, judge
 from playground.errors import Refusal
 from playground.page_scripts import joined
