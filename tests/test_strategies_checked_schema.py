@@ -7,9 +7,7 @@ from itertools import product
 
 import jsonschema
 import pytest
-import torch
 from pairs import pair
-from toys import byte_tokenizer
 
 from playground.algorithms.constrained.partial_json import UNFINISHED, Open, read_partial
 from playground.algorithms.constrained.schema_verdict import SchemaJudge
@@ -21,11 +19,9 @@ from playground.decoding.session import prepare
 from playground.errors import Refusal
 from playground.events import Commit, Failed
 from playground.grammar.matcher import GrammarEngine
+from support.languages import byte_engine, language  # noqa: F401 - a fixture
 
 CheckedSchema = find("checked_schema")
-TOKENIZER = byte_tokenizer(merges=0)  # a token is a byte, so that a text has one tokenisation only
-END = TOKENIZER.eos_token_id
-MOST = 400  # texts: the languages here are smaller
 ABSENT = object()
 
 DISTINCT = {"type": "array", "items": {"enum": [1, True, "a", None]}, "uniqueItems": True, "maxItems": 3}
@@ -80,30 +76,6 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engine() -> GrammarEngine:
-    return GrammarEngine(TOKENIZER, len(TOKENIZER), [END])
-
-
-def language(engine: GrammarEngine, constraint: Constraint) -> set[str]:
-    """Every text that can be completed, by following each token of the narrowed masks."""
-    spelled = {token: TOKENIZER.decode([token]).encode() for token in range(len(TOKENIZER))}
-    constraint.begin(0, lambda token: b"" if token == END else spelled[token])
-    grammar, found, beginnings = engine.compile(*constraint.grammar()), set(), [[]]
-    while beginnings:
-        beginning = beginnings.pop()
-        matcher = grammar.matcher()
-        assert all(matcher.advance(token) for token in beginning), "a token of the mask is refused"
-        if matcher.accepting:
-            found.add(TOKENIZER.decode(beginning))
-        assert len(found) <= MOST, "the language is larger than it should be"
-        mask = matcher.mask() if not matcher.stopped else torch.zeros(len(TOKENIZER), dtype=torch.bool)
-        legal = constraint.narrow(mask[None], [beginning])[0].nonzero()[:, 0].tolist()
-        assert all(constraint.permits(beginning, token, len(mask)) for token in legal)
-        beginnings += [[*beginning, token] for token in legal if token != END]
-    return found
-
-
 def check_checked_schema(cls: type[Constraint], engine: GrammarEngine, schema: dict, documents: list) -> None:
     assert language(engine, cls(json.dumps(schema))) == {json.dumps(each) for each in documents if fits(schema, each)}
 
@@ -145,15 +117,15 @@ WRONG = {ChecksNothing: 0, RefusesWhatIsOpen: 0, AnyOfTheAlternatives: 3, TakesT
 
 @pytest.mark.oracle("checked_schema")
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[*RECORDS, "unique", "unique numbers", "overlapping oneOf"])
-def test_the_documents_are_those_that_jsonschema_validates(engine, case):
-    check_checked_schema(CheckedSchema, engine, *CASES[case])
+def test_the_documents_are_those_that_jsonschema_validates(byte_engine, case):
+    check_checked_schema(CheckedSchema, byte_engine, *CASES[case])
 
 
 @pytest.mark.refuses("checked_schema")
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_wrong_check_is_refused(engine, wrong):
+def test_a_wrong_check_is_refused(byte_engine, wrong):
     with pytest.raises((AssertionError, Refusal)):
-        check_checked_schema(wrong, engine, *CASES[WRONG[wrong]])
+        check_checked_schema(wrong, byte_engine, *CASES[WRONG[wrong]])
 
 
 @pytest.mark.oracle("checked_schema")
@@ -214,9 +186,9 @@ SOUND = {"checked_schema": [({"source": json.dumps(BOTH)}, lambda text: fits(BOT
         ({"type": "object", "unevaluatedProperties": False}, "unevaluatedProperties"),
     ],
 )
-def test_what_cannot_be_guaranteed_is_refused_in_one_line(engine, schema, says):
+def test_what_cannot_be_guaranteed_is_refused_in_one_line(byte_engine, schema, says):
     with pytest.raises(Refusal, match=says) as refused:
-        engine.compile(*CheckedSchema(json.dumps(schema)).grammar())
+        byte_engine.compile(*CheckedSchema(json.dumps(schema)).grammar())
     assert "\n" not in str(refused.value)
 
 

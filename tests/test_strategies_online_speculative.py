@@ -18,6 +18,7 @@ from playground.decoding.rng import Draws
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
 from strategies.speculative.online_speculative import CorrectedPosition, DraftCorrection, loss_of
+from support.drafted_rounds import RecordsRounds, departs
 from support.laws import AT_ONE, EXACT, WRONG, off, tables
 from support.online_drafting import speculation
 from support.speculation import collapses, speculative_lane
@@ -39,17 +40,8 @@ COLLAPSES = {
 
 # --- every draft of a text, computed anew ---
 
-class Recording(find(NAME)):
+class Recording(RecordsRounds, find(NAME)):
     """Records the text before each round, and what was drafted."""
-
-    def __deepcopy__(self, memo):
-        return self  # so that the test sees what it records
-
-    def propose(self, lm, budget):
-        text = list(lm.tokens)
-        tree = yield from super().propose(lm, budget)
-        self.rounds = [*getattr(self, "rounds", []), (text, list(tree.tokens), min(self.depth, budget))]
-        return tree
 
 
 class AdamByHand:
@@ -119,14 +111,8 @@ def mistaken(drafter, length: int = 26) -> bool:
     models, draft = pair(), LearningDraft()
     lane = write(speculation(drafter), {"target": models.target, "draft": models.draft}, PROMPT, Limits(3, length),
                  Draws(3))
-    assert len(drafter.rounds) > 6, "too few rounds to prove anything"
     assert drafter._correction.updates > 1, "too few updates to prove anything"
-    for (text, tokens, length), (after, *_) in zip(drafter.rounds, [*drafter.rounds[1:], (lane.tokens,)]):
-        expected = draft.chain(text, length)
-        if tokens != expected:
-            return True
-        draft.observe(text, expected, after)
-    return False
+    return departs(drafter, lane.tokens, draft)
 
 
 class LearnsTheRowAfter(Recording):

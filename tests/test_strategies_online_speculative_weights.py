@@ -23,6 +23,7 @@ from playground.decoding.session import prepare
 from playground.decoding.visitor_memory import Memory
 from playground.events import Note
 from strategies.speculative import online_speculative
+from support.drafted_rounds import RecordsRounds, departs
 from support.laws import AT_ONE, EXACT, WRONG, off, tables
 from support.online_drafting import speculation
 from support.speculation import speculative_lane
@@ -32,17 +33,8 @@ FAST = {"depth": 3, "interval": EVERY, "lr": RATE, "rank": RANK}
 PARTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("self_attn.o_proj",)
 
 
-class Recording(find(NAME)):
+class Recording(RecordsRounds, find(NAME)):
     """Records the text before each round, and what was drafted."""
-
-    def __deepcopy__(self, memo):
-        return self  # so that the test sees what it records
-
-    def propose(self, lm, budget):
-        text = list(lm.tokens)
-        tree = yield from super().propose(lm, budget)
-        self.rounds = [*getattr(self, "rounds", []), (text, list(tree.tokens), min(self.depth, budget))]
-        return tree
 
 
 class TrainedByHand:
@@ -113,8 +105,7 @@ class TrainedByHand:
 
 def mistaken(drafter, length: int = 26) -> bool:
     """Whether the draft of some round differs from the one computed anew."""
-    models, draft = pair(noise=0.2), None
-    draft = TrainedByHand(drafter.scope)
+    models, draft = pair(noise=0.2), TrainedByHand(drafter.scope)
     draft.draft.load_state_dict(models.draft.network.state_dict())
     if drafter.scope == "all":
         for name, weight in models.draft.network.named_parameters():
@@ -122,13 +113,8 @@ def mistaken(drafter, length: int = 26) -> bool:
                 draft.leaves[name].data.copy_(weight)
     lane = write(speculation(drafter), {"target": models.target, "draft": models.draft}, PROMPT, Limits(3, length),
                  Draws(3))
-    assert len(drafter.rounds) > 6 and drafter._training.learned.updates > 1, "too little to prove anything"
-    for (text, tokens, most), (after, *_) in zip(drafter.rounds, [*drafter.rounds[1:], (lane.tokens,)]):
-        expected = draft.chain(text, most)
-        if tokens != expected:
-            return True
-        draft.observe(text, expected, after)
-    return False
+    assert drafter._training.learned.updates > 1, "too few updates to prove anything"
+    return departs(drafter, lane.tokens, draft)
 
 
 class LearnsTheRowAfter(Recording):

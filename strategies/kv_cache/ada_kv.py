@@ -1,11 +1,9 @@
 """Prompt compression with a budget shared by the heads of a layer."""
-from playground.algorithms.kv_cache.head_budgets import shared_out
-from playground.algorithms.kv_cache.prompt_compression import PromptCompression
+from playground.algorithms.kv_cache.head_budgets import SharedBudgets, shared_out
 from playground.contract import knob
-from playground.events import Figure
 
 
-class AdaKV(PromptCompression):
+class AdaKV(SharedBudgets):
     """Compress the prompt once, with one budget per layer for which its heads compete.
 
     Each head keeps a share alpha of an even budget by its own scores, those of SnapKV. The rest goes to the best tokens
@@ -21,10 +19,6 @@ class AdaKV(PromptCompression):
 
     alpha: float = knob(0.2, 0.0, 1.0, step=0.05, help="share of an even budget that every head keeps; 1 is SnapKV")
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._kept: dict[int, list[int]] = {}
-
     def share(self, held):
         return self.capacity - self.window
 
@@ -35,14 +29,4 @@ class AdaKV(PromptCompression):
         scores = self._pooled(held, late)
         early = (held.live & ~late).expand_as(scores)
         chosen = shared_out(scores, early, self.share(held), self.alpha)
-        self._kept.setdefault(held.layer, chosen.sum(-1).tolist())
-        return late | chosen
-
-    def explain(self, prompt, layers):
-        for layer, counts in sorted(self._kept.items()):
-            labels = [f"head {head}" for head in range(len(counts))]
-            yield Figure("bars", f"prompt tokens kept, layer {layer}", {"labels": labels, "values": counts})
-        self._kept = {layer: [] for layer in self._kept}
-
-    def expected_share(self, full):
-        return min(1.0, (self.capacity + full.generated) / full.length)
+        return late | self.note_kept(held.layer, chosen)

@@ -2,13 +2,11 @@
 import torch
 from torch import Tensor
 
-from playground.algorithms.kv_cache.head_budgets import chunk_means
-from playground.algorithms.kv_cache.prompt_compression import PromptCompression
+from playground.algorithms.kv_cache.head_budgets import InChunks, chunk_means
 from playground.contract import knob
-from playground.errors import Refusal
 
 
-class ChunkKV(PromptCompression):
+class ChunkKV(InChunks):
     """Compress the prompt once, keeping or evicting chunks of neighbouring tokens as a whole.
 
     The score of a chunk is the mean attention that the last `window` prompt tokens pay to its tokens; each layer and KV
@@ -23,20 +21,6 @@ class ChunkKV(PromptCompression):
     chunk: int = knob(8, 1, 64, step=1, help="tokens per chunk; 1 is SnapKV")
     kernel: int = knob(1, 1, 15, step=2, help="neighbouring tokens over which scores are pooled first, an odd number")
 
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        knobs = super().knobs_for_budget(tokens, prompt)
-        return {**knobs, "chunk": min(cls.chunk, tokens - knobs["window"])}
-
-    def check(self):
-        super().check()
-        if self.capacity - self.window < self.chunk:
-            raise Refusal(
-                f"capacity leaves {self.capacity - self.window} tokens before the window, less than a chunk of "
-                f"{self.chunk}: raise capacity.",
-                "capacity",
-            )
-
     def retain(self, held):
         if held.next < held.prompt:
             return held.live
@@ -50,12 +34,9 @@ class ChunkKV(PromptCompression):
         number = positions.clamp(min=0) // self.chunk
         means, there = chunk_means(scores, number, early)
         means = means.masked_fill(~there, -1.0)
-        order = means.argsort(dim=1, descending=True, stable=True)[:, :(self.capacity - self.window) // self.chunk]
+        order = means.argsort(dim=1, descending=True, stable=True)[:, :self.chunks]
         chosen = torch.zeros_like(means, dtype=torch.bool).scatter(1, order, True)
         return chosen.gather(1, number) & early
-
-    def share(self, held):
-        return (self.capacity - self.window) // self.chunk * self.chunk
 
     def budget(self, generated):
         return self.capacity + generated

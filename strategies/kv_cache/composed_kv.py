@@ -2,16 +2,14 @@
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
-from playground.algorithms.kv_cache.head_budgets import chunk_means, shared_out
-from playground.algorithms.kv_cache.prompt_compression import POOLS, PromptCompression
+from playground.algorithms.kv_cache.head_budgets import InChunks, SharedBudgets, chunk_means, shared_out
+from playground.algorithms.kv_cache.prompt_compression import POOLS
 from playground.contract import knob
-from playground.errors import Refusal
-from playground.events import Figure
 
 SCORES = ("attention", "key_diff", "key_norm")
 
 
-class ComposedKV(PromptCompression):
+class ComposedKV(InChunks, SharedBudgets):
     """Compress the prompt once by any score, in whole chunks, with a budget per layer for which its heads compete.
 
     The parts are those of other policies, wrapped around each other as in kvpress: the score of a token is the
@@ -30,29 +28,8 @@ class ComposedKV(PromptCompression):
     alpha: float = knob(0.2, 0.0, 1.0, step=0.05, help="share of an even budget that every head keeps; 1: even")
     kernel: int = knob(1, 1, 15, step=2, help="neighbouring tokens over which scores are pooled first, an odd number")
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._kept: dict[int, list[int]] = {}  # by layer, slots of each head
-
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        knobs = super().knobs_for_budget(tokens, prompt)
-        return {**knobs, "chunk": min(cls.chunk, tokens - knobs["window"])}
-
-    def check(self):
-        super().check()
-        if self.capacity - self.window < self.chunk:
-            raise Refusal(
-                f"capacity leaves {self.capacity - self.window} tokens before the window, less than a chunk of "
-                f"{self.chunk}: raise capacity.",
-                "capacity",
-            )
-
     def wants_attention(self, position, prompt):
         return self.score == "attention" and super().wants_attention(position, prompt)
-
-    def share(self, held):
-        return (self.capacity - self.window) // self.chunk * self.chunk
 
     def retain(self, held):
         if held.next < held.prompt:
@@ -62,10 +39,8 @@ class ComposedKV(PromptCompression):
         early = (held.live & ~late).expand_as(scores)
         number = held.positions.expand_as(scores).clamp(min=0) // self.chunk
         means, there = chunk_means(scores, number, early)
-        chosen = shared_out(means, there, (self.capacity - self.window) // self.chunk, self.alpha)
-        kept = late | chosen.gather(1, number) & early
-        self._kept.setdefault(held.layer, kept.sum(-1).tolist())
-        return kept
+        chosen = shared_out(means, there, self.chunks, self.alpha)
+        return self.note_kept(held.layer, late | chosen.gather(1, number) & early)
 
     def _scores(self, held, late: Tensor) -> Tensor:
         """Scores before the window, pooled along the text, [kv_heads, slots]."""
@@ -74,15 +49,6 @@ class ComposedKV(PromptCompression):
         keys = held.read("keys")
         found = -keys.norm(dim=-1) if self.score == "key_norm" else unusual(keys, held.live)
         return POOLS[self.pooling](found, self.kernel, 1, self.kernel // 2)
-
-    def explain(self, prompt, layers):
-        for layer, counts in sorted(self._kept.items()):
-            labels = [f"head {head}" for head in range(len(counts))]
-            yield Figure("bars", f"prompt tokens kept, layer {layer}", {"labels": labels, "values": counts})
-        self._kept = {layer: [] for layer in self._kept}
-
-    def expected_share(self, full):
-        return min(1.0, (self.capacity + full.generated) / full.length)
 
 
 def unusual(keys: Tensor, live: Tensor) -> Tensor:

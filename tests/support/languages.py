@@ -21,7 +21,8 @@ def byte_engine() -> GrammarEngine:
 
 
 def language(engine: GrammarEngine, constraint: Constraint) -> set[str]:
-    """Every text that can be written under a constraint, by following each token its masks allow."""
+    """Every text that can be written under a constraint, by following each token of its masks, narrowed as it does."""
+    constraint.begin(0, lambda token: b"" if token == END else TOKENIZER.decode([token]).encode())
     grammar, found, beginnings = engine.compile(*constraint.grammar()), set(), [[]]
     while beginnings:
         beginning = beginnings.pop()
@@ -30,7 +31,10 @@ def language(engine: GrammarEngine, constraint: Constraint) -> set[str]:
         if matcher.accepting:
             found.add(TOKENIZER.decode(beginning))
         assert len(found) <= MOST, "the language is larger than it should be"
-        legal = [] if matcher.stopped else matcher.mask().nonzero()[:, 0].tolist()
+        if matcher.stopped:
+            continue
+        legal = constraint.narrow(matcher.mask()[None], [beginning])[0].nonzero()[:, 0].tolist()
+        assert all(constraint.permits(beginning, token, len(TOKENIZER)) for token in legal)
         beginnings += [[*beginning, token] for token in legal if token != END]
     return found
 
