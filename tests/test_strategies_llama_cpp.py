@@ -21,6 +21,10 @@ COLLAPSES = {
     "llama_cpp": [
         Collapse(LaneConfig("llama_cpp", NEUTRAL), LaneConfig("sample", {"top_p": 1.0})),
         Collapse(LaneConfig("llama_cpp", {"temperature": 0.0}), LaneConfig("greedy")),
+        Collapse(
+            LaneConfig("llama_cpp", {**NEUTRAL, "adaptive_target": 0.4, "adaptive_decay": 0.5}),
+            LaneConfig("greedy", {}, [("temperature", {}), ("adaptive_p", {"target": 0.4, "decay": 0.5})]),
+        ),
     ],
 }
 SETTINGS = [
@@ -163,6 +167,13 @@ def test_every_sampler_of_the_chain_is_where_llama_cpp_has_it():
     names = [sampler.name for sampler in LlamaCpp(top_n_sigma=1.0).toggles()]
     assert names == ["repetition_penalty", "frequency_penalty", "presence_penalty", "dry", "top_n_sigma", "top_k",
                      "typical", "top_p", "min_p", "xtc", "temperature"]
+
+
+def test_adaptive_p_is_last_and_off_unless_it_has_a_target():
+    chain = LlamaCpp(adaptive_target=0.3, adaptive_decay=0.8).toggles()
+    assert [sampler.name for sampler in chain[-2:]] == ["temperature", "adaptive_p"]
+    assert (chain[-1].target, chain[-1].decay) == (0.3, 0.8)
+    assert "adaptive_p" not in [s.name for s in LlamaCpp(mirostat="2", adaptive_target=0.3).toggles()]
 
 
 def test_mirostat_takes_the_place_of_all_but_the_temperature():

@@ -44,6 +44,7 @@ class Strategy:
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     paper: ClassVar[str] = ""  # arXiv number, or author and year
+    new_in: ClassVar[str] = ""  # year in which engines took it up, if that is recent; the library groups these
     sheet: ClassVar[str] = ""
     guarantee: ClassVar[tuple[str, ...]] = ()
     needs: ClassVar[tuple[str, ...]] = ()

@@ -13,14 +13,15 @@ class LlamaCpp(Decoder):
 
     Penalties on repeats come first, then DRY, top-n-sigma, top-k, typical, top-p, min-p and XTC, and the temperature
     last: at any temperature, only tokens that survive the truncations at temperature 1 can be sampled. The transformers
-    library applies the temperature first. With mirostat there is nothing but the temperature before it. Penalties count
-    the prompt, too. Useful to check settings copied from llama.cpp. At their neutral values all samplers are off, and
-    this is plain sampling. Three things differ: tokens that tie with the last one of top-k or typical stay, min_keep is
-    always 0, and a constraint masks tokens before the samplers, which llama.cpp does only where the token that it drew
-    was not allowed. llama.cpp of 2025 (`common_params_sampling`).
+    library applies the temperature first. Adaptive-p follows the temperature and chooses the token. With mirostat there
+    is nothing but the temperature before it, and no adaptive-p. Penalties count the prompt, too. Useful to check
+    settings copied from llama.cpp. At their neutral values all samplers are off, and this is plain sampling. Three
+    things differ: tokens that tie with the last one of top-k or typical stay, min_keep is always 0, and a constraint
+    masks tokens before the samplers, which llama.cpp does only where the token that it drew was not allowed. llama.cpp
+    of January 2026 (`common_params_sampling`).
     """
 
-    name, title, paper, sheet = "llama_cpp", "Sampling as in llama.cpp", "llama.cpp 2025", "sampling/sampling-baselines"
+    name, title, paper, sheet = "llama_cpp", "Sampling as in llama.cpp", "llama.cpp 2026", "sampling/sampling-baselines"
     guarantee = ("collapses",)
 
     temperature: float = knob(0.8, 0.0, 5.0, step=0.05, help="below 1 sharpens, above 1 flattens; 0 is greedy")
@@ -49,6 +50,11 @@ class LlamaCpp(Decoder):
     mirostat_tau: float = knob(5.0, 0.0, 10.0, step=0.1, help="target surprise of mirostat, in bits")
     mirostat_eta: float = knob(0.1, 0.0, 2.0, step=0.01, help="learning rate of mirostat")
 
+    adaptive_target: float = knob(
+        -1.0, -1.0, 1.0, step=0.05, help="probability that adaptive-p prefers in the chosen token; negative is off"
+    )
+    adaptive_decay: float = knob(0.9, 0.0, 0.99, step=0.01, help="weight of earlier choices in adaptive-p")
+
     def check(self):
         if self.dynatemp_range and self.temperature + self.dynatemp_range > HOTTEST:
             raise Refusal(
@@ -58,7 +64,7 @@ class LlamaCpp(Decoder):
 
     def toggles(self) -> list[Sampler]:
         if self.mirostat == "0":
-            chain = [*self._penalties(), *self._truncations(), self._temperature()]
+            chain = [*self._penalties(), *self._truncations(), self._temperature(), *self._adaptive()]
         else:
             chain = [make("temperature", t=self.temperature, place="after cuts"), self._mirostat()]
         for rank, sampler in enumerate(chain):
@@ -98,6 +104,11 @@ class LlamaCpp(Decoder):
             return make("temperature", t=t, place="after cuts")
         low, exponent = max(0.0, t - spread), self.dynatemp_exponent
         return make("dynamic_temperature", low=low, high=t + spread, exponent=exponent, place="after cuts")
+
+    def _adaptive(self) -> list[Sampler]:
+        if self.adaptive_target < 0:
+            return []
+        return [make("adaptive_p", target=self.adaptive_target, decay=self.adaptive_decay)]
 
     def _mirostat(self) -> Sampler:
         tau, eta = self.mirostat_tau, self.mirostat_eta
