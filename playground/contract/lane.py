@@ -99,6 +99,7 @@ class LaneText(Protocol):
     vocabulary: int  # tokens that all models with the target's tokenizer have
     context: int  # tokens that a text may have, prompt included
     end_ids: frozenset[int]  # tokens that end the text
+    stop_strings: tuple[str, ...]  # strings that end the text
     question: str  # the prompt as plain text, without template, context and earlier turns
     passage: str  # the context of the prompt as plain text
 

@@ -38,7 +38,7 @@ class RunningText(RandomNumbers, LaneText):
         super().__init__(limits.seed)
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.target_model, self._models = models["target"], models
-        self.end_ids = self.target_model.end_ids
+        self.end_ids, self.stop_strings = self.target_model.end_ids, limits.stop
         self.prompts, self.prompt_length = prompts, len(prompts["target"])
         self._set_sizes()
         self.form: Callable[[str], list[int]] = self.encode  # formats and encodes a question as the prompt was
