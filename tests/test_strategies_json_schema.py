@@ -8,8 +8,10 @@ from itertools import product
 import jsonschema
 import pytest
 
+import playground
 from playground.contract import Constraint, find
 from playground.grammar.matcher import GrammarEngine
+from playground.questions.questions import ask
 from support.languages import byte_engine, language  # noqa: F401 - a fixture
 from support.wrong_variants import refused
 
@@ -83,3 +85,20 @@ def test_a_schema_accepts_exactly_what_jsonschema_validates(byte_engine):
 @pytest.mark.parametrize("wrong", [NothingIsRequired, ExclusiveMaximum, OneItemLess])
 def test_a_wrong_json_schema_is_refused(byte_engine, wrong):
     refused(check_json_schema, wrong, byte_engine)
+
+
+def test_where_the_schema_leaves_one_token_no_forward_runs():
+    """Records of the small world: half the forwards, one for each token with a choice."""
+    models, counts = playground.load(), {"free": 0, "under the schema": 0, "forced": 0}
+    for question in ask("records", 6, 7):
+        schema = ("json_schema", {"source": json.dumps(question.meta["schema"])})
+        free, under = (
+            playground.run("greedy", question.prompt, models=models, chat=True, extras=extras, max_new_tokens=160)
+            for extras in ([], [schema])
+        )
+        forced, numbers = under.metrics["origins"]["forced"], under.metrics
+        assert under.text == free.text.strip() and numbers["tokens"] - forced == numbers["target_forwards"] + 1
+        counts["free"] += free.metrics["target_forwards"]
+        counts["under the schema"] += numbers["target_forwards"]
+        counts["forced"] += forced
+    assert 2 * counts["under the schema"] <= counts["free"] and counts["forced"] > counts["under the schema"]
