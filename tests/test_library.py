@@ -270,6 +270,17 @@ def test_drafters_are_grouped_by_what_they_need(page):
     assert shown(page) == {cls.name for cls in STRATEGIES}
 
 
+def test_what_is_new_in_a_year_is_grouped(page):
+    new = {cls.name for cls in STRATEGIES if cls.new_in == "2026"}
+    assert new >= {"adaptive_p", "p_less", "phrase_ban", "power_sampling", "deepconf"} and "top_p" not in new
+    chip = page.locator(".chips [data-new='2026']")
+    expect(chip.locator(".count")).to_have_text(str(len(new)))
+    chip.click()
+    assert shown(page) == new
+    chip.click()
+    assert shown(page) == {cls.name for cls in STRATEGIES}
+
+
 def test_an_address_leads_to_one_entry_and_opens_it(visitor, address):
     page = visitor.new_page()
     page.goto(f"{address}library#mirostat")

@@ -2,7 +2,7 @@
 
 import { element } from "component";
 
-const NONE_CHOSEN = { family: "", promise: "", drafts: "" };
+const NONE_CHOSEN = { family: "", promise: "", new: "", drafts: "" };
 
 class Library {
   constructor(root) {
@@ -36,10 +36,10 @@ class Library {
   }
 
   /** Whether an entry contains every typed word and matches the selected chips. */
-  fits({ dataset }, { family, promise, drafts }) {
+  fits({ dataset }, { family, promise, new: year, drafts }) {
     const typed = this.typed;
     const chosen = (!family || dataset.family === family) && (!promise || dataset.promise.split(",").includes(promise)) && (!drafts || dataset.drafts === drafts);
-    return chosen && typed.every((word) => dataset.words.includes(word));
+    return chosen && (!year || dataset.new === year) && typed.every((word) => dataset.words.includes(word));
   }
 
   get typed() {

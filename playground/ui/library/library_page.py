@@ -42,6 +42,7 @@ DRAFTS_WITH = {
     "a draft model": "drafts with a second, smaller model",
     "a trained head": "drafts with weights that `fit` trained for the target",
 }
+TAKEN_UP = "engines took it up, or asked for it, in this year"
 PLURALS = {
     "cache_policy": "cache policies",
     "compute_policy": "compute policies",
@@ -79,6 +80,7 @@ def page(classes: list[Class]) -> str:
     return (f"<div class='strategies'>{_head(len(classes))}"
             f"{_chips('family', 'Family', {family: (family_name(family), '') for family in families})}"
             f"{_chips('promise', 'Guarantee', {label: (label, meaning) for label, meaning in guarantees.items()})}"
+            f"{_chips('new', 'New', {year: (f'in {year}', TAKEN_UP) for year in years(classes)})}"
             f"{_chips('drafts', 'Drafters', {need: (f'need {need}', means) for need, means in DRAFTS_WITH.items()})}"
             f"<p class='found' role='status'></p>{NAMED}{sections}{NOTHING}{glossary.section()}</div>")
 
@@ -93,6 +95,11 @@ CANVAS_MODELS = {
     "full": "a model that fills masked positions", "block": "a block-diffusion model", "known_first": "a WeDLM model",
     "noise": "a DiffusionGemma model",
 }
+
+
+def years(classes: list[Class]) -> list[str]:
+    """The years in which strategies are new, the latest first."""
+    return sorted({cls.new_in for cls in classes if cls.new_in}, reverse=True)
 
 
 def drafts_with(cls: Class) -> str:
@@ -163,8 +170,8 @@ def entry(cls: Class) -> str:
     name, labels = escape(cls.name), ",".join(labelled(cls.guarantee))
     return (
         f"<article class='entry' id='{name}' tabindex='-1' data-family='{cls.family()}' data-promise='{labels}' "
-        f"data-drafts='{drafts_with(cls)}' data-name='{escape(f'{cls.title} {cls.name}'.lower())}' "
-        f"data-words='{escape(_words(cls, found))}'>"
+        f"data-new='{cls.new_in}' data-drafts='{drafts_with(cls)}' "
+        f"data-name='{escape(f'{cls.title} {cls.name}'.lower())}' data-words='{escape(_words(cls, found))}'>"
         f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>"
         f"{_kind(cls)}</header>"
         f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_facts(cls, found))}"
@@ -182,6 +189,7 @@ def _words(cls: Class, found: dict[str, Any]) -> str:
         cls.kind.replace("_", " "),
         family_name(cls.family()),
         cls.paper,
+        f"new in {cls.new_in}" if cls.new_in else "",
         citation(cls),
         cls.summary(),
         *description(cls),
