@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.contract import Full, find, make
-from playground.contract.lane_config import LaneConfig
+from playground.contract import Full, Held, find, make
+from playground.contract.lane_config import Assembly, LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.training.calibration import CalibrationTexts
@@ -122,6 +122,21 @@ def test_streaming_heads_take_the_memory_of_the_ends_of_the_text():
     assert held <= 3 * store.length + streaming < 6 * store.length
     assert store.bytes() == (held + 6 * len(store.parents)) * row
     assert [buffer.ragged is None for buffer in store.keys] == [False, True, True], "layer 0 has both kinds of heads"
+
+
+@pytest.mark.parametrize("drafter", ["draft_model", "token_recycling"])
+def test_drafts_do_not_change_the_text_of_both_kinds_of_heads(drafter):
+    decoder = make("speculative", drafter=drafter, verifier="greedy_match")
+    drafted = course(Assembly(decoder, cache_policy=fitted(Duo)), models())
+    assert drafted[0] == course(alone(fitted(Duo)), models())[0]
+
+
+def test_of_several_texts_every_head_keeps_its_kind():
+    policy, heads = fitted(Duo), torch.tensor([0, 1, 0, 1])
+    copies = policy.for_heads(0, heads).for_heads(0, torch.tensor([2, 3, 1]))
+    positions = torch.arange(20)[None].expand(3, -1)
+    stays = copies.retain(Held(0, 3, "keep", 10, 20, positions, read=None))
+    assert stays.sum(1).tolist() == [20, 7, 7]
 
 
 def test_gates_mix_full_and_streaming_attention(monkeypatch):

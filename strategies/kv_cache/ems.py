@@ -46,7 +46,7 @@ class EMS(ReadsAttention, Merges, DecidesByHead):
         1.0, 0.0, 4.0, step=0.1, help="candidates for merging per token that stays before the window"
     )
     likeness: float = knob(
-        0.6,
+        0.3,
         -1.0,
         1.1,
         step=0.05,
