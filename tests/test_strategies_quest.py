@@ -112,6 +112,7 @@ class Reads:
     """Counts the slots of the layers that select which each step loads: to find pages, and to attend."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        models()  # whose loading tries forwards, too
         self.ranged, self.attended = [], []
         ranges, attend = quest.page_ranges, segment_attention.attend
 
