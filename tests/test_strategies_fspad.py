@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from playground.contract import find
+from playground.errors import Refusal
 from support.draft_heads import (
     LibraryAttention,
     differing,
@@ -33,27 +34,30 @@ COLLAPSES = {"fspad": collapses("fspad", weights="random", nodes=0)}
 
 def weights_of_a_head():
     """Random, but with outputs small enough that no token is certain."""
-    return {name: part * 0.2 if name.startswith("pa.") else part for name, part in random_weights(NAME).items()}
+    small = "down_proj", "o_proj"
+    return {name: part * 0.2 if any(each in name for each in small) else part
+            for name, part in random_weights(NAME).items()}
 
 
 def gated(weights, e, f):
-    """W_o (SiLU(W_e e) * W_f f) + W_r [e; f]"""
-    b = e @ weights["fs.we.weight"].T
-    s = b * torch.sigmoid(b) * (f @ weights["fs.wf.weight"].T)
-    linear = torch.cat([e, f], -1) @ weights["fs.wr.weight"].T + weights["fs.wr.bias"]
-    return s @ weights["fs.wo.weight"].T + linear
+    """h + W_down (SiLU(W_gate e) * W_up norm(h)), where h is EAGLE's linear map of [e; f]"""
+    h = torch.cat([e, f], -1) @ weights["fc.fc.weight"].T + weights["fc.fc.bias"]
+    gate = e @ weights["fc.mlp.gate_proj.weight"].T
+    up = norm(weights, "fc.post_attention_layernorm")(h) @ weights["fc.mlp.up_proj.weight"].T
+    return h + (gate * torch.sigmoid(gate) * up) @ weights["fc.mlp.down_proj.weight"].T
 
 
 def layer(weights):
     """The next states and inputs of the lm_head [n, width] of a whole text."""
     attention, after = LibraryAttention(weights, "layers.0."), norm(weights, "layers.0.post_attention_layernorm")
-    mlp = feed_forward(weights, "layers.0.")
+    own = weights["layers.0.mlp.down_proj.weight"]
+    halves = [weights | {"layers.0.mlp.down_proj.weight": half} for half in (own[:len(own) // 2], own[len(own) // 2:])]
+    for_head, fed_back = (feed_forward(half, "layers.0.") for half in halves)
 
     def run(e, f):
         rows = gated(weights, e, f)
         rows = rows + attention(rows)
-        rows = rows + mlp(after(rows))
-        return rows @ weights["pa.pf.weight"].T, rows @ weights["pa.pl.weight"].T
+        return rows + fed_back(after(rows)), rows + for_head(after(rows))
 
     return run
 
@@ -90,7 +94,7 @@ class FeedsTheInputsOfTheHeadBack(find("fspad")):
 
     def drafted(self, lm, budget):
         plain = type(self.network).forward
-        self.network.forward = lambda *rows: plain(self.network, *rows).chunk(2, -1)[1].repeat(1, 2)
+        self.network.forward = lambda *rows: plain(self.network, *rows).chunk(2, -1)[0].repeat(1, 2)
         return (yield from super().drafted(lm, budget))
 
 
@@ -108,17 +112,16 @@ def test_the_state_of_another_layer_is_detected():
 
 @pytest.mark.strategy("fspad", "eagle_2")
 def test_without_a_gate_and_with_equal_outputs_it_is_eagle_2():
-    eagle, one = random_weights("eagle"), torch.eye(32).double()
-    weights = {name: part for name, part in eagle.items() if name.startswith("layers.")} | {
-        "fs.wf.weight": torch.randn(64, 32), "fs.we.weight": torch.randn(64, 32), "fs.wo.weight": torch.zeros(32, 64),
-        "fs.wr.weight": eagle["fc.weight"], "fs.wr.bias": eagle["fc.bias"], "pa.pf.weight": one, "pa.pl.weight": one,
-    }  # fmt: skip
+    eagle = random_weights("eagle")
+    network = find(NAME).build(random_weights(NAME)).double()
+    network.begin_as({name: part.double() for name, part in eagle.items()})
+    weights = network.state_dict()
     assert proposals(head(NAME, weights, **KNOBS)) == proposals(head("eagle_2", eagle, **KNOBS))
 
 
 def test_the_token_selects_a_part_of_the_state():
     """A linear map of both, as EAGLE's, adds the same for a token whatever the state is."""
-    selects = find(NAME).build(random_weights(NAME)).double().fs
+    selects = find(NAME).build(random_weights(NAME)).double().fc
     e, f = torch.randn(2, 2, 32, dtype=torch.float64)
     both = selects(e[0], f[0]) - selects(e[1], f[0]) - selects(e[0], f[1]) + selects(e[1], f[1])
     assert both.abs().max() > 0.1
@@ -128,6 +131,11 @@ def test_the_token_selects_a_part_of_the_state():
 def test_committed_tokens_that_the_target_has_not_read_come_first():
     found = proposed(head(NAME, weights_of_a_head(), **KNOBS), unread=2)
     assert found.prefixes and found.prefixes == expected(found)
+
+
+def test_a_head_of_an_earlier_form_is_refused():
+    with pytest.raises(Refusal, match="fit fspad"):
+        find(NAME).build({"fs.wf.weight": torch.zeros(64, 32)})
 
 
 def test_random_heads_leave_a_greedy_text_unchanged():
@@ -142,7 +150,7 @@ def expected_losses(lessons: Lessons, late: int = 0) -> list[float]:
 
     def loss(text, t):
         (f, inputs), true = (part[t] for part in found[text]), lessons.states[text, t + 1 - late]
-        return smooth_l1(f, true) + cross_entropy(lm_head @ inputs, (lm_head @ true).softmax(-1))
+        return smooth_l1(f, true) + 0.1 * cross_entropy(lm_head @ inputs, (lm_head @ true).softmax(-1))
 
     return [mean([loss(text, t) for text, t in targets(2)])]
 
@@ -159,6 +167,17 @@ def test_one_output_is_trained_on_states_and_the_other_on_distributions(without_
     found = first_losses(lessons)
     assert not differ(found, expected_losses(lessons))
     assert differ(found, expected_losses(lessons, late=1))
+
+
+@pytest.mark.oracle("fspad")
+def test_a_training_begins_as_the_head_of_eagle(without_noise):
+    """The first loss is then that of EAGLE's own training."""
+    eagle = {name: part.float() for name, part in random_weights("eagle").items()}
+    lessons, alone = Lessons(NAME), Lessons(NAME)
+    lessons.resumed = alone.resumed = lambda: None
+    lessons.fitted = {"eagle": eagle}.get
+    wanted = first_losses(Lessons("eagle"))
+    assert not differ(first_losses(lessons), wanted) and differ(first_losses(alone), wanted)
 
 
 @pytest.mark.strategy("fspad")

@@ -88,7 +88,7 @@ def find(strategy: Strategy, models: Streams, given: Given = MappingProxyType({}
 
 def is_fitted(strategy: Strategy, models: Streams) -> bool:
     """Whether there are weights for exactly these models. Raises Refusal for a damaged file."""
-    return _stored(strategy.weights_of or strategy.name, fitted_to(strategy, models)) is not None
+    return stored(strategy.weights_of or strategy.name, fitted_to(strategy, models)) is not None
 
 
 def find_all(
@@ -127,10 +127,10 @@ def _files(strategy: str, models: Streams) -> list[Path]:
 
 def _found(name: str, models: Streams, given: Given) -> dict[str, Tensor] | None:
     """Weights of a head that was given, or those fitted to these models."""
-    return given[name] if name in given else _stored(name, models)
+    return given[name] if name in given else stored(name, models)
 
 
-def _stored(strategy: str, models: Streams) -> dict[str, Tensor] | None:
+def stored(strategy: str, models: Streams) -> dict[str, Tensor] | None:
     """Weights that were fitted to exactly these models."""
     for path in _files(strategy, models):
         weights, belongs_to = _read(path)

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.algorithms.draft_heads.head_training import FirstLayers, HeadBatch
+from playground.decoding.fitted_weights import stored
 from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan, decoder_layers
@@ -148,6 +149,10 @@ class OwnTexts:
             for layer in self.layers
         }
         return {layer: states.half().cpu().clone() for layer, states in rows.items()}
+
+    def fitted(self, name: str) -> dict[str, Tensor] | None:
+        found = stored(name, {"target": self.model})
+        return found and {key: part.float() if part.is_floating_point() else part for key, part in found.items()}
 
     # --- resuming ---
 

@@ -1,16 +1,23 @@
-"""FSPAD: EAGLE-2 with a head that selects a part of the state by the token, and whose two outputs may differ."""
+"""FSPAD: EAGLE-2 with a head that selects a part of the state by the token, and that has two outputs."""
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleDict, ModuleList
+from torch.nn import Linear, Module, ModuleList, RMSNorm
 from torch.nn.functional import linear, silu, smooth_l1_loss
 
 from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree
-from playground.algorithms.draft_heads.feature_networks import FeatureLayer, FeatureNetwork, shape_of, soft_loss
-from playground.algorithms.draft_heads.head_layers import HeadShape, WholeTexts
+from playground.algorithms.draft_heads.feature_networks import FeatureNetwork, shape_of, soft_loss, without_facts
+from playground.algorithms.draft_heads.head_layers import (
+    EPS,
+    GatedFeedForward,
+    HeadShape,
+    Place,
+    SelfAttention,
+    WholeTexts,
+)
 from playground.algorithms.draft_heads.head_training import (
     HeadBatch,
     HeadTexts,
@@ -23,87 +30,100 @@ from playground.algorithms.draft_heads.head_training import (
 )
 from playground.algorithms.draft_heads.scored_tree import grow_most_probable
 from playground.contract import knob
+from playground.errors import Refusal
 
-EXPANSION = 2  # width of the space in which a token selects, relative to the target's
-TOKEN_LOSS = 1.0  # weight of the loss on tokens beside that on hidden states
+TOKEN_LOSS = 0.1  # weight of the loss on tokens beside that on hidden states
 
 
 class FeatureSampling(Module):
     """What the head's layer reads: of a state, the part that belongs to the token after it.
 
-    The token's embedding gates the state in a wider space; beside that EAGLE's linear map of both.
+    To EAGLE's linear map of both, a feed-forward network adds what the token's embedding selects of it: the embedding
+    is the input of its gate.
     """
 
-    def __init__(self, width: int, wide: int):
+    def __init__(self, shape: HeadShape):
         super().__init__()
-        self.wf, self.we = Linear(width, wide, bias=False), Linear(width, wide, bias=False)
-        self.wo, self.wr = Linear(wide, width, bias=False), Linear(2 * width, width)
+        self.fc, self.mlp = Linear(2 * shape.width, shape.width), GatedFeedForward(shape)
+        self.post_attention_layernorm = RMSNorm(shape.width, EPS)
 
     def forward(self, embeddings: Tensor, states: Tensor) -> Tensor:
-        selected = silu(self.we(embeddings)) * self.wf(states)
-        return self.wo(selected) + self.wr(torch.cat([embeddings, states], -1))
+        mixed, mlp = self.fc(torch.cat([embeddings, states], -1)), self.mlp
+        selected = silu(mlp.gate_proj(embeddings)) * mlp.up_proj(self.post_attention_layernorm(mixed))
+        return mixed + mlp.down_proj(selected)
 
 
-class TwoOutputs(FeatureNetwork):
-    """The features that it continues are pairs [..., 2 * width]: of the state that is fed back, and of the input of the
-    lm_head. Only the first is trained towards the target's state.
+class TwoOutputLayer(Module):
+    """EAGLE's decoder layer whose feed-forward network has two outputs, each beside the same attention."""
+
+    def __init__(self, shape: HeadShape):
+        super().__init__()
+        self.self_attn, self.mlp = SelfAttention(shape), GatedFeedForward(shape)
+        self.mlp.down_proj = Linear(shape.inner, 2 * shape.width, bias=False)
+        self.post_attention_layernorm = RMSNorm(shape.width, EPS)
+
+    def forward(self, rows: Tensor, place: Place) -> Tensor:
+        """Pairs [..., 2 * width] of rows [..., width]."""
+        rows = rows + self.self_attn(rows, place)
+        return torch.cat([rows, rows], -1) + self.mlp(self.post_attention_layernorm(rows))
+
+
+class FspadNetwork(FeatureNetwork):
+    """The features that it continues are pairs [..., 2 * width]: of the input of the lm_head, and of the state that is
+    fed back. Only the second is trained towards the target's state. Parameters are named as in the released code.
     """
 
-    def __init__(self, shape: HeadShape, wide: int):
+    def __init__(self, shape: HeadShape):
         super().__init__()
         self.width = shape.width
-        self.fs, self.layers = FeatureSampling(shape.width, wide), ModuleList([FeatureLayer(shape)])
-        self.pa = ModuleDict({name: Linear(shape.width, shape.width, bias=False) for name in ("pf", "pl")})
+        self.fc, self.layers = FeatureSampling(shape), ModuleList([TwoOutputLayer(shape)])
 
-    def begin(self) -> None:
-        """Make it EAGLE's network, as before a training."""
-        with torch.no_grad():
-            self.fs.wo.weight.zero_()
-            for part in self.pa.values():
-                part.weight.copy_(torch.eye(self.width))
+    @torch.no_grad()
+    def begin_as(self, eagle: dict[str, Tensor]) -> None:
+        """Make it EAGLE: the token selects nothing, and both outputs are equal."""
+        down = "layers.0.mlp.down_proj.weight"
+        own = {f"fc.{name}" if name.startswith("fc.") else name: part for name, part in eagle.items()}
+        self.load_state_dict(self.state_dict() | own | {down: torch.cat([eagle[down], eagle[down]])})
+        self.fc.mlp.down_proj.weight.zero_()
 
     def features(self, states):
         return torch.cat([states, states], -1)
 
     def forward(self, embeddings, features, place):
-        rows = self.layers[0](self.fs(embeddings, features[..., :self.width]), place)
-        return torch.cat([self.pa["pf"](rows), self.pa["pl"](rows)], -1)
+        return self.layers[0](self.fc(embeddings, features[..., self.width:]), place)
 
     def read_out(self, features, lm_head):
-        return lm_head(features[..., self.width:])
+        return lm_head(features[..., :self.width])
 
 
 class Fspad(FeatureDrafter):
     """EAGLE-2 whose head lets the chosen token select its part of the state before, and predicts states and tokens with
     two outputs.
 
-    A state summarises all tokens that could follow. The embedding of the one that was chosen gates the state in a wider
-    space (feature sampling; nothing is random), beside EAGLE's linear map. Of the two outputs, one is fed back and
-    imitates the target's state, and one is read out by the lm_head and imitates only its distribution (partial
-    alignment). With the gate's output at zero and both outputs equal it is EAGLE-2. The tree grows as in EAGLE-2. Both
-    parts are our reading of the paper's abstract and differ from the released code, for which the bundled head was not
-    trained. nodes = 0 is plain decoding. Gui et al. 2024, arXiv 2408.15562.
+    A state summarises all tokens that could follow. To EAGLE's linear map of state and embedding, a feed-forward
+    network adds a part that the embedding of the chosen token selects (feature sampling; nothing is random). The head's
+    layer has two outputs: one is read out by the lm_head and imitates only the target's distribution, one is fed back
+    and imitates its state (partial alignment). Where the token selects nothing and both outputs are equal, it is
+    EAGLE-2, whose tree it grows. The formulas, the losses and their weights are those of the released code. Ours are
+    the rate, the texts, and the start, which is the head of EAGLE if one is fitted to the target. nodes = 0 is plain
+    decoding. Gui et al. 2024, arXiv 2408.15562.
     """
 
-    name, title, paper, sheet = "fspad", "FSPAD-style", "2408.15562", "draft-heads/fspad"
-    guarantee, reconstruction, sure = ("collapses",), True, "low"
+    name, title, paper, sheet = "fspad", "FSPAD", "2408.15562", "draft-heads/fspad"
+    guarantee = ("collapses",)
 
     width: int = knob(4, 1, 12, step=1, help="paths that are expanded on each level, and children of each")
 
     @classmethod
-    def _fresh(cls, width: int) -> TwoOutputs:
-        network = TwoOutputs(HeadShape.like(width), EXPANSION * width)
-        network.begin()
-        return network
-
-    @classmethod
     def untrained(cls, width, depth):
-        return cls._fresh(width).state_dict()
+        return FspadNetwork(HeadShape.like(width)).state_dict()
 
     @classmethod
     def build(cls, weights):
-        wide, width = weights["fs.wf.weight"].shape
-        network = TwoOutputs(shape_of(weights, "layers.0.", width), wide)
+        if "fc.fc.weight" not in weights:
+            raise Refusal("This FSPAD head has an earlier form: run `python -m playground fit fspad` again.", "weights")
+        width = weights["fc.fc.weight"].shape[0]
+        network = FspadNetwork(shape_of(weights, "layers.0.", width))
         network.load_state_dict(weights)
         return network
 
@@ -111,14 +131,17 @@ class Fspad(FeatureDrafter):
     def train(cls, texts: HeadTexts) -> Iterator:
         """Train one output on the next state, the other on the target's distribution there; returns the weights."""
         torch.manual_seed(texts.seed)
-        network = cls._fresh(texts.width)
+        network = FspadNetwork(HeadShape.like(texts.width))
+        eagle, published = without_facts(texts.fitted("eagle") or {})
+        if eagle and not published:
+            network.begin_as(eagle)
 
         def guesses(batch: HeadBatch) -> Iterator[tuple[Tensor, Tensor]]:
             places, labels = ahead(batch, 2)
-            yield predicted(network, texts, batch)[1][places], labels[places]
+            yield predicted(network, texts, batch)[0][places], labels[places]
 
         def losses(batch: HeadBatch) -> list[Tensor]:
-            (states, inputs), (places, _) = predicted(network, texts, batch), ahead(batch, 2)
+            (inputs, states), (places, _) = predicted(network, texts, batch), ahead(batch, 2)
             true = batch.states[texts.depth].roll(-1, 1)[places]
             wrong = soft_loss(linear(inputs[places], texts.lm_head), teacher(texts, batch, 2))
             return [smooth_l1_loss(states[places], true) + TOKEN_LOSS * wrong]
@@ -131,7 +154,7 @@ class Fspad(FeatureDrafter):
         return grow_most_probable(growing, depth, self.width, self.nodes)
 
 
-def predicted(network: TwoOutputs, texts: HeadTexts, batch: HeadBatch) -> tuple[Tensor, Tensor]:
-    """States [texts, tokens, width] after the next token, and the inputs of the lm_head there."""
+def predicted(network: FspadNetwork, texts: HeadTexts, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+    """Inputs of the lm_head [texts, tokens, width] after the next token, and the states there."""
     following, states = embedded(texts, batch.ids.roll(-1, 1)), batch.states[texts.depth]
     return network(following, network.features(states), WholeTexts(batch.ids.shape[1])).chunk(2, -1)

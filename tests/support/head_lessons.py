@@ -40,6 +40,9 @@ class Lessons:
 
     held_out = batches
 
+    def fitted(self, name: str) -> None:
+        """No other head."""
+
     def resumed(self) -> dict:
         weights = {name: part.float() if part.is_floating_point() else part
                    for name, part in random_weights(self.name).items()}

@@ -83,6 +83,9 @@ class HeadTexts(Protocol):
     def held_out(self) -> Iterator[HeadBatch]:
         """Texts that are not trained on."""
 
+    def fitted(self, name: str) -> dict[str, Tensor] | None:
+        """The weights of another head, if one is fitted to this target."""
+
     def resumed(self) -> dict | None:
         """What was saved last, if the training was interrupted."""
 
