@@ -25,6 +25,12 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {
     # as in its paper, and without its delayed check
     "specdec_plus_plus": [{}, {"most": 32, "late": False, "predictor": "proxy"}],
     "medusa": [{}, {"nodes": 12}],
+    # fitted to this machine, and with costs and a size that are the same everywhere
+    "smartspec": [{}, {"costs": "simulated"}],
+    "ppd": [{}, {"inputs": 24, "sized": "fixed"}],
+    # with a draft that learns, and with one that learns less or nothing
+    "online_speculative": [{}, {"scope": "correction"}],
+    "omnidraft": [{}, {"lr": 0.0}],
     "eagle_2": [{}, {"nodes": 12, "depth": 4, "width": 3}],
     "layer_skip_draft": [],  # layer_skip is this drafter with its verifier
 }
