@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from copy import copy
 from time import thread_time
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy
 import torch
@@ -213,7 +213,7 @@ class Matcher:
         self._visit(ROOT, tokens, children, masks, thread_time() + limits.STEP_SECONDS)
         return masks
 
-    def fork(self) -> Matcher:
+    def fork(self) -> Self:
         """An independent matcher in the same state."""
         twin = copy(self)
         twin._parser, twin._path = self._parser.deep_copy(), self._path.copy()
@@ -320,7 +320,7 @@ class LookedUpMatcher(Matcher):
         super().rollback(count)
         del self._places[len(self._places) - count:]
 
-    def fork(self) -> LookedUpMatcher:
+    def fork(self) -> Self:
         twin = super().fork()
         twin._places = self._places.copy()
         return twin

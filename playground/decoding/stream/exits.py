@@ -8,7 +8,7 @@ from torch import Tensor
 from playground.contract.token_tree import TokenTree
 from playground.decoding.requests import Feed, Request, Steps
 from playground.decoding.rows import Rows
-from playground.decoding.stream.forwards import consulted, input_tree
+from playground.decoding.stream.forwards import consulted, input_tree, logits_of
 from playground.decoding.stream.prompt_chunks import PromptReading
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -40,7 +40,7 @@ class Exit:
         grown = bool(stream._left_early)
         # the whole model has read the last token, so the first layers have to read it again
         if not grown and not stream.behind():
-            if stream.cache_manager.policy:
+            if stream.cache_manager and stream.cache_manager.policy:
                 raise RuntimeError(
                     "the last token was read before the cache policy evicted slots: exit early from the next token on"
                 )
@@ -76,4 +76,4 @@ class Exit:
         yield [feed]
         early.tokens += work.tokens
         early.captured.append(feed.captured)
-        return feed.logits
+        return logits_of(feed)

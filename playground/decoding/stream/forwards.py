@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from playground.decoding.compute_manager import ComputeManager
     from playground.decoding.lane.lane_state import LaneState
 
+Entering = tuple[int, Callable[[Tensor], Tensor]]
+"""A layer, and what the probes of a tree enter it with, from the inputs of that layer for the tree's nodes."""
 CHUNK = 512  # most prompt tokens per forward, so that other lanes and a stop need not wait long
 SMALLEST_CHUNK = 16  # prompt tokens per forward of a network of any size
 CHUNK_FLOPS = 5e10  # per forward of a prompt on a CPU: two cores take about a second
@@ -42,8 +44,16 @@ def chunk_of(model: Model) -> int:
 
 def answer_of(feed: Feed, captures: frozenset[int]) -> Tensor:
     """Logits and the hidden states before these layers side by side, [rows, V + captured], layer by layer."""
-    states = [feed.captured[layer][-len(feed.logits):].to(feed.logits.dtype) for layer in sorted(captures)]
-    return torch.cat([feed.logits, *states], 1) if states else feed.logits
+    logits = logits_of(feed)
+    states = [feed.captured[layer][-len(logits):].to(logits.dtype) for layer in sorted(captures)]
+    return torch.cat([logits, *states], 1) if states else logits
+
+
+def logits_of(feed: Feed) -> Tensor:
+    """The logits [rows, V] of a forward. Raises RuntimeError if it has not run."""
+    if feed.logits is None:
+        raise RuntimeError(f"the forward of {feed.stream.name} has not run: yield it first")
+    return feed.logits
 
 
 def consulted(rows: Rows) -> Steps:
@@ -151,7 +161,7 @@ class StreamForwards:
         """
         count, nodes = len(missing), len(tree)  # the tree may grow while an asynchronous forward runs
         if not count and fed == nodes:
-            return self._root[:0] if fed else self._root
+            return self._known_root()[:0] if fed else self._known_root()
         tokens, parents = input_tree(count, missing, tree, fed)
         blends = {count + node - fed: blend for node, blend in tree.blends.items() if node >= fed}
         probes = tree.probes if self.name == "target" else {}
@@ -161,14 +171,20 @@ class StreamForwards:
             given=tree.unread,
         )
         _add_probes(work, probes, count)
-        rewrite = _entering(tree, count) if probes and tree.entering else None
+        rewrite = _entering(tree, tree.entering, count) if probes and tree.entering else None
         answer = yield from self._feed(work, count, rewrite)
         if not count:
-            return answer if fed else concat([self._root, answer])
+            return answer if fed else concat([self._known_root(), answer])
         self._commit(count - 1)
         rows = answer[-nodes - 1:]
         self._root = rows[:1]
         return rows
+
+    def _known_root(self) -> Tensor:
+        """The row after the trunk, [1, V + captured]. Raises RuntimeError if it is not known."""
+        if self._root is None:
+            raise RuntimeError(f"{self.name} does not know the row after its text: read the last token again")
+        return self._root
 
     def _commit(self, node: int) -> None:
         """Append the path to a scratch node to the trunk."""
@@ -207,8 +223,8 @@ class StreamForwards:
 
     def _take_probes(self, feed: Feed, count: int) -> None:
         """Set the logits of the probes aside, which are the last rows, and drop them from the KV cache."""
-        self._probed = feed.logits[-count:, :self.lane.vocabulary]
-        feed.logits = feed.logits[:-count]
+        logits = logits_of(feed)
+        self._probed, feed.logits = logits[-count:, :self.lane.vocabulary], logits[:-count]
         feed.captured = {layer: rows[:-count] for layer, rows in feed.captured.items()}
         feed.work.tokens, feed.work.parents = feed.work.tokens[:-count], feed.work.parents[:-count]
         self.store.crop_scratch(len(self.store.parents) - count)
@@ -261,9 +277,9 @@ def _add_probes(work: ForwardInput, probes: dict[int, Tensor], offset: int) -> N
             work.tokens.append(0)  # a placeholder
 
 
-def _entering(tree: TokenTree, offset: int) -> tuple[int, Rewrite]:
+def _entering(tree: TokenTree, entering: Entering, offset: int) -> tuple[int, Rewrite]:
     """The layer at which the probes of a tree enter, and what its input [rows, d] becomes there."""
-    layer, of_nodes = tree.entering
+    layer, of_nodes = entering
     counts = list(map(len, tree.probes.values()))
     nodes = [offset + node if node != ROOT else offset - 1 for node in tree.probes]
 

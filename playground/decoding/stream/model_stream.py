@@ -19,7 +19,7 @@ from playground.decoding.requests import Feed, Request, Steps, side_by_side
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.decoding.stream.exits import Exit
-from playground.decoding.stream.forwards import EarlyRows, answer_of, consulted, in_chain
+from playground.decoding.stream.forwards import EarlyRows, answer_of, consulted, in_chain, logits_of
 from playground.decoding.stream.prompt_chunks import PromptReading
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from playground.decoding.lane.lane_state import LaneState
     from playground.decoding.sequence import Sequence
 
+    Others = dict[str | EarlyExit, Tensor]
+    """What samplers read in addition to rows, by stream or early exit."""
+
 
 class Stream(PromptReading):
     """One model in step with one lane."""
@@ -38,7 +41,7 @@ class Stream(PromptReading):
         super().__init__(name, model, lane, prompt)
         self.companions = list(companions)  # streams whose rows samplers read in addition
         # rows of `seen`, [n, V + captured], and the node of the first
-        self._answer: tuple[Tensor, int] | None = None
+        self._answer: tuple[Tensor, int] = torch.empty(0, 0), ROOT
 
     # --- requests ---
 
@@ -125,9 +128,9 @@ class Stream(PromptReading):
         feed = Feed(self, work, LayerPlan(resume=(layer, states), routing=self._routing()), name="resumed")
         yield [feed]
         self.store.crop_scratch()
-        return feed.logits[:, :self.lane.vocabulary]
+        return logits_of(feed)[:, :self.lane.vocabulary]
 
-    def _row_of(self, leaf: Sequence, raw: Tensor, first: int, others: dict[str, Tensor]) -> Rows:
+    def _row_of(self, leaf: Sequence, raw: Tensor, first: int, others: Others) -> Rows:
         row = leaf.node - first
         if not 0 <= row < len(raw):
             raise RuntimeError(f"sequence {leaf.number} has no new token to extend: keep one first")
@@ -153,7 +156,7 @@ class Stream(PromptReading):
 
     def _compute_rows(
         self, tree: TokenTree
-    ) -> Generator[list[Feed], None, tuple[Tensor, int, dict[str | EarlyExit, Tensor]]]:
+    ) -> Generator[list[Feed], None, tuple[Tensor, int, Others]]:
         """Logits [n, V], the node of the first row, and what samplers read in addition for the same nodes.
 
         The latter are logits [n, V] of companions and early exits, and hidden states [n, hidden_size].

@@ -23,7 +23,7 @@ class PromptReading(StreamForwards):
         if self.store.length:
             raise RuntimeError("the prompt was read: replace it before the first forward")
         self._prompt_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
-        self.prompt = [0 if place in self._prompt_inputs else given for place, given in enumerate(inputs)]
+        self.prompt = [0 if isinstance(given, Tensor) else given for given in inputs]
         self._longer = len(inputs) - self.lane.prompt_length
 
     def _read_shared_prefix(self) -> Steps:
@@ -44,8 +44,9 @@ class PromptReading(StreamForwards):
 
     def _catch_up(self) -> Steps:
         """Read the text in chunks until at most one chunk is unread."""
-        if not self.store.length and (cuts := self._cuts()):
-            yield from self._prefill_in_segments(cuts)
+        manager = self.cache_manager
+        if manager and not self.store.length and manager.cut_layers():
+            yield from self._prefill_in_segments(manager)
         if self.behind() < 2:  # a decode step
             return
         chunk = self._chunk_size()
@@ -53,10 +54,11 @@ class PromptReading(StreamForwards):
             work = ForwardInput(self.store, self.unread()[:chunk], in_chain(chunk), last_only=True)
             self._root = yield from self._feed(work, chunk)
             self._commit(chunk - 1)
-            if self._acts_after() and self.store.length < len(self.prompt):
-                probe = self.cache_manager.chunk_probe(self.prompt)
-                yield from self._rehearse(probe[:self.model.context - self.store.length])
-                self._settle("chunk")
+            manager = self.cache_manager
+            if manager and manager.prefill_chunk and self.store.length < len(self.prompt):
+                probe = manager.chunk_probe(self.prompt)
+                yield from self._rehearse(manager, probe[:self.model.context - self.store.length])
+                self._settle(manager, "chunk")
 
     def _acts_after(self) -> int:
         """Tokens of the prompt after which the cache policy acts; 0 at its end only."""
@@ -73,19 +75,19 @@ class PromptReading(StreamForwards):
     def _settle_prefill(self, manager: CacheManager) -> Steps:
         """Let the cache policy act on the prompt that was read."""
         for text in manager.probe_texts(self.lane.tokens, self.model.context - self.store.length):
-            yield from self._rehearse(text)
-        self._settle("prefill")
+            yield from self._rehearse(manager, text)
+        self._settle(manager, "prefill")
 
-    def _settle(self, moment: str) -> None:
+    def _settle(self, manager: CacheManager, moment: str) -> None:
         """Let the cache policy act on what was read."""
-        for event in self.cache_manager.settle(moment, self.store.length):
+        for event in manager.settle(moment, self.store.length):
             self.lane.record(event)
 
-    def _rehearse(self, tokens: list[int]) -> Steps:
+    def _rehearse(self, manager: CacheManager, tokens: list[int]) -> Steps:
         """Read tokens after the text, pass their attention to the cache policy, and discard them."""
         if not tokens:
             return
-        plan, manager = LayerPlan(compute=self._compute(), routing=self._routing()), self.cache_manager
+        plan = LayerPlan(compute=self._compute(), routing=self._routing())
         with manager.rehearsal():
             for start in range(0, len(tokens), WATCHED_CHUNK):
                 chunk = tokens[start:start + WATCHED_CHUNK]
@@ -95,18 +97,15 @@ class PromptReading(StreamForwards):
 
     # --- a prompt that becomes shorter at some layers ---
 
-    def _cuts(self) -> list[int]:
-        """Layers before which the cache policy shortens the prompt."""
-        return self.cache_manager.cut_layers() if self.cache_manager else []
-
-    def _prefill_in_segments(self, cuts: list[int]) -> Steps:
+    def _prefill_in_segments(self, manager: CacheManager) -> Steps:
         """Prefill that continues at each cut with the tokens that the cache policy retains.
 
         The layers before the first cut read the whole prompt. The row after the last token becomes the root.
         """
-        early = yield from self._read_before(cuts[0])
-        for end in (*cuts[1:], self.model.depth):
-            feed, early = yield from self._read_segment(early, end)
+        first, *others = manager.cut_layers()
+        early = yield from self._read_before(first)
+        for end in (*others, self.model.depth):
+            feed, early = yield from self._read_segment(manager, early, end)
         self._root = answer_of(feed, self.captures)
 
     def _read_before(self, cut: int) -> Generator[list[Feed], None, EarlyRows]:
@@ -124,12 +123,14 @@ class PromptReading(StreamForwards):
             self.store.commit(len(chunk) - 1)
         return early
 
-    def _read_segment(self, early: EarlyRows, end: int) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
+    def _read_segment(
+        self, manager: CacheManager, early: EarlyRows, end: int
+    ) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
         """Run the retained tokens through the layers from one cut to `end`, the next cut or the model's depth.
 
         What earlier layers captured of the last token is added to the last feed.
         """
-        onward = self.cache_manager.select_prompt(early.layer)
+        onward = manager.select_prompt(early.layer)
         states, late = early.entering(early.layer)[onward], EarlyRows(end)
         positions = self.store.slots_of(early.layer).positions[0].tolist()
         for start in range(0, len(positions), self._chunk_size()):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from playground.decoding.requests import Feed, Request
-from playground.decoding.stream.forwards import StreamForwards, chunk_of, in_chain
+from playground.decoding.stream.forwards import StreamForwards, chunk_of, in_chain, logits_of
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 
@@ -33,6 +33,5 @@ def _read(stream: StreamForwards, tokens: list[int], hidden: bool) -> Generator[
     feed = Feed(stream, ForwardInput(stream.store, tokens, in_chain(len(tokens))), LayerPlan(capture=last))
     yield [feed]
     stream.store.commit(len(tokens) - 1)
-    return Piece(
-        tokens, feed.logits[:, : stream.lane.vocabulary], model.normed(feed.captured[model.depth]) if hidden else None
-    )
+    last_states = model.normed(feed.captured[model.depth]) if hidden else None
+    return Piece(tokens, logits_of(feed)[:, :stream.lane.vocabulary], last_states)
