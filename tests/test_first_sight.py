@@ -173,6 +173,19 @@ def test_settings_and_earlier_runs_take_the_place_of_the_view_and_not_of_the_tex
     expect(page.locator(".live .visit")).to_be_hidden()
 
 
+def test_the_open_card_of_any_lane_takes_the_place_of_the_view(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=3 * [{"strategy": "greedy"}]))
+    page.click("#run")
+    expect(tokens(page, 2).nth(11)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    view = page.locator(".live .inspector").bounding_box()
+    for lane in (0, 1, 2):  # the last one is alone in its row
+        page.locator(f".lane-card[data-lane='{lane}'] .edit").click()
+        expect(page.locator(".lane-card.open")).to_have_attribute("data-lane", str(lane))
+        card = page.locator(".lane-card.open").bounding_box()
+        assert [round(card[side] - view[side]) for side in card if abs(card[side] - view[side]) > 2] == []
+
+
 def test_an_added_lane_stands_on_the_stage_at_once_and_nothing_else_moves(page, address):
     visit(page, address, TWO)
     page.click("#run")

@@ -18,6 +18,7 @@ from live_page import (  # noqa: F401
     address,
     browser,
     choose,
+    drawn,
     feed,
     numbers,
     page,
@@ -203,6 +204,21 @@ def test_a_saved_figure_names_the_view_the_lanes_the_prompt_and_its_axes(page, f
     assert RUN.headers[0].prompt in words[2]
     assert {"token", "nats"} <= set(words)
     assert not any(word.startswith("lane ") for word in words)
+
+
+def test_every_view_of_a_run_is_saved_as_svg_and_png_under_its_title_with_all_its_lanes(page, feed, tmp_path):
+    long = "A strategy whose name is much longer than there is room beside others"
+    show(page, feed, replace(RUN, headers=[replace(header, title=f"{header.title}: {long}") for header in RUN.headers]))
+    views = page.locator(".live .panel:has(.as-svg:visible)").evaluate_all(
+        "all => all.map((one) => [one.className.match(/panel-(\\w+)/)[1], one.querySelector('h3').textContent])"
+    )
+    assert {"tree", "entropy", "rounds", "cache", "cost", "difference"} <= {name for name, _ in views}
+    for name, title in views:
+        page.locator(f".panel-{name}").scroll_into_view_if_needed()
+        drawn(page)  # out of sight it was not
+        words = words_of(ElementTree.parse(saved(page, tmp_path, f".panel-{name} .as-svg")).getroot())
+        assert words[0] == title and long in " ".join(words[1:8]), name
+        assert saved(page, tmp_path, f".panel-{name} .as-png").read_bytes()[1:4] == b"PNG", name
 
 
 def test_the_key_of_a_saved_figure_has_the_samples_of_the_page(page, feed, tmp_path):

@@ -72,6 +72,7 @@ class ModelSheet {
     if (this.busy) return this.say("Another model is being loaded: cancel that first.");
     this.say("");
     this.busy = { name, share: 0, text: "waiting" };
+    this.dialog.scrollTo({ top: 0 }); // to what is said of it
     this.draw();
     trigger("take", { name });
   }

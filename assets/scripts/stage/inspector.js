@@ -25,6 +25,7 @@ export class Inspector {
     this.moment = this.node.querySelector(".moment");
     [this.runs, this.chooserRow, this.handle] = [".runs", ".chooser-row", ".sheet-handle"].map((part) => this.node.querySelector(part));
     app.lanes.addEventListener("scroll", () => this.swiped(), { passive: true });
+    this.node.querySelector(".edit-lane").hidden = !document.querySelector("#editor"); // who follows a class has none
     this.pressed = null; // the view whose tab was pressed
     this.tabs = new Map(Object.keys(TABS).map((name) => [name, this.tab(name)]));
     this.row.append(...this.tabs.values());

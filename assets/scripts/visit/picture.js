@@ -84,13 +84,14 @@ class Picture {
   caption(card, app, width) {
     const lanes = [card, ...this.panel.besides(card, app)].sort((one, other) => one.order - other.order).map(nameOfCurve);
     const { header } = card.record;
-    const lines = [[this.panel.title, "--ink", 600], [lanes.join(" · "), "--ink", 400], [`${shortName(header.model)}: “${header.prompt}”`.replace(/^: /, ""), "--mute", 400]];
+    const most = Math.max(24, Math.floor(width / LETTER));
+    const lines = [[this.panel.title, "--ink", 600], ...wrapped(lanes.join(" · "), most).map((line) => [line, "--ink", 400]), [`${shortName(header.model)}: “${header.prompt}”`.replace(/^: /, ""), "--mute", 400]];
     const group = svg("g");
     const font = getComputedStyle(this.panel.node).fontFamily;
     lines.forEach(([text, colour, weight], i) => {
       const size = i ? PICTURE.title - 2 : PICTURE.title;
       const looks = { "font-family": font, "font-size": size, "font-weight": weight, fill: this.ink(colourOf(this.panel.node, colour)).colour };
-      group.append(svg("text", { x: 0, y: size + i * PICTURE.line, "xml:space": "preserve", ...looks }, pieceLabel(text, Math.max(24, Math.floor(width / LETTER)))));
+      group.append(svg("text", { x: 0, y: size + i * PICTURE.line, "xml:space": "preserve", ...looks }, pieceLabel(text, most)));
     });
     return { group, height: lines.length * PICTURE.line };
   }
@@ -160,11 +161,11 @@ class Picture {
 
   /** A key with its samples, or a line of text, wrapped at the width. */
   words(node, width) {
+    if (!node.children.length) return this.line(node, width);
     const group = svg("g");
     let [x, y] = [0, 0];
-    const entries = node.children.length ? [...node.children].filter((entry) => entry.getClientRects().length) : [node];
-    for (const entry of entries) {
-      const sample = entry === node ? null : this.sample(entry);
+    for (const entry of [...node.children].filter((one) => one.getClientRects().length)) {
+      const sample = this.sample(entry);
       const { text, long } = this.word(entry);
       const whole = long + (sample ? PICTURE.sample : 0);
       if (x && x + whole > width) [x, y] = [0, y + PICTURE.line];
@@ -175,6 +176,17 @@ class Picture {
       x += whole + PICTURE.sample;
     }
     return { group, height: y + PICTURE.line };
+  }
+
+  line(node, width) {
+    const { text, long } = this.word(node);
+    const lines = wrapped(node.textContent, Math.floor(node.textContent.length * Math.min(1, width / long)));
+    const group = svg("g");
+    for (const [i, line] of lines.entries()) {
+      group.append(Object.assign(text.cloneNode(), { textContent: line }));
+      group.lastChild.setAttribute("y", 13 + i * PICTURE.line);
+    }
+    return { group, height: lines.length * PICTURE.line };
   }
 
   word(entry) {
@@ -268,4 +280,14 @@ async function painted(drawing) {
   [canvas.width, canvas.height] = size.map((length) => Math.round(length * scale));
   canvas.getContext("2d").drawImage(image, 0, 0, canvas.width, canvas.height);
   return new Promise((done, failed) => canvas.toBlob((blob) => (blob ? done(blob) : failed(new Error("it is too large for this browser"))), "image/png"));
+}
+
+/** The words of a text in lines of at most so many letters. */
+function wrapped(text, most) {
+  const lines = [];
+  for (const word of text.split(" ")) {
+    if (lines.length && lines.at(-1).length + 1 + word.length <= most) lines[lines.length - 1] += ` ${word}`;
+    else lines.push(word);
+  }
+  return lines;
 }
