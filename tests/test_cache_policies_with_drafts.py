@@ -9,7 +9,9 @@ import pytest
 from pairs import pair
 from registry import registered
 from runs import run
+from toys import byte_tokenizer
 
+from playground.bench.models.tiny_networks import tiny_network
 from playground.contract import DecidesByHead, Decoder, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
 from playground.decoding.cache_lines import Lines
@@ -17,14 +19,18 @@ from playground.decoding.cache_manager import CacheManager
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Silent
 from playground.decoding.rows_in_turn import RowsInTurn
 from playground.decoding.sequence import Sequence
+from playground.decoding.session import prepare
 from playground.engine.attention.attention_mask import EMPTY
 from playground.engine.attention.segment_attention import Segment
 from playground.engine.cache.kv_cache import KVCache
+from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Cache, Event, Verdict
+from playground.events import Cache, Event, Note, Verdict
 
 PROMPT = [35, 80, 12, 77, 200, 9, 51, 144, 63, 7] * 3
 BUDGET = 26  # tokens: fewer than the prompt has, and so many that the draft is often right
@@ -269,6 +275,17 @@ def test_where_attention_runs_in_the_library_a_policy_acts_late_and_the_lane_say
     assert "greedy_identical" in assembly.claims() and not assembly.remarks()
     assembly.attends = False
     assert "greedy_identical" not in assembly.claims() and "inside the transformers library" in assembly.remarks()[0]
+
+
+@pytest.mark.parametrize("architecture, claimed", [("bloom", False), ("llama", True)])
+def test_the_header_of_a_run_claims_what_its_model_allows(architecture, claimed):
+    network = tiny_network(architecture)
+    models = Models(Model(network, byte_tokenizer(), architecture))
+    lane = LaneConfig("speculative", {}, [("prompt_lookup", {}), ("greedy_match", {}), ("kivi", {})])
+    session = prepare(models, [lane], Prompt("abcabcabc"), Limits(max_new_tokens=3))
+    notes = [stamped.event.text for stamped in session if isinstance(stamped.event, Note)]
+    assert ("greedy_identical" in session.headers[0].guarantee) == claimed
+    assert any("inside the transformers library" in note for note in notes) != claimed
 
 
 def test_beside_a_compute_policy_drafts_may_change_the_text_and_the_lane_says_so():
