@@ -32,8 +32,12 @@ class SequenceInterface(Protocol):
     number: int
     tokens: list[int]  # prompt included
     text: str
-    reason: str | None  # why it ended, None while it grows
     logprobs: list[float | None]  # of the tokens after the prompt
+
+    @property
+    def reason(self) -> str | None:
+        """Why it ended; None while it grows."""
+        raise NotImplementedError
 
     @property
     def lineage(self) -> int:

@@ -93,7 +93,7 @@ class Sampler(Strategy):
         """
         return None
 
-    def apply(self, scores: torch.Tensor, histories: list[list[int]]) -> torch.Tensor:
+    def apply(self, scores: torch.Tensor, histories: Sequence[list[int]]) -> torch.Tensor:
         """New scores [n, V]; -inf removes a token. `histories[i]` are the tokens before row i, prompt included."""
         raise NotImplementedError
 

@@ -57,6 +57,8 @@ class ComputeManager:
     def observe(self, feed: Feed) -> None:
         """Note what ran for the rows of a forward, before any of them is committed."""
         store, compute, tokens = feed.work.store, feed.plan.compute, feed.work.tokens
+        if compute is None:
+            raise RuntimeError("the forward had no plan of the compute policy: give it `new_pass`")
         first = len(store.parents) - len(tokens)
         self._scratch[first:] = tokens
         for row, node in enumerate(range(first, first + len(tokens))):

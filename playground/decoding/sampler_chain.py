@@ -58,8 +58,9 @@ class Chain:
 
     def follow(self, text: SequenceInterface) -> None:
         """Bind the samplers' own chance to the sequence that the chain belongs to."""
-        for sampler in self.samplers if self.coin else ():
-            sampler.chance = flipping(self.coin, sampler.name, text)
+        if self.coin:
+            for sampler in self.samplers:
+                sampler.chance = flipping(self.coin, sampler.name, text)
 
     def fork(self) -> Chain:
         """A copy for another sequence, with its own matcher and sampler state."""
@@ -86,7 +87,7 @@ def flipping(coin: Coin, name: str, text: SequenceInterface) -> Callable[[float,
     return lambda probability, history, purpose: coin(probability, f"{name}/{purpose}", history, text.lineage)
 
 
-class Histories(Sequence):
+class Histories(Sequence[list[int]]):
     """The tokens before each row, built when a sampler reads them."""
 
     def __init__(self, committed: list[int], tree: TokenTree, nodes: Sequence[int]):
@@ -95,5 +96,5 @@ class Histories(Sequence):
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def __getitem__(self, row: int) -> list[int]:
+    def __getitem__(self, row: int) -> list[int]:  # type: ignore[override]  # no slices: samplers read row by row
         return self.committed + self.tree.prefix(self.nodes[row])
