@@ -186,6 +186,23 @@ def test_the_open_card_of_any_lane_takes_the_place_of_the_view(page, address):
         assert [round(card[side] - view[side]) for side in card if abs(card[side] - view[side]) > 2] == []
 
 
+def test_four_lanes_of_a_projector_are_whole_above_the_player(page, address):
+    page.set_viewport_size({"width": 1280, "height": 800})
+    lanes = [{"strategy": name} for name in ("greedy", "sample", "speculative", "greedy")]
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=lanes))
+    page.evaluate("switchProjector()")
+    page.click("#run")
+    expect(tokens(page, 3).nth(11)).to_be_attached()
+    expect(page.locator("#run")).to_be_visible()
+    player = page.locator(".live .player").bounding_box()
+    foot = page.locator(".live .lanes").bounding_box()
+    assert foot["y"] + foot["height"] <= player["y"] and player["y"] + player["height"] <= 800
+    cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
+    assert page.locator(".lane-card .lane-title").evaluate_all(cut) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate("switchProjector()")
+
+
 def test_an_added_lane_stands_on_the_stage_at_once_and_nothing_else_moves(page, address):
     visit(page, address, TWO)
     page.click("#run")
