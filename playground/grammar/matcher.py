@@ -334,8 +334,8 @@ class LookedUpMatcher(Matcher):
     def _only(self) -> int | None:
         if self.accepting:
             return None
-        allowed = self.source.allowed(self.place, self).nonzero()[:, 0].tolist()
-        return allowed[0] if len(allowed) == 1 else None
+        allowed = self.source.allowed(self.place, self)
+        return int(allowed.nonzero()) if int(allowed.sum()) == 1 else None
 
     # --- what a source asks the engine ---
 

@@ -103,7 +103,13 @@ class SynCode(Constraint):
             "rows": [" ".join(self.terminals.shown[t] for t in sequence) for sequence, _ in most],
             "columns": ["inside", "across", "undecided"], "values": [values for _, values in most]})
 
-    def _counts(self, terminal: str, state: int, second: str) -> list[int]:
+    def _counts(self, *key) -> list[int]:
+        """Tokens inside, across and undecided, of a terminal, a state and the next terminal."""
+        if key not in self.masks.counts:
+            self.masks.counts[key] = self._counted(*key)
+        return self.masks.counts[key]
+
+    def _counted(self, terminal: str, state: int, second: str) -> list[int]:
         store = self.masks.store
         across = () if second == END else store.then(terminal, state, second)
         return [int(store.inside(terminal, state).sum()), *([int(part.sum()) for part in across] or [0, 0])]
@@ -120,11 +126,10 @@ class SynCode(Constraint):
                 "store and confirmation": 1000 * tally.seconds, "engine": 1000 * tally.engine_seconds}})
 
     def _said(self, at: LexState, tally: Tally) -> str:
-        saved, size = self.masks.savings, len(self.masks.store.lengths)
+        saved = self.masks.savings
         says = (
-            f"Lexemes {self._last_lexemes(at)}; {self.terminals.kind(at)}. Parser {at.parsers[0].depth} deep. So far"
-            f" {saved.masks} masks of {size:,} tokens took {saved.lookups} lookups; the engine was asked about"
-            f" {saved.engine_tokens:,} single tokens and computed {saved.engine_masks or 'none'} of the masks."
+            f"Lexemes {self._last_lexemes(at)}; {self.terminals.kind(at)}. Parser {at.parsers[0].depth} deep."
+            f" The engine was asked about {saved.engine_tokens:,} single tokens so far."
         )
         if tally.overruled or tally.missed:
             says += f" The engine would refuse {tally.overruled} tokens of this mask, and allow {tally.missed} more."

@@ -68,6 +68,7 @@ class StoreMasks:
     engine: str
     seen: dict[bytes, tuple[LexState | None, Tally]] = field(default_factory=dict)  # by text, of its mask
     savings: Savings = field(default_factory=Savings)
+    counts: dict[tuple[str, int, str], list[int]] = field(default_factory=dict)  # of entries that were shown
     _known: dict[Configuration, ConfirmedMask] = field(default_factory=dict)
 
     # --- a source of masks ---
