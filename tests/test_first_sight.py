@@ -199,6 +199,8 @@ def test_four_lanes_of_a_projector_are_whole_above_the_player(page, address):
     assert foot["y"] + foot["height"] <= player["y"] and player["y"] + player["height"] <= 800
     cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
     assert page.locator(".lane-card .lane-title").evaluate_all(cut) == []
+    heads = page.locator(".lane-card").evaluate_all("all => all.map((one) => one.offsetHeight)")
+    assert max(heads) < 45, "one line each"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.evaluate("switchProjector()")
 
