@@ -1,6 +1,7 @@
 """A public page and requests to it."""
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,6 +22,7 @@ MODELS: dict[str, str] = {}  # folders of the public page's models
 @pytest.fixture(scope="module")
 def public(tmp_path_factory):
     """Host and port of a public page over small random models."""
+    gc.freeze()  # scanning the objects of thousands of tests takes seconds, and Gradio gives a page three to answer
     pair = saved.save_models(tmp_path_factory.mktemp("models"))
     MODELS.update(target=pair.target, draft=pair.draft)
     site = Site(ModelRequest(pair.target, pair.draft), STRANGERS)
