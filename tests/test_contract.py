@@ -122,8 +122,6 @@ def test_another_seed_writes_another_text(config):
 @every_lane
 def test_every_forward_is_reported(config):
     models = tables()
-    for model in models.values():  # those that are timed once for a model are of no lane
-        model.forward_times = {(rows, 32): 2e-3 + 1e-4 * rows for rows in (1, 4, 16)}
     recorded = [
         event
         for event in events(start(config, models=Models(*models.values()), text="abcab"))
