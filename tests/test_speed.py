@@ -89,8 +89,8 @@ def test_a_plain_lane_that_records_everything_keeps_up_with_the_librarys_generat
     assert seconds[LIBRARY] / seconds[LANE] >= 0.8
 
 
-def test_recording_every_event_costs_at_most_a_third_more(seconds):
-    assert seconds[LANE] / seconds[SILENT_LANE] <= 1.35
+def test_recording_every_event_costs_at_most_a_fifth_of_the_librarys_time(seconds):
+    assert seconds[LANE] - seconds[SILENT_LANE] <= seconds[LIBRARY] / 5  # an eighth, with numba and without
 
 
 def test_four_lanes_together_are_not_slower_than_one_after_the_other(seconds):
