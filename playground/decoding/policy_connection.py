@@ -80,7 +80,7 @@ class PolicyConnection:
     def _selects_for(self, position: int) -> bool:
         return self.policy.selects_for(position, self.prompt)
 
-    # --- what the policy is told ---
+    # --- what the policy receives ---
 
     def observe_probes(self) -> None:
         """Pass the attention of the probe tokens to the policy, without their attention to each other."""

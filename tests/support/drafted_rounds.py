@@ -1,4 +1,4 @@
-"""Drafters that learn while a text grows: what they drafted in each round, held against a draft computed anew."""
+"""Drafters that learn while a text grows: their drafts of each round, compared with a draft computed anew."""
 from __future__ import annotations
 
 from typing import Protocol

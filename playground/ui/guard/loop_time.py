@@ -34,7 +34,7 @@ class LoopTimeLimits:
 class LoopTime:
     """Seconds of work that addresses have had lately. Used by the event loop only.
 
-    now: seconds from some moment on. noted: told of all work, in seconds.
+    now: seconds from some moment on. noted: called with the seconds of each piece of work.
     """
 
     def __init__(self, limits: LoopTimeLimits | None = None, now: Callable[[], float] = monotonic,
