@@ -16,7 +16,7 @@ from playground.contract import Strategy, discover, find, make
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 
-TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy")
+TOGGLES = ("sampler", "constraint", "cache_policy", "compute_policy", "overlay")
 TEXT = ("decoder", "preset")  # kinds that generate from left to right; canvas decoders have their own tests
 Added = tuple[str, dict[str, Any]]
 

@@ -138,7 +138,7 @@ class TableModel:
 
     lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 2  # experts that a plan may choose among, without effect
-    replay = launched_ahead = None  # nothing is recorded
+    replay = launched_ahead = recurrence = None  # nothing is recorded, and no layer is recurrent
     forward_times = {(rows, 32): 2e-3 + 1e-4 * rows for rows in (1, 4, 16)}  # seconds, so that runs repeat
     row_numbers = staticmethod(row_numbers)
     revision, quantization, depth, device, dtype, parameters, tied, attends, splits = (

@@ -11,7 +11,7 @@ from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, write
 from toys import byte_tokenizer
 
-from playground.contract import ReadsParts
+from playground.contract import ReadsChannels, ReadsParts
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
@@ -62,7 +62,8 @@ def fits(config: LaneConfig, models: Models) -> bool:
     """Whether the models have experts, and layers whose parts and weights can be read, where a lane needs them."""
     assembly, parts = assemble(config), models.target.parts
     has_experts, cache = models.target.network.config.model_type == "mixtral", assembly.cache_policy
-    reads_parts = assembly.compute_policy is not None or isinstance(cache, ReadsParts)
+    channels = any(isinstance(overlay, ReadsChannels) for overlay in assembly.overlays)
+    reads_parts = assembly.compute_policy is not None or isinstance(cache, ReadsParts) or channels
     plain = parts is not None and not parts.norms_heads or cache is None or cache.name != "cskv"
     return (has_experts or "experts" not in assembly.needs()) and (parts is not None or not reads_parts) and plain
 

@@ -22,7 +22,7 @@ from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 
 STRATEGIES = list(discover().values())
-IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "drafter", "verifier")
+IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "overlay", "drafter", "verifier")
 every_strategy = pytest.mark.parametrize("cls", STRATEGIES, ids=lambda cls: cls.name)
 
 
@@ -119,7 +119,7 @@ def test_lossless_names_its_baseline():
     ("greedy_match", ["samplers that draw at random"]),
     ("k_seq", ["draft tokens that are drawn without replacement", "draft tokens that are not drawn at all"]),
     ("h2o", []),
-    ("masked_diffusion", ["samplers", "cache policies", "compute policies",
+    ("masked_diffusion", ["samplers", "cache policies", "compute policies", "overlays",
                           "constraints, unless it fills one position after the other"]),
     ("greedy", []),
 ])

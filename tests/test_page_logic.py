@@ -111,7 +111,7 @@ def test_the_editor_bars_a_drafter_a_verifier_or_a_sampler_exactly_where_a_run_i
 
 
 def test_the_editor_offers_every_second_toggle_that_a_run_accepts(rule_scripts):  # noqa: F811
-    toggles = [cls.name for cls in registered("sampler", "constraint", "cache_policy", "compute_policy")]
+    toggles = [cls.name for cls in registered("sampler", "constraint", "cache_policy", "compute_policy", "overlay")]
     pairs = [*product(toggles[::7], toggles)]
     offered = rule_scripts("""pairs => pairs.map(([held, name]) =>
       fits(byName.get("greedy"), byName.get(held), { extras: [] }) &&

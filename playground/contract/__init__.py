@@ -43,6 +43,17 @@ from playground.contract.drafter import Drafter
 from playground.contract.early_exit import EarlyExit
 from playground.contract.knobs import Knob, knob, slot
 from playground.contract.lane import Lane
+from playground.contract.overlay import (
+    LooksAhead,
+    OverlaidText,
+    Overlay,
+    ReadsChannels,
+    ReadsExperts,
+    ReadsHeads,
+    ReadsLogits,
+    ReadsStates,
+    RoutedRows,
+)
 from playground.contract.registry import KINDS, discover, find, make
 from playground.contract.reward import Reward, RewardedText
 from playground.contract.sampler import STAGES, Sampler
@@ -74,22 +85,31 @@ __all__ = [
     "Lane",
     "LayerChoices",
     "LayerSteps",
+    "LooksAhead",
     "Merge",
     "Merges",
+    "OverlaidText",
+    "Overlay",
     "Preset",
     "Quantises",
     "ReadsAttention",
+    "ReadsChannels",
+    "ReadsExperts",
+    "ReadsHeads",
     "ReadsInChunks",
+    "ReadsLogits",
     "ReadsParts",
     "ReadsProbeHeads",
     "ReadsProbes",
     "ReadsQueries",
     "ReadsQueryHeads",
+    "ReadsStates",
     "RenumbersPositions",
     "RestrictsPrompt",
     "Reward",
     "RewardedText",
     "Sampler",
+    "RoutedRows",
     "SelectsByStates",
     "SelectsLines",
     "SelectsPerRow",

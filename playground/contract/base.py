@@ -17,6 +17,7 @@ GUARANTEES = (
     "constraint_sound",
     "budget_respected",
     "collapses",
+    "reads_only",
     "heuristic",
 )
 NEEDS = (

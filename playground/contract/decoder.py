@@ -50,7 +50,7 @@ class CanvasDecoder(Decoder):
 
     kind = "canvas_decoder"
     attention = ("full",)
-    refuses = ("sampler", "cache_policy", "compute_policy")
+    refuses = ("sampler", "cache_policy", "compute_policy", "overlay")
 
     @property
     def left_to_right(self) -> bool:

@@ -17,6 +17,7 @@ from playground.contract import (
     Constraint,
     CutsPrompt,
     Decoder,
+    Overlay,
     Sampler,
     Strategy,
     Verifier,
@@ -65,12 +66,13 @@ class Assembly:
     constraint: Constraint | None = None
     cache_policy: CachePolicy | None = None
     compute_policy: ComputePolicy | None = None
+    overlays: list[Overlay] = field(default_factory=list)  # they read the text once it is complete
     attends: bool = True  # whether the target's attention is the playground's own, as far as that is known
 
     def strategies(self) -> list[Strategy]:
         filled = [getattr(self.decoder, name) for name in self.decoder.slots()]
         single = [part for part in (self.constraint, self.cache_policy, self.compute_policy) if part]
-        return [self.decoder, *filled, *self.samplers, *single]
+        return [self.decoder, *filled, *self.samplers, *single, *self.overlays]
 
     def needs(self) -> set[str]:
         return {need for part in self.strategies() for need in part.needs}
@@ -250,7 +252,7 @@ def assemble(config: LaneConfig) -> Assembly:
     main = find(config.strategy)
     if main.kind not in MAIN_KINDS:
         raise Refusal(
-            f"{main.title} is a {main.kind.replace('_', ' ')}, not a decoder: {_place_of(main)}.", config.strategy,
+            f"{main.title} is {_named(main.kind)}, not a decoder: {_place_of(main)}.", config.strategy,
         )
     extras = [(find(name), knobs) for name, knobs in config.extras]
     slots = {kind: name for name, kind in main.slots().items()}
@@ -264,6 +266,7 @@ def assemble(config: LaneConfig) -> Assembly:
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
     _check_compute(assembly)
+    _check_overlays(assembly)
     if "constraint" in decoder.needs and not assembly.constraint:
         raise Refusal(
             f"{decoder.title} needs a constraint: add one, such as JSON Schema or Regular expression.", "constraint"
@@ -276,6 +279,11 @@ def decoder_for(kind: str) -> str:
     if kind in MAIN_KINDS:
         return ""
     return {"drafter": "speculative", "verifier": "speculative", "variant": "", "study": ""}.get(kind, "greedy")
+
+
+def _named(kind: str) -> str:
+    """A kind with its article: "a cache policy", "an overlay"."""
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind.replace('_', ' ')}"
 
 
 def _place_of(cls: type[Strategy]) -> str:
@@ -306,7 +314,7 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
         drawing = "drawing" in decoder.refuses and getattr(toggle, "draws", False)
         if drawing or toggle.kind in decoder.refuses or toggle.name in decoder.refuses:
             raise Refusal(
-                f"{decoder.title} does not work with a {toggle.kind.replace('_', ' ')} such as {toggle.title}: "
+                f"{decoder.title} does not work with {_named(toggle.kind)} such as {toggle.title}: "
                 f"remove {toggle.title}.",
                 toggle.name,
             )
@@ -321,13 +329,14 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
             "of one position.",
             toggle.name,
         )
-    if isinstance(toggle, Sampler):
-        if any(sampler.name == toggle.name for sampler in assembly.samplers):
+    if isinstance(toggle, Sampler | Overlay):
+        parts = assembly.samplers if isinstance(toggle, Sampler) else assembly.overlays
+        if any(part.name == toggle.name for part in parts):
             raise Refusal(
                 f"{toggle.title} is in this lane already, added or included by {decoder.title}: remove one.",
                 toggle.name,
             )
-        assembly.samplers.append(toggle)
+        parts.append(toggle)
     elif toggle.kind in SINGLE_KINDS:
         taken = getattr(assembly, toggle.kind)
         if taken:
@@ -337,7 +346,7 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
         setattr(assembly, toggle.kind, toggle)
     else:
         raise Refusal(
-            f"{decoder.title} has no slot for {toggle.title}, a {toggle.kind.replace('_', ' ')}: "
+            f"{decoder.title} has no slot for {toggle.title}, {_named(toggle.kind)}: "
             f"{_place_of(type(toggle))}.",
             toggle.name,
         )
@@ -379,6 +388,19 @@ def _check_compute(assembly: Assembly) -> None:
             f"{cache_policy.title} needs the keys and values of every layer, and {policy.title} leaves layers out: "
             "remove one.",
             policy.name,
+        )
+
+
+def _check_overlays(assembly: Assembly) -> None:
+    """Raise Refusal for an overlay beside what the whole model, which reads the text for it, does not do."""
+    other = assembly.cache_policy or assembly.compute_policy
+    replacing = assembly.decoder if assembly.decoder.replaces_prompt else None
+    if assembly.overlays and (other or replacing):
+        overlay, part = assembly.overlays[0], other or replacing
+        raise Refusal(
+            f"{overlay.title} lets the whole model read the text with a full KV cache, which is not what {part.title} "
+            f"runs: remove {overlay.title}, or add it to a lane without {part.title}.",
+            overlay.name,
         )
 
 

@@ -12,7 +12,7 @@ from playground.errors import Refusal
 from playground.request_limits import QUOTED, quoted
 
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
-         "compute_policy", "variant", "study")
+         "compute_policy", "overlay", "variant", "study")
 
 
 def discover() -> dict[str, type[Strategy]]:

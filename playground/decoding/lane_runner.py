@@ -17,6 +17,7 @@ from torch import Tensor
 from playground.contract.lane_config import Assembly
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
+from playground.decoding.overlay_reading import reading_of
 from playground.decoding.requests import Feed, Pause, Request
 from playground.engine.forward_timer import ForwardTimer
 from playground.engine.hooks import LayerPlan
@@ -50,6 +51,7 @@ class Runner:
         self._one_row = target.flops(1, 0, target.depth)
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
+        self._reading = reading_of(lane, target, assembly.overlays)  # of the complete text
         self._ran: list[Forward] = []  # forwards that do not count as work yet
         self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
         self._started = self._answered = self.finished = False
@@ -131,12 +133,20 @@ class Runner:
             if not isinstance(yielded, Event):
                 raise TypeError(f"a strategy yields events and requests, not {type(yielded).__name__}")
             self.lane.record(yielded)
+        self._close()
+
+    def _close(self) -> None:
+        """The text is complete: end the lane, once its overlays have read it."""
+        reading, self._reading = self._reading, None
+        if reading and not reading.go_on():
+            self._request, self._answered = reading, False
+            return
         self._finish(Done(self.lane.reason, self.lane.limit))
 
     def stop(self) -> list[Event]:
         """End the lane now; the text so far remains."""
         if not self.finished:
-            self._finish(Done("stopped"))
+            self._finish(Done(self.lane.reason, self.lane.limit) if self.lane.reason else Done("stopped"))
         return self._drain()
 
     def _finish(self, last: Event) -> None:

@@ -22,7 +22,10 @@ LIMIT = {
     "collapses": (
         "plain limit",
         "With the settings named in its description it equals a simpler method; the tests check this.",
-    )
+    ),
+    "reads_only": (
+        "reads only", "An overlay: text, probabilities and KV cache are to the bit those of the lane without it.",
+    ),
 }
 """Shown in the library only, without a badge on lanes."""
 

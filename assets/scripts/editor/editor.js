@@ -19,7 +19,7 @@ import { factsOf, laneConfigNodes, titleOf } from "./summary.js";
 import { staying, SweepForm } from "./sweep.js";
 import { complain, promises } from "./verdicts.js";
 
-const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute" };
+const TOGGLES = { sampler: "Sampler", constraint: "Constraint", cache_policy: "KV cache", compute_policy: "Compute", overlay: "Overlay" };
 const GROUPS = { // headings in the menus of slots
   drafter: (part) => (part.needs.includes("draft") ? "From a draft model" : "Without a draft model"),
   verifier: (part) => (part.greedy_only ? "For greedy decoding" : "For sampling"),

@@ -6,6 +6,7 @@ import { STRATEGIES } from "python";
 export const byName = new Map(STRATEGIES.map((s) => [s.name, s]));
 export const MAIN = ["decoder", "canvas_decoder", "preset"];
 const SINGLE = ["constraint", "cache_policy", "compute_policy"];
+const POLICIES = ["cache_policy", "compute_policy"];
 export const words = (name) => name.replaceAll("_", " ");
 
 /** The part in a slot of a lane, with its knobs. */
@@ -14,11 +15,16 @@ export function filling(lane, slot) {
   return held || [slot.default, {}];
 }
 
+/** Whether an overlay, for which the whole model reads the text, meets a policy with which a part of it runs. */
+const apart = (kind, other) => kind === "overlay" && POLICIES.includes(other);
+
 /** Whether a part can be added to a lane: its decoder accepts it, and its slot is free. */
 export function fits(main, candidate, lane) {
   const names = lane.extras.map(([name]) => name);
   if (!main.takes.includes(candidate.name) || names.includes(candidate.name)) return false;
-  return !SINGLE.includes(candidate.kind) || !names.some((name) => byName.get(name)?.kind === candidate.kind);
+  const kinds = names.map((name) => byName.get(name)?.kind);
+  if (kinds.some((kind) => apart(kind, candidate.kind) || apart(candidate.kind, kind))) return false;
+  return !SINGLE.includes(candidate.kind) || !kinds.includes(candidate.kind);
 }
 
 /** The part in the lane's slot of a kind, or undefined if there is no such slot. */

@@ -201,15 +201,27 @@ export class Card {
   }
 }
 
-/** What a replaced token was sampled from, what the processors did, and what the grammar allowed. */
+/** What a replaced token was sampled from, what the processors did, what the grammar allowed, and what overlays say. */
 function behind(state, token, step, mask) {
   const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
-  return [...(token.round && token.origin === "redraw" ? leftoverPart(token.round) : []), ...[stages, mask && maskPart(mask)].filter(Boolean)];
+  const said = token.sequence === 0 ? state.said.get(token.position) : null;
+  return [...(token.round && token.origin === "redraw" ? leftoverPart(token.round) : []), ...[stages, mask && maskPart(mask), said && saidPart(said)].filter(Boolean)];
 }
 
 /** The first candidates, and the chosen one at any rank. */
 function rivals(step, most) {
   return step.top.filter(([id], rank) => rank < most || id === step.chosen);
+}
+
+/** What overlays, or the detector of a watermark, say of a token. */
+function saidPart(said) {
+  const list = el("dl", "facts said");
+  for (const [name, words] of said) {
+    const pair = el("div");
+    pair.append(el("dt", "", name), el("dd", "", words));
+    list.append(pair);
+  }
+  return list;
 }
 
 function whyNoRow(header, token, fill) {

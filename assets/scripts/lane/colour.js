@@ -46,9 +46,9 @@ export const COLOURS = {
     level: (token) => (isNumber(token.seconds) ? (LEVELS * Math.log10(Math.max(0.001, token.seconds) / 0.001)) / 3 : null),
   },
   watermark: {
-    label: "watermark",
+    label: "watermark or overlay",
     ends: ["0", "0.5", "1"],
-    help: "What the detector of a watermark counts for this token: 1 if it is in the green list, or the share of coin flips it won.",
+    help: "What an overlay of the lane says of this token, from 0 to 1; of a watermark, what its detector counts: 1 if it is in the green list, or the share of coin flips it won.",
     level: (token, step, mark) => (isNumber(mark) ? LEVELS * mark : null),
   },
   origin: {

@@ -28,7 +28,8 @@ export class LaneState {
     this.switches = [];
     this.notes = [];
     this.figures = new Map(); // by name: {shape, parts}
-    this.marks = new Map(); // by position: what a watermark's detector counts for the token, 0 to 1
+    this.marks = new Map(); // by position: what a watermark's detector or an overlay says of the token, 0 to 1
+    this.said = new Map(); // by position: the same in words, as [name, words] each
     this.canvas = new Canvas(this.record.header.canvas);
     this.judged = null; // the verdict on the text, if the answer is known
     this.done = null;
@@ -170,6 +171,14 @@ class Sequence {
   }
 }
 
+/** A figure that colours tokens: the last one gives the colour, all give words. */
+function shade(state, { name, data }) {
+  for (const [from, , label, value] of data.spans) {
+    state.marks.set(from, value);
+    if (label) state.said.set(from, [...(state.said.get(from) || []).filter(([other]) => other !== name), [name, label]]);
+  }
+}
+
 const APPLY = {
   judged(state, event) {
     state.judged = event;
@@ -244,7 +253,7 @@ const APPLY = {
   },
 
   figure(state, event) {
-    if (event.data.shades) for (const [from, , , value] of event.data.spans) state.marks.set(from, value);
+    if (event.data.shades) shade(state, event);
     const known = state.figures.get(event.name);
     if (known && known.shape === event.shape) known.parts.push(event.data);
     else state.figures.set(event.name, { name: event.name, shape: event.shape, parts: [event.data] });

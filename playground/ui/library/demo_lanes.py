@@ -96,7 +96,7 @@ def _candidates(cls: type[Strategy]) -> Iterator[dict[str, Any]]:
                 {"strategy": main.name, "extras": [[cls.name, {}], *other, *_sampling(cls)]}
                 for other in _others(main, cls.kind)
             )
-        elif cls.kind in ("sampler", *SINGLE_KINDS):
+        elif cls.kind in ("sampler", "overlay", *SINGLE_KINDS):
             yield {"strategy": main.name, "extras": [[cls.name, {}]]}
 
 

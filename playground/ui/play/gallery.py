@@ -42,6 +42,7 @@ TOPICS = {
     "caches": "KV cache",
     "passages": "Context and memory",
     "orders": "Other orders",
+    "inside": "Inside the model",
 }
 EXAMPLES_NOTE = "Each sets a prompt and suitable lanes; models and seed stay unchanged."
 QUESTIONS_NOTE = (

@@ -24,7 +24,7 @@ from playground.ui.components.event_fields import MAX_INDEX
 from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import WIDEST, Settings
 
-TOGGLES = ("sampler", *SINGLE_KINDS)
+TOGGLES = ("sampler", *SINGLE_KINDS, "overlay")
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
 OFFERED = (*MAIN_KINDS, *TOGGLES, "drafter", "verifier")
 

@@ -1,0 +1,1 @@
+"""What overlays share: figures about the tokens of a text."""

@@ -1,0 +1,168 @@
+"""Reads a finished text once more, in a KV cache of its own, for the overlays of a lane.
+
+These forwards are never batched with others, and the text is complete, so they change neither what this lane wrote nor
+what other lanes write. They are recorded as forwards of the stream "overlay".
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from playground.contract import LayerChoices, LooksAhead, ReadsChannels, ReadsExperts, ReadsHeads, ReadsStates
+from playground.contract.overlay import OverlaidText, Overlay, ReadsLogits, RoutedRows
+from playground.decoding.requests import Feed, Request, Steps
+from playground.decoding.stream import chunk_of
+from playground.decoding.stream.forwards import in_chain, logits_of
+from playground.engine.expert_routing import ExpertRouting
+from playground.engine.forward_input import ForwardInput
+from playground.engine.hooks import LayerPlan
+from playground.engine.layer_choices import ComputePass, SharedFeedForward
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from playground.contract.lane import Lane
+    from playground.engine.layer_choices import FeedForwardPart
+    from playground.engine.model import Model
+
+Reader = TypeVar("Reader", bound=Overlay)
+PIECE = 128  # most tokens per forward
+WEIGHTS = 2 ** 17  # most attention weights of one head per forward
+
+
+def reading_of(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Request | None:
+    """The request that lets overlays read the lane's text and draw it; None without overlays."""
+    return Request(OverlayReading(lane, model, overlays).steps()) if overlays else None
+
+
+@dataclass
+class NotedRouting(ExpertRouting):
+    """The routers' own choice, with their logits and gates."""
+
+    routed: list[RoutedRows] = field(default_factory=list)
+
+    def choose(self, router: nn.Module, logits: Tensor, gates: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+        self.routed.append(RoutedRows(logits, gates, indices))
+        return super().choose(router, logits, gates, indices)
+
+
+class WatchedChannels(LayerChoices):
+    """Runs every layer whole, and passes on the channels of its feed-forward network."""
+
+    def __init__(self, model: Model, readers: list[ReadsChannels], first: int):
+        self._model, self._readers, self._first = model, readers, first
+
+    def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
+        channels = full.activations(self._model.parts.ffn_input(layer, hidden))
+        for reader in self._readers:
+            reader.read_channels(layer, self._first, channels)
+        return [SharedFeedForward(None, full)]
+
+
+class OverlayReading:
+    """One reading of the text of a lane, for all of its overlays."""
+
+    name, reads_again, captures = "overlay", True, frozenset[int]()
+
+    def __init__(self, lane: Lane, model: Model, overlays: Sequence[Overlay]):
+        self.model, self.prompt, self._lane, self._overlays = model, [], lane, overlays
+        self._first = 0  # position of the first row of the running forward
+        self._store = model.new_store()
+
+    def steps(self) -> Steps:
+        """The forwards over the text, then what the overlays draw, which the lane records."""
+        lane = self._lane
+        text = OverlaidText(list(lane.tokens), len(lane.tokens) - lane.generated, lane.piece, lane.end_ids)
+        for overlay in self._overlays:
+            overlay.begin(text, self.model)
+        if self._of(ReadsHeads):
+            self._store.on_query_heads = self._read_heads
+        size = _piece_size(self.model, len(text.tokens))
+        for first in range(0, len(text.tokens), size):
+            yield from self._read(first, text.tokens[first:first + size])
+        self._store.done = True
+        for overlay in self._overlays:
+            for event in overlay.draw():
+                lane.record(event)
+
+    def _of(self, kind: type[Reader]) -> list[Reader]:
+        """The overlays that read something of this kind."""
+        return [overlay for overlay in self._overlays if isinstance(overlay, kind)]
+
+    def _read(self, first: int, tokens: list[int]) -> Steps:
+        """One forward over a piece of the text, and one over what might follow each of its tokens."""
+        self._first = first
+        work = ForwardInput(self._store, tokens, in_chain(len(tokens)))
+        work.watch = (lambda position: True) if self._of(ReadsHeads) else None
+        feed = self._feed(work, self._plan())
+        yield [feed]
+        logits = logits_of(feed)[:, :self._lane.vocabulary]
+        self._pass_on(feed, logits)
+        for overlay in self._of(LooksAhead):
+            yield from self._look_ahead(overlay, logits)
+        self._store.commit(len(tokens) - 1)
+
+    def _feed(self, work: ForwardInput, plan: LayerPlan) -> Feed:
+        feed = Feed(self, work, plan)
+        feed.batch = id(feed)  # alone, so that rows of other lanes are rounded as they would be without it
+        return feed
+
+    def _plan(self) -> LayerPlan:
+        layers = {layer for overlay in self._of(ReadsStates) for layer in overlay.layers(self.model.depth)}
+        channels, first = self._of(ReadsChannels), self._first
+        choices = (lambda positions: WatchedChannels(self.model, channels, first)) if channels else None
+        return LayerPlan(
+            capture=frozenset(layers),
+            compute=ComputePass(choices) if choices else None,
+            routing=NotedRouting() if self._of(ReadsExperts) else None,
+        )
+
+    def _pass_on(self, feed: Feed, logits: Tensor) -> None:
+        """Let the overlays read what a forward returned."""
+        for overlay in self._of(ReadsLogits):
+            overlay.read_logits(self._first, logits)
+        for overlay in self._of(ReadsStates):
+            layers = overlay.layers(self.model.depth)
+            overlay.read_states(self._first, {layer: feed.captured[layer] for layer in layers})
+        routing = feed.plan.routing
+        for number, rows in enumerate(routing.routed if isinstance(routing, NotedRouting) else ()):
+            for overlay in self._of(ReadsExperts):
+                overlay.read_experts(number, self._first, rows)
+
+    def _read_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
+        """Attention weights [kv_heads, group, n, slots] of a layer, as the KV cache reports them."""
+        recurrence = self.model.recurrence
+        decoder_layer = list(recurrence.cache_layers)[layer] if recurrence else layer
+        for overlay in self._of(ReadsHeads):
+            overlay.read_heads(decoder_layer, positions[0], weights.flatten(0, 1))
+
+    def _look_ahead(self, overlay: LooksAhead, logits: Tensor) -> Steps:
+        """A forward over candidates for the token after each row, which leave the KV cache afterwards."""
+        wanted, scratch = overlay.candidates(self._first, logits), len(self._store.parents)
+        tokens = [token for row in wanted for token in row]
+        parents = [row for row, candidates in enumerate(wanted) for _ in candidates]
+        ahead = []
+        for part in range(0, len(tokens), PIECE):
+            feed = self._feed(
+                ForwardInput(self._store, tokens[part:part + PIECE], parents[part:part + PIECE]), LayerPlan()
+            )
+            yield [feed]
+            ahead += list(logits_of(feed)[:, :self._lane.vocabulary])
+            self._store.crop_scratch(scratch)
+        overlay.read_ahead(self._first, _by_row(ahead, wanted))
+
+
+def _by_row(rows: list[Tensor], wanted: list[list[int]]) -> list[Tensor]:
+    """The logits [candidates, V] of each row, from those of all candidates."""
+    remaining = iter(rows)
+    return [torch.stack([next(remaining) for _ in row]) for row in wanted]
+
+
+def _piece_size(model: Model, length: int) -> int:
+    """Tokens per forward: few of a long text, since the attention weights of each with all tokens are held."""
+    return max(1, min(PIECE, chunk_of(model), WEIGHTS // max(1, length)))

@@ -1,0 +1,177 @@
+"""What every overlay promises: the text is to the bit that of a lane without it, which pays nothing."""
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import replace
+
+import pytest
+from pairs import pair, pair_for
+from registry import registered
+from tables import TableModel
+
+from playground.contract import Overlay, ReadsChannels, ReadsExperts, ReadsHeads, find
+from playground.contract.lane_config import LaneConfig, assemble
+from playground.decoding.limits import Limits
+from playground.decoding.models import Models
+from playground.decoding.prompt import Prompt
+from playground.decoding.session import Session, prepare
+from playground.engine.cache.kv_cache import KVCache
+from playground.errors import Refusal
+from playground.events import Commit, Done, Figure, Forward, Step, event_from_json
+from playground.trace import check
+
+OVERLAYS = [cls.name for cls in registered("overlay")]
+every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+LANES = {
+    "greedy": LaneConfig("greedy"),
+    "sampled": LaneConfig("greedy", {}, [("temperature", {"t": 1.0})], seed=3),
+    "speculative": LaneConfig("speculative", {}, [("draft_model", {}), ("greedy_match", {})]),
+    "beams": LaneConfig("beam_search"),
+}
+
+
+def run(*configs: LaneConfig, models: Models | None = None, length: int = 12) -> Session:
+    session = prepare(models or pair_for(*configs), list(configs), Prompt("The green bird"), Limits(0, length))
+    deque(session, maxlen=0)
+    return session
+
+
+def overlaid(config: LaneConfig, *names: str) -> LaneConfig:
+    return replace(config, extras=[*config.extras, *((name, {}) for name in names)])
+
+
+def events_of(session: Session, lane: int = 0) -> list:
+    return [stamped.event for stamped in session.trace.events if stamped.lane == lane]
+
+
+def written(session: Session, lane: int = 0) -> list:
+    """Tokens, log-probabilities and recorded distributions of a lane."""
+    return [event.to_json() for event in events_of(session, lane) if isinstance(event, Commit | Step)]
+
+
+def without_overlays(session: Session, lane: int = 0) -> list:
+    """The events before the reading, without measured times."""
+    events = [event for event in events_of(session, lane) if not isinstance(event, Figure | Done)]
+    own = [event for event in events if not (isinstance(event, Forward) and event.stream == "overlay")]
+    return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in own]
+
+
+@every_overlay
+@pytest.mark.parametrize("lane", LANES)
+def test_text_and_probabilities_are_to_the_bit_those_without_it(name, lane):
+    config = overlaid(LANES[lane], name)
+    models = pair_for(config)
+    plain, with_it = run(LANES[lane], models=models), run(config, models=models)
+    assert len(written(plain)) > 8 and written(with_it) == written(plain)
+    store, own = (session._runners[0].lane.target.store for session in (plain, with_it))
+    for part in ("keys", "values"):
+        for buffer, other in zip(getattr(store, part), getattr(own, part)):
+            assert buffer.rows[:, :store.length].equal(other.rows[:, :store.length])
+
+
+@every_overlay
+def test_lanes_beside_it_write_to_the_bit_what_they_write_beside_a_plain_one(name):
+    config = overlaid(LANES["greedy"], name)
+    models = pair_for(config)
+    plain, with_it = (run(first, LANES["sampled"], models=models) for first in (LANES["greedy"], config))
+    for lane in (0, 1):
+        assert written(with_it, lane) == written(plain, lane)
+
+
+@every_overlay
+def test_a_lane_draws_once_its_text_is_complete_in_a_consistent_trace(name):
+    session = run(overlaid(LANES["greedy"], name))
+    events = events_of(session)
+    assert check(session.trace) == [] and isinstance(events[-1], Done)
+    last = max(index for index, event in enumerate(events) if isinstance(event, Commit))
+    figures = [index for index, event in enumerate(events) if isinstance(event, Figure)]
+    reads = [index for index, event in enumerate(events) if isinstance(event, Forward) and event.stream == "overlay"]
+    assert reads and min(reads) > last
+    assert [index for index in figures if index > max(reads)], "it draws nothing"
+    for event in events:
+        assert event_from_json(json.loads(json.dumps(event.to_json(), allow_nan=False))) == event
+
+
+@every_overlay
+def test_its_spans_are_generated_tokens_and_its_shades_are_shares(name):
+    found = [event for event in events_of(run(overlaid(LANES["greedy"], name))) if isinstance(event, Figure)]
+    spans = [span for figure in found if figure.data.get("shades") for span in figure.data["spans"]]
+    assert spans and all(0 <= first < end <= 12 and 0 <= value <= 1 for first, end, _, value in spans)
+
+
+def test_a_lane_without_overlays_pays_nothing(monkeypatch):
+    """No hook in any KV cache, no watched row and no forward that the text does not need."""
+    stores: list[KVCache] = []
+    made = type(pair().target).new_store
+    monkeypatch.setattr(
+        type(pair().target), "new_store", lambda model, *given: stores.append(made(model, *given)) or stores[-1]
+    )
+    session = run(LANES["greedy"], models=pair())
+    forwards = [event for event in events_of(session) if isinstance(event, Forward)]
+    assert len(forwards) == 12 and {event.stream for event in forwards} == {"target"}
+    assert len(stores) == 1 and stores[0].on_query_heads is None and not stores[0].attention
+    assert session._runners[0]._reading is None
+
+
+@every_overlay
+def test_a_reading_is_one_pass_over_the_text_unless_it_looks_ahead(name):
+    session = run(overlaid(LANES["greedy"], name))
+    reads = [event for event in events_of(session) if isinstance(event, Forward) and event.stream == "overlay"]
+    length = len(session._runners[0].lane.tokens)
+    assert reads[0].tokens == length and reads[0].phase == "decode" and reads[0].flops > 0
+    assert len(reads) == 1 or "look" in type(find(name)).__name__.lower() or hasattr(find(name), "read_ahead")
+
+
+def test_several_overlays_share_one_pass():
+    names = [name for name in OVERLAYS if not hasattr(find(name), "read_ahead")
+             and not issubclass(find(name), ReadsExperts)]
+    reads = [event for event in events_of(run(overlaid(LANES["greedy"], *names)))
+             if isinstance(event, Forward) and event.stream == "overlay"]
+    assert len(reads) == 1
+
+
+@every_overlay
+def test_a_lane_that_is_stopped_while_it_is_read_has_its_whole_text(name):
+    config = overlaid(LANES["greedy"], name)
+    session = prepare(pair_for(config), [config], Prompt("The green bird"), Limits(0, 6))
+    while session._runners[0].lane.generated < 6:
+        session.advance()
+    session.stop()
+    assert isinstance(events_of(session)[-1], Done) and events_of(session)[-1].reason == "length"
+    assert check(session.trace) == []
+
+
+# --- what cannot work ---
+
+@every_overlay
+@pytest.mark.parametrize("beside", ["h2o", "ffn_skip"])
+def test_beside_a_policy_it_is_refused(name, beside):
+    with pytest.raises(Refusal, match="lets the whole model read the text"):
+        assemble(LaneConfig("greedy", {}, [(name, {}), (beside, {})]))
+
+
+@every_overlay
+def test_twice_in_a_lane_or_on_a_canvas_it_is_refused(name):
+    with pytest.raises(Refusal, match="in this lane already"):
+        assemble(LaneConfig("greedy", {}, [(name, {}), (name, {})]))
+    with pytest.raises(Refusal, match="does not work with an overlay such as"):
+        assemble(LaneConfig("masked_diffusion", {}, [(name, {})]))
+
+
+class Unreadable(TableModel):
+    """Attention runs elsewhere, feed-forward networks stay whole, and there are no experts."""
+
+    attends, parts, experts, recurrence = False, None, 0, None
+
+
+@every_overlay
+def test_a_model_without_what_it_reads_is_refused_in_one_sentence(name):
+    made = find(name)()
+    if not isinstance(made, ReadsHeads | ReadsExperts | ReadsChannels):
+        assert made.check_target(pair().target) is None or isinstance(made, Overlay)
+        return
+    with pytest.raises(Refusal) as found:
+        made.check_target(Unreadable())
+    sentence = str(found.value)
+    assert sentence.endswith(".") and sentence.count(". ") == 0 and "choose" in sentence and found.value.about == name
