@@ -149,7 +149,12 @@ def cases() -> dict[str, tuple[dict, dict, str]]:
             {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 9]}, eagle, "reads layer 9, and llama has 3 layers"
         ),
         "kind": ({**CONFIG, "speculators_model_type": "peagle"}, eagle, "of the kind peagle, which is not supported"),
-        "two layers": (CONFIG, {**eagle, "layers.1.mlp.up_proj.weight": torch.zeros(96, 32)}, "has several layers"),
+        "half a layer": (
+            CONFIG, {**eagle, "layers.1.mlp.up_proj.weight": torch.zeros(96, 32)}, "no network can be made"
+        ),
+        "windows": (
+            {**CONFIG, "transformer_layer_config": {"layer_types": ["sliding_attention"]}}, eagle, "see a window of the"
+        ),
         "own lm_heads": ({}, own, "have lm_heads of their own"),
         "another model": ({"model_type": "llama"}, {"a.weight": torch.zeros(2, 2)}, "is no EAGLE or Medusa head"),
         "missing": (CONFIG, {"norm.weight": torch.zeros(32)}, "lacks the weights fc.weight"),
@@ -215,6 +220,7 @@ def hostile() -> dict[str, tuple[dict, dict]]:
         "tokens below zero": {"d2t": torch.full((DRAFT,), -10**6)},
         "tokens that are fractions": {"d2t": torch.full((DRAFT,), 0.5)},
         "tokens for nothing": {"d2t": torch.zeros(0, dtype=torch.long)},
+        "a layer of a billion": {"layers.999999999.mlp.up_proj.weight": torch.zeros(96, 32)},
     }
     numbers = {"a head of a billion": {"999999999.0.linear.weight": torch.zeros(32, 32)},
                "a head that is a word": {"first.0.linear.weight": torch.zeros(32, 32)}}

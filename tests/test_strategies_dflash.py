@@ -10,12 +10,12 @@ from tables import write
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 
+from playground.algorithms.draft_heads.blocks import block_training
 from playground.contract import find, make
 from playground.contract.lane_config import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.training.public_heads import dflash_weights
-from strategies.draft_heads.dflash import masked_texts
 from support.draft_heads import PROMPT, WIDTH, Watching
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
@@ -131,7 +131,7 @@ def test_wrong_layers_positions_and_caches_are_detected(wrong):
     assert not agree(ours(wrong))
 
 
-RIGHT = masked_texts.seen_by_blocks  # what the rows of a block see
+RIGHT = block_training.seen_by_blocks  # what the rows of a block see
 
 
 def trained_as_drafted(seen=RIGHT) -> bool:
@@ -142,8 +142,8 @@ def trained_as_drafted(seen=RIGHT) -> bool:
     rows = torch.randn(2, 3, BLOCK, WIDTH, generator=chance, dtype=torch.float64)
     anchors = torch.tensor([6, 1, 4])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(masked_texts, "seen_by_blocks", seen)
-        found = masked_texts.outputs(network, states, rows, anchors)
+        patch.setattr(block_training, "seen_by_blocks", seen)
+        found = block_training.outputs(network, states, rows, anchors)
     return all(
         torch.allclose(found[text, i], drafted(network, states[text, :anchor], rows[text, i]))
         for text in range(2)

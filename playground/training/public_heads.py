@@ -147,18 +147,18 @@ Convert = Callable[[Path, dict[str, Any], Weights, Model], Weights]
 def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, Convert]:
     """The strategy, and the function that converts the weights."""
     kind = config.get("speculators_model_type")
-    if kind not in (None, "eagle3", "dflash", "mtp"):
+    if isinstance(kind, str) and kind in KINDS:
+        return KINDS[kind]
+    if kind is not None:
         raise Refusal(
-            f"{folder} is a head of the kind {str(kind)[:40]}, which is not supported: choose an eagle3, dflash or mtp "
-            "head.",
+            f"{folder} is a head of the kind {str(kind)[:40]}, which is not supported: choose one of "
+            f"{', '.join(KINDS)}.",
             "from",
         )
-    if kind == "mtp":
-        return "mtp", _mtp
-    if kind == "dflash" or "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
-        return "dflash", _dflash
-    if kind or EAGLE_3 in _listed(config.get("architectures")):
-        return "eagle_3", _eagle_3
+    if "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
+        return KINDS["dflash"]
+    if EAGLE_3 in _listed(config.get("architectures")):
+        return KINDS["eagle3"]
     if "0.0.linear.weight" in weights:
         return "medusa", _medusa
     if "fc.weight" in weights:
@@ -167,9 +167,13 @@ def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, 
 
 
 def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
-    if any(name.startswith("layers.1.") for name in weights):
-        raise Refusal(f"The head in {folder} has several layers, and one is supported: choose another head.", "from")
     layer = config.get("transformer_layer_config") or config
+    if "sliding_attention" in _listed(layer.get("layer_types")):
+        raise Refusal(
+            f"The head in {folder} has layers that see a window of the text, which is not supported for this kind: "
+            "choose another head.",
+            "from",
+        )
     layers = config.get("eagle_aux_hidden_state_layer_ids") or [2, model.depth // 2, model.depth - 3]
     weights = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in weights.items()}
     _check_size(folder, "hidden size", weights["fc.weight"].shape[1] // len(layers), model.width, model)
@@ -181,6 +185,8 @@ def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Mode
             "from",
         )
     own = {name: tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
+    if config.get("embed_requires_grad"):  # it was trained with embeddings of its own
+        own["embed_tokens.weight"] = weights["embed_tokens.weight"]
     facts = _facts(layer, weights, "midlayer.")
     facts |= {flag: torch.tensor(int(bool(config.get(flag)))) for flag in ("norm_before_residual", "norm_output")}
     return {**own, **facts, "layers": torch.tensor(layers)}
@@ -207,20 +213,17 @@ def _dflash(folder: Path, config: dict[str, Any], weights: Weights, model: Model
             "layers: choose a drafter for this model.",
             "from",
         )
-    if int(found["mask_token_id"]) >= model.vocabulary:
+    _check_mask(folder, found, model)
+    return found
+
+
+def _check_mask(folder: Path, found: Weights, model: Model) -> None:
+    if not 0 <= int(found["mask_token_id"]) < model.vocabulary:
         raise Refusal(
             f"The mask of the drafter in {folder} is token {int(found['mask_token_id'])}, and {model.name} has "
             f"{model.vocabulary}: choose a drafter for this model.",
             "from",
         )
-    causal = config.get("speculators_model_type") and not config.get("sliding_window_non_causal")
-    if any(found["window"].tolist()) and causal or config.get("sample_from_anchor"):
-        raise Refusal(
-            f"The drafter in {folder} has causal windows or drafts from its anchor, which is not supported: choose "
-            "another drafter.",
-            "from",
-        )
-    return found
 
 
 def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
@@ -231,15 +234,28 @@ def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
     layer, own = config.get("transformer_layer_config") or config, config.get("dflash_config") or config
     layers = config.get("aux_hidden_state_layer_ids") or [index + 1 for index in own["target_layer_ids"]]
     renamed = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
-    kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
-    windows = [layer["sliding_window"] if kind == "sliding_attention" else 0 for kind in kinds]
+    kind = config.get("speculators_model_type")
     return {
         **renamed,
         **_facts(layer, renamed, "layers.0."),
-        "window": torch.tensor(windows),
+        **_reach(layer, kind is not None, bool(config.get("sliding_window_non_causal"))),
         "layers": torch.tensor(layers),
         "block_size": torch.tensor(config["block_size"]),
         "mask_token_id": torch.tensor(own["mask_token_id"]),
+        "sample_from_anchor": torch.tensor(bool(config.get("sample_from_anchor"))),
+    }
+
+
+def _reach(layer: dict[str, Any], speculators: bool, non_causal: bool) -> Weights:
+    """What the rows of a block see in each layer: `speculators` counts a window from the block's first token, and masks
+    what comes after a row in those layers unless the config says otherwise.
+    """
+    kinds = layer.get("layer_types") or ["full_attention"] * layer["num_hidden_layers"]
+    sliding = [kind == "sliding_attention" for kind in kinds]
+    return {
+        "window": torch.tensor([layer["sliding_window"] if each else 0 for each in sliding]),
+        "causal": torch.tensor([each and speculators and not non_causal for each in sliding]),
+        "from_anchor": torch.tensor(speculators),
     }
 
 
@@ -306,3 +322,11 @@ def _check_size(folder: Path, what: str, found: int, needed: int, model: Model) 
             "this model.",
             "from",
         )
+
+
+KINDS: dict[str, tuple[str, Convert]] = {
+    "eagle3": ("eagle_3", _eagle_3),
+    "dflash": ("dflash", _dflash),
+    "mtp": ("mtp", _mtp),
+}
+"""The strategy, and the function that converts the weights, by what `speculators` calls the kind."""

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from playground.algorithms.draft_heads.dflash_network import SETTINGS
+from playground.algorithms.draft_heads.blocks.block_network import SETTINGS
 from playground.algorithms.draft_heads.feature_networks import shape_of
 from playground.algorithms.draft_heads.head_layers import EPS, THETA, HeadShape
 from playground.engine.model import Model

@@ -8,7 +8,12 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from playground.algorithms.draft_heads.feature_drafter import FeatureDrafter, GrowingTree
-from playground.algorithms.draft_heads.feature_networks import Eagle3Network, UnrolledTexts, soft_loss
+from playground.algorithms.draft_heads.feature_networks import (
+    Eagle3Network,
+    UnrolledTexts,
+    early_middle_late,
+    soft_loss,
+)
 from playground.algorithms.draft_heads.head_layers import HeadShape
 from playground.algorithms.draft_heads.head_training import (
     HeadBatch,
@@ -31,9 +36,9 @@ class Eagle3(FeatureDrafter):
     and a late layer.
 
     It does not have to predict the target's states, only its tokens, and it is trained on its own output for several
-    steps, as it is used, so that deep levels of the tree stay accurate. Published heads read out over a smaller draft
-    vocabulary with an lm_head of their own; those trained here use the target's. The tree grows as in EAGLE-2. nodes =
-    0 is plain decoding. Li et al. 2025, arXiv 2503.01840.
+    steps, as it is used, so that deep levels of the tree stay accurate. Published heads may have several layers, and
+    read out over a smaller draft vocabulary with an lm_head of their own; those trained here use the target's. The tree
+    grows as in EAGLE-2. nodes = 0 is plain decoding. Li et al. 2025, arXiv 2503.01840.
     """
 
     name, title, paper, sheet = "eagle_3", "EAGLE-3", "2503.01840", "draft-heads/public-formats"
@@ -49,7 +54,7 @@ class Eagle3(FeatureDrafter):
         self._layers = tuple(weights["layers"].tolist()) if "layers" in weights else ()
 
     def state_layers(self, depth):
-        return self._layers or tuple(min(depth - 1, max(0, layer)) for layer in (2, depth // 2, depth - 3))
+        return self._layers or early_middle_late(depth)
 
     @classmethod
     def untrained(cls, width, depth):

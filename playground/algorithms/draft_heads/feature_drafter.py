@@ -46,7 +46,7 @@ class FollowedText:
     def feed(self, lm: Lane, tokens: list[int], features: Tensor, start: int) -> Tensor:
         """Outputs [n, width] for tokens [n] that follow these features [n, width], in rows from `start` on."""
         positions = torch.arange(start, start + len(tokens), device=features.device)
-        return self.network(lm.embed(tokens), features, self.place(positions))
+        return self.network(self.network.embedded(tokens, lm.embed), features, self.place(positions))
 
     def place(self, positions: Tensor) -> NewRows:
         """The place of new rows at positions [n]."""
@@ -80,8 +80,9 @@ class GrowingTree(ScoredTree):
         tree = self.tree
         features = torch.cat([self._after[tree.parents[node]] for node in nodes])
         place = self._rows.place(tree, nodes, self._last + 1, features.device)
-        embeddings = self.lm.embed([tree.tokens[node] for node in nodes])
-        self._after |= zip(nodes, self.text.network(embeddings, features, place).split(1))
+        network = self.text.network
+        embeddings = network.embedded([tree.tokens[node] for node in nodes], self.lm.embed)
+        self._after |= zip(nodes, network(embeddings, features, place).split(1))
 
 
 class FeatureDrafter(DraftHead):

@@ -9,20 +9,24 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import Linear, Module, ModuleList, RMSNorm
+from torch.nn import Embedding, Linear, Module, ModuleDict, ModuleList, RMSNorm
 
 from playground.algorithms.draft_heads.head_layers import (
     EPS,
     THETA,
+    DecoderLayer,
     GatedFeedForward,
     HeadShape,
+    LayeredPlace,
     Place,
     SelfAttention,
 )
+from playground.engine.host_copies import on_device
 
 FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "norm_before_residual", "norm_output")  # numbers of a published head
 Weights = dict[str, Tensor]
 ReadOut = Callable[[Tensor], Tensor]  # logits [n, V] of inputs of the lm_head
+Embed = Callable[[list[int]], Tensor]  # input embeddings [n, width] of tokens
 
 
 class FeatureNetwork(Module):
@@ -34,7 +38,11 @@ class FeatureNetwork(Module):
         """What it continues, [..., width], of the target's states [..., layers_read * hidden_size]."""
         return states
 
-    def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
+    def embedded(self, tokens: list[int], embed: Embed) -> Tensor:
+        """Embeddings [n, width] of tokens; `embed` gives the target's."""
+        return embed(tokens)
+
+    def forward(self, embeddings: Tensor, features: Tensor, place: LayeredPlace) -> Tensor:
         """The next features [..., width], of the next tokens' embeddings and features [..., width]."""
         raise NotImplementedError
 
@@ -92,7 +100,7 @@ class Eagle3Layer(Module):
         self, shape: HeadShape, theta: float = THETA, normed: bool = False, norm_before_residual: bool = False
     ):
         super().__init__()
-        self.norm_before_residual = norm_before_residual
+        self.norm_before_residual, self.theta, self.normed = norm_before_residual, theta, normed
         self.self_attn, self.mlp = SelfAttention(shape, 2 * shape.width, theta, normed), GatedFeedForward(shape)
         self.input_layernorm = RMSNorm(shape.width, EPS)
         self.hidden_norm = RMSNorm(shape.width, EPS)
@@ -110,7 +118,7 @@ class Eagle3Network(FeatureNetwork):
 
     Without an lm_head of its own it reads out with the target's. `norms` counts the RMSNorms before the mixture: none,
     one over all states, or one for each layer that is read. With `norm_output` (EAGLE-3.1) the normed output is fed
-    back.
+    back. `add_layers` gives it further layers of the usual form.
     """
 
     layers_read = 3
@@ -126,6 +134,21 @@ class Eagle3Network(FeatureNetwork):
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
         self.input_norm = RMSNorm(reads, EPS) if norms == 1 else None
         self.fc_norm = ModuleList(RMSNorm(reads // norms, EPS) for _ in range(norms)) if norms > 1 else None
+        self.layers, self.embed_tokens = ModuleDict(), None
+
+    def add_layers(self, shape: HeadShape, last: int) -> None:
+        """Further layers after the first, up to this number."""
+        first = self.midlayer
+        self.layers.update({str(i): DecoderLayer(shape, first.theta, first.normed) for i in range(1, last + 1)})
+
+    def add_embeddings(self, vocabulary: int) -> None:
+        """Input embeddings of its own, in place of the target's."""
+        self.embed_tokens = Embedding(vocabulary, self.fc.out_features)
+
+    def embedded(self, tokens: list[int], embed: Embed) -> Tensor:
+        if self.embed_tokens is None:
+            return embed(tokens)
+        return self.embed_tokens(on_device(tokens, self.embed_tokens.weight.device, torch.long))
 
     def features(self, states: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -137,6 +160,8 @@ class Eagle3Network(FeatureNetwork):
 
     def forward(self, embeddings: Tensor, features: Tensor, place: Place) -> Tensor:
         output = self.midlayer(embeddings, features, place)
+        for number, layer in self.layers.items():
+            output = layer(output, place.layer(int(number)))
         return self.norm(output) if self.norm_output else output
 
     def read_out(self, features: Tensor, lm_head: ReadOut) -> Tensor:
@@ -160,6 +185,10 @@ class Eagle3Network(FeatureNetwork):
         )
         if own and "d2t" not in weights:
             weights["d2t"] = torch.zeros(own, dtype=torch.long)
+        if (last := last_layer(weights)) > 0:
+            network.add_layers(shape_of(weights, "layers.1.", width, facts.get("head_dim")), last)
+        if "embed_tokens.weight" in weights:
+            network.add_embeddings(len(weights["embed_tokens.weight"]))
         network.load_state_dict(weights)
         set_eps(network, facts.get("rms_norm_eps", EPS))
         return network
@@ -169,6 +198,20 @@ def without_facts(weights: Weights) -> tuple[Weights, dict[str, float]]:
     """The weights of the network, and what published heads say besides."""
     facts = {name: float(weights[name]) for name in FACTS if name in weights}
     return {name: tensor for name, tensor in weights.items() if name not in (*FACTS, "layers")}, facts
+
+
+def last_layer(weights: Weights) -> int:
+    """The number of the last of the layers that are numbered, -1 if none is. Raises ValueError if some are left out."""
+    numbers = {int(name.split(".")[1]) for name in weights if name.startswith("layers.")}
+    last = max(numbers, default=-1)
+    if last > len(numbers):
+        raise ValueError("numbers of layers that have no weights")
+    return last
+
+
+def early_middle_late(depth: int) -> tuple[int, ...]:
+    """The layers that EAGLE-3 reads of a target with so many layers, where a head does not say."""
+    return tuple(min(depth - 1, max(0, layer)) for layer in (2, depth // 2, depth - 3))
 
 
 def set_eps(network: Module, eps: float) -> None:
@@ -202,6 +245,14 @@ class UnrolledTexts:
     def __init__(self, earlier: UnrolledTexts | None, rows: int):
         self.past: list[tuple[Tensor, Tensor]] = earlier.past if earlier else []
         self.positions = torch.arange(rows) + len(self.past)
+        self._earlier, self._further = earlier, {}
+
+    def layer(self, number: int) -> UnrolledTexts:
+        """The same rows in another layer."""
+        if number and number not in self._further:
+            before = self._earlier and self._earlier.layer(number)
+            self._further[number] = UnrolledTexts(before, len(self.positions))
+        return self._further[number] if number else self
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """Attention of [texts, heads, rows, d]; remembers the key and value states for later times."""

@@ -45,23 +45,41 @@ class Place(Protocol):
         """Attention of query states [..., heads, rows, d] over key and value states [..., kv_heads, rows, d]."""
 
 
+class LayeredPlace(Place, Protocol):
+    """A place of the same rows in every layer of a head."""
+
+    def layer(self, number: int) -> LayeredPlace:
+        """The place in a layer, counted from 0."""
+
+
 class WholeTexts:
     """Rows that are whole texts, [texts, rows, width]: each attends to those before it."""
 
     def __init__(self, rows: int):
         self.positions = torch.arange(rows)
 
+    def layer(self, number: int) -> WholeTexts:
+        return self
+
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         return scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
 
 
 class HeadCache:
-    """Key and value states of one attention: of the text, then of the draft tokens of this round."""
+    """Key and value states of one attention: of the text, then of the draft tokens of this round.
+
+    Further layers of the same head have caches of their own, which are cropped and committed with the first.
+    """
 
     def __init__(self) -> None:
         self.length = 0  # rows of the text
         self.rows = 0  # draft tokens included
         self._states: Tensor | None = None  # keys and values, [2, kv_heads, capacity, d]
+        self._further: dict[int, HeadCache] = {}
+
+    def layer(self, number: int) -> HeadCache:
+        """The cache of a layer, counted from 0, which is this one."""
+        return self._further.setdefault(number, HeadCache()) if number else self
 
     def write(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Append states [kv_heads, n, d]; returns all, [kv_heads, rows, d] each."""
@@ -78,10 +96,14 @@ class HeadCache:
     def crop(self, length: int) -> None:
         """Drop the draft tokens, and the text from row `length` on."""
         self.length = self.rows = min(self.length, length)
+        for cache in self._further.values():
+            cache.crop(length)
 
     def commit(self) -> None:
         """The rows written last become text."""
         self.length = self.rows
+        for cache in self._further.values():
+            cache.commit()
 
 
 @dataclass
@@ -95,6 +117,10 @@ class NewRows:
     cache: HeadCache
     positions: Tensor
     ancestors: Tensor | None = None
+
+    def layer(self, number: int) -> NewRows:
+        """The same rows in another layer's cache."""
+        return NewRows(self.cache.layer(number), self.positions, self.ancestors)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         before, count = self.cache.rows, query.shape[-2]
@@ -171,11 +197,12 @@ class GatedFeedForward(Module):
 
 
 class DecoderLayer(Module):
-    """A Llama layer."""
+    """A Llama layer, or with `normed` query and key states a Qwen3 layer."""
 
-    def __init__(self, shape: HeadShape):
+    def __init__(self, shape: HeadShape, theta: float = THETA, normed: bool = False):
         super().__init__()
-        self.input_layernorm, self.self_attn = RMSNorm(shape.width, EPS), SelfAttention(shape)
+        self.input_layernorm = RMSNorm(shape.width, EPS)
+        self.self_attn = SelfAttention(shape, theta=theta, normed=normed)
         self.post_attention_layernorm, self.mlp = RMSNorm(shape.width, EPS), GatedFeedForward(shape)
 
     def forward(self, rows: Tensor, place: Place) -> Tensor:

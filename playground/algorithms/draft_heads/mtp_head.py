@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import Linear, Module, RMSNorm
 
-from playground.algorithms.draft_heads.dflash_network import BlockAttention
+from playground.algorithms.draft_heads.blocks.block_network import BlockAttention
 from playground.algorithms.draft_heads.feature_networks import EPS, set_eps, shape_of
 from playground.algorithms.draft_heads.head_layers import (
     THETA,

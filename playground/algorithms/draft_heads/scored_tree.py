@@ -1,6 +1,7 @@
 """Draft trees that grow where a head is confident, and the rows of their nodes in the cache of the head."""
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING
@@ -85,6 +86,23 @@ def grow_most_probable(growing: ScoredTree, depth: int, width: int, nodes: int) 
             break
     best = sorted(range(len(growing.tree)), key=lambda node: (-growing.scores[node], node))[:nodes]
     return sorted(best)
+
+
+def add_chain(lm: Lane, tree: TokenTree, logits: Tensor, target_ids: Callable[[Tensor], Tensor]) -> None:
+    """Add the best token of each row of logits [n, draft vocabulary] after the one before, up to one that ends the
+    text.
+    """
+    shares, ids = logits.softmax(-1).max(-1)
+    for share, token in zip(*read_lists(shares, target_ids(ids))):
+        tree.add(token, len(tree) - 1, confidence=share)
+        if lm.ends(token):
+            break
+
+
+def chain_figure(lm: Lane, tree: TokenTree) -> Figure:
+    """The probability of each token of a chain that was drafted in one forward."""
+    data = {"labels": list(map(lm.piece, tree.tokens)), "values": list(tree.confidence)}
+    return Figure("bars", "probability of each draft token, all of one forward", data)
 
 
 def paths_figure(growing: ScoredTree, chosen: list[int], source: str) -> Figure:

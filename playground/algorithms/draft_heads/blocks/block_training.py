@@ -1,5 +1,6 @@
-"""Training of DFlash: blocks of masks after anchors within texts that the target wrote. Chen et al. 2026, arXiv
-2602.06036.
+"""Training of a block drafter: blocks of masks after anchors within texts that the target wrote.
+
+Chen et al. 2026, arXiv 2602.06036.
 """
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from playground.algorithms.draft_heads.dflash_network import DFlashNetwork
+from playground.algorithms.draft_heads.blocks.block_network import DFlashNetwork
 from playground.algorithms.draft_heads.head_training import HeadBatch, HeadTexts, embedded, token_loss
 
 ANCHORS = 32  # blocks in each text of a batch

@@ -1,0 +1,1 @@
+"""Drafters that fill a whole block of masks in one forward, and the trees that are made of it."""
