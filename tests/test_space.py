@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from playground.cli import main
+from playground.cli.space import space_folder
 from playground.cli.space.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
 from playground.errors import Refusal
 from playground.request_limits import Rules
@@ -106,6 +108,31 @@ def test_readmes_without_settings_are_refused(changed):
         (changed / README).write_text(text, encoding="utf-8")
         with pytest.raises(Refusal, match="front matter"):
             settings(changed)
+
+
+@pytest.mark.parametrize("folder", ["../folder", ".hidden/deep/folder", "./folder/"])
+def test_any_path_can_be_named(tmp_path, monkeypatch, capsys, folder):
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    Path(folder).parent.mkdir(parents=True, exist_ok=True)
+    assert main(["space", folder]) == 0, capsys.readouterr().err
+    assert (here / folder / "app.py").is_file()
+
+
+@pytest.mark.parametrize("existed", [False, True])
+def test_nothing_is_left_of_a_space_that_would_not_work(tmp_path, monkeypatch, existed):
+    monkeypatch.setattr(space_folder, "complaints", lambda folder: ["something is wrong"])
+    folder = tmp_path / "space"
+    if existed:
+        folder.mkdir()
+    with pytest.raises(Refusal, match="would not work as a Space: something is wrong"):
+        write(folder)
+    assert folder.exists() == existed and list(tmp_path.rglob("*")) == [folder] * existed
+
+
+def test_the_guide_says_how_large_the_folder_is(space):
+    said = re.search(r"writes the folder `my-space`: (\d+) MB", (ROOT / "docs/deploy.md").read_text(encoding="utf-8"))
+    assert abs(int(said[1]) - sum(map(space_folder.size, space_folder.files(space))) / 1e6) < 2
 
 
 def test_a_folder_with_files_in_it_is_refused(tmp_path, capsys):

@@ -7,9 +7,8 @@ from argparse import Namespace
 from pathlib import Path
 
 from playground.cli.shared_options import CommandParser
-from playground.cli.space.space_folder import complaints, size, write
+from playground.cli.space.space_folder import size, write
 from playground.cli.space.space_start import check
-from playground.errors import Refusal
 
 
 def prepare_options(command: CommandParser) -> None:
@@ -25,8 +24,6 @@ def prepare(options: Namespace) -> bool:
     """Write the folder, check it and print the commands that upload it; raises Refusal."""
     folder = Path(options.folder)
     written = write(folder, options.zero_gpu)
-    if wrong := complaints(folder):
-        raise Refusal(f"{folder} would not work as a Space: {'; '.join(wrong)}.")
     largest = max(written, key=size)
     print(f"wrote {folder}: {len(written)} files, {_megabytes(sum(map(size, written)))}; the largest is "
           f"{largest.relative_to(folder)}, {_megabytes(size(largest))}", file=sys.stderr)

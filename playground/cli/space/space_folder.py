@@ -1,4 +1,5 @@
-"""The folder that becomes a Hugging Face Space: which files of a clone belong in it, and whether it would start there.
+"""The folder that becomes a Hugging Face Space: which files of a clone, or of the installed package, belong in it, and
+whether it would start there.
 
 A Space reads its settings from the front matter of README.md and installs requirements.txt together with
 SPACE_PACKAGES (https://huggingface.co/docs/hub/spaces-config-reference). On the free tier, which has no GPU, torch
@@ -9,16 +10,18 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from playground.asset_files import INSTALLED
+from playground.asset_files import ASSETS, INSTALLED
 from playground.engine.checkpoint.catalogue import BUNDLED, SUGGESTED, TABLES
 from playground.errors import Refusal
 
-CLONE = Path(__file__).resolve().parents[3]
+CLONE = Path(__file__).resolve().parents[3]  # or the folder that the packages are installed in
+INSTALLED_FILES = CLONE / "playground" / "space_files"  # where setup.py installs README and FILES
 FILES = ("app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff", "docs/page.png")
 FOLDERS = ("playground", "strategies", "assets")
 README = "README.md"
@@ -36,17 +39,33 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?://|#)([^)#]+)[^)]*\)")
 
 
 def write(folder: Path, zero_gpu: bool = False) -> list[Path]:
-    """Write the folder, which must be new or empty; returns its files. Raises Refusal.
+    """Write the folder, which must be new or empty, and check it; returns its files. Raises Refusal.
 
     zero_gpu: for ZeroGPU hardware, with torch built for CUDA.
     """
     _check_places(folder)
-    for path in _sources():
-        _copy(CLONE / path, folder / path)
-    (folder / README).write_text(_readme((CLONE / README).read_text(encoding="utf-8"), folder), encoding="utf-8")
-    if not zero_gpu:
-        _prepend(folder / "requirements.txt", f"{CPU_INDEX}\n")
+    with _whole_or_nothing(folder):
+        for path, source in _sources():
+            _copy(source, folder / path)
+        (folder / README).write_text(_readme(_root_file(README).read_text(encoding="utf-8"), folder), encoding="utf-8")
+        if not zero_gpu:
+            _prepend(folder / "requirements.txt", f"{CPU_INDEX}\n")
+        if wrong := complaints(folder):
+            raise Refusal(f"{folder} would not work as a Space: {'; '.join(wrong)}.")
     return files(folder)
+
+
+@contextmanager
+def _whole_or_nothing(folder: Path) -> Iterator[None]:
+    """Leave the folder as it was, missing or empty, if anything goes wrong while it is written."""
+    existed = folder.exists()
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        if existed:
+            folder.mkdir()
+        raise
 
 
 def files(folder: Path) -> list[Path]:
@@ -77,7 +96,8 @@ def _wrong_files(folder: Path) -> Iterator[str]:
     yield from (f"{path.relative_to(folder)} has more than {EACH:,} bytes" for path in found if size(path) > EACH)
     if sum(map(size, found)) > WHOLE:
         yield f"the files have more than {WHOLE:,} bytes together"
-    yield from (f"{path.relative_to(folder)} does not belong there" for path in found if _is_foreign(path))
+    yield from (f"{path.relative_to(folder)} does not belong there" for path in found
+                if _is_foreign(path.relative_to(folder)))
     text = (folder / README).read_text(encoding="utf-8")
     yield from (f"{README} links to {link[2]}, which is missing" for link in LINK.finditer(text)
                 if not (folder / link[2]).exists())
@@ -112,23 +132,34 @@ def size(path: Path) -> int:
 
 
 def _check_places(folder: Path) -> None:
-    if INSTALLED.is_dir() or not (CLONE / "app.py").is_file():
-        raise Refusal("A Space is made from a clone of the repository, not from the installed package: run this there.")
+    if missing := [name for name in (README, *FILES) if not _root_file(name).is_file()]:
+        raise Refusal(f"{missing[0]}, which a Space needs, is missing: install the package again, or run this in a "
+                      "clone of the repository.")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise Refusal(f"{folder} is not empty: name a folder that does not exist yet.", "folder")
     if not folder.parent.is_dir():
         raise Refusal(f"{folder} cannot be made: name a folder within one that exists.", "folder")
 
 
-def _sources() -> Iterator[Path]:
-    yield from map(Path, FILES)
-    for folder in FOLDERS:
-        yield from (path.relative_to(CLONE) for path in files(CLONE / folder) if not _is_foreign(path))
+def _sources() -> Iterator[tuple[Path, Path]]:
+    """The place of each file in the Space, and the file."""
+    yield from ((Path(name), _root_file(name)) for name in FILES)
+    for name in FOLDERS:
+        folder = ASSETS if name == ASSETS.name else CLONE / name
+        for file in files(folder):
+            path = Path(name, file.relative_to(folder))
+            if not _is_foreign(path) and not {ASSETS, INSTALLED_FILES} & {*file.parents} - {folder}:
+                yield path, file
+
+
+def _root_file(name: str) -> Path:
+    """A file at the root of a clone, which an installed package has in a folder of its own."""
+    return (INSTALLED_FILES if INSTALLED.is_dir() else CLONE) / name
 
 
 def _is_foreign(path: Path) -> bool:
-    return path.suffix in (".pyc", ".pyo", ".pyi") or any(part.startswith((".", "__pycache__"))
-                                                          for part in path.parts[-3:])
+    """Whether a file is made while the project is used, or hidden; the path is relative to the project's folder."""
+    return path.suffix in (".pyc", ".pyo", ".pyi") or any(part.startswith((".", "__pycache__")) for part in path.parts)
 
 
 def _copy(source: Path, target: Path) -> None:
