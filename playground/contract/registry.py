@@ -1,10 +1,16 @@
-"""Finds strategies: imports every module under `strategies/` and looks them up by name."""
+"""Finds strategies: imports every module under `strategies/`, and those in the folders that the environment variable
+PLAYGROUND_STRATEGIES names, and looks them up by name.
+"""
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
+import sys
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any
 
 from playground.contract.base import REGISTERED, Strategy
@@ -13,6 +19,8 @@ from playground.request_limits import QUOTED, quoted
 
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
          "compute_policy", "overlay", "variant", "study")
+
+OWN = "PLAYGROUND_STRATEGIES"  # folders of a person's own strategies, separated as in PATH
 
 
 def discover() -> dict[str, type[Strategy]]:
@@ -23,10 +31,33 @@ def discover() -> dict[str, type[Strategy]]:
 
 @cache
 def _import_all() -> None:
-    """Import all modules under `strategies`, which registers them. Once is enough."""
+    """Import all modules under `strategies`, and a person's own, which registers them. Once is enough."""
     package = importlib.import_module("strategies")
     for module in pkgutil.walk_packages(package.__path__, "strategies."):
         importlib.import_module(module.name)
+    for folder in filter(None, os.environ.get(OWN, "").split(os.pathsep)):
+        import_own(Path(folder).expanduser())
+
+
+def import_own(folder: Path) -> None:
+    """Import the Python files of a folder, which registers the strategies in them. Raises Refusal.
+
+    Each is a module `own.NAME`; they do not import each other.
+    """
+    if not folder.is_dir():
+        raise Refusal(f"{OWN} names {folder}, which is no folder: name one with strategies, or unset it.", OWN)
+    for file in sorted(folder.glob("*.py")):
+        spec = spec_from_file_location(f"own.{file.stem}", file)
+        if spec is None or spec.loader is None:
+            continue
+        module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up
+        try:
+            spec.loader.exec_module(module)
+        except Exception as reason:  # whatever a person's own file may do wrong
+            del sys.modules[spec.name]
+            why = " ".join(f"{type(reason).__name__}: {reason}".split())
+            raise Refusal(f"The strategy {file} cannot be imported ({why}): mend it, or take it out of {OWN}.", OWN
+                          ) from reason
 
 
 def find(name: str) -> type[Strategy]:
