@@ -24,8 +24,8 @@ def test_rows_divide_sums_by_sums():
 
 
 def test_only_questions_that_every_decoder_answered_count():
-    assert canvas_filling.complete(FOUND) == FOUND and canvas_filling.complete([]) == []
-    assert canvas_filling.complete(FOUND[:3]) == [FOUND[0], FOUND[2]]
+    assert canvas_filling.complete(FOUND, 2) == FOUND and canvas_filling.complete([], 2) == []
+    assert canvas_filling.complete(FOUND[:3], 2) == [FOUND[0], FOUND[2]] and canvas_filling.complete(FOUND, 3) == []
 
 
 def test_every_decoder_answers_every_question_in_a_rotating_order(monkeypatch):

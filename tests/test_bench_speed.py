@@ -282,7 +282,7 @@ def test_files_that_are_no_measurements_are_refused(tmp_path, capsys, text):
     if text is not None:
         (tmp_path / "m.json").write_text(text)
     assert main(["bench", "speed", "--beside", str(tmp_path / "m.json")]) == 2
-    assert "bench speed --json" in capsys.readouterr().err
+    assert "bench speed --out" in capsys.readouterr().err
 
 
 def test_ratios_are_taken_within_a_round_and_failures_have_none():

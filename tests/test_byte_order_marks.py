@@ -13,7 +13,7 @@ from toys import save
 
 from playground.cli.input_files import read_text
 from playground.cli.lane_options import lane_given
-from playground.cli.training_texts import read_texts
+from playground.cli.training.training_texts import read_texts
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt

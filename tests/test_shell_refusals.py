@@ -136,12 +136,27 @@ def test_bench_announces_its_plan_before_anything_is_loaded(shell, monkeypatch):
 
 
 def test_after_the_first_part_the_rest_is_estimated_once_at_the_same_pace(monkeypatch, capsys):
-    clock = iter([10.0, 40.0])
+    clock = iter([10.0, 40.0, 41.0, 42.0])
     monkeypatch.setattr(remaining_time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     progress = remaining_time.RemainingTime()
     for share in (0.0, 0.1, 0.2, 1.0):
         progress(share, "round 1")
-    assert capsys.readouterr().err == "About 4 minutes left on this machine.\n"  # nine times the 30 s of a tenth
+    said = [line for line in re.split(r"[\r\n]+", capsys.readouterr().err) if "left" in line]
+    assert said == ["10% done, about 4 minutes left on this machine: round 1"]  # nine times the 30 s of a tenth
+
+
+def test_a_log_says_every_half_minute_how_long_the_rest_takes_and_begins_anew_with_each_part(monkeypatch, capsys):
+    seconds = iter([0.0, 4.0, 10.0, 20.0, 41.0, 42.0, 52.0])
+    monkeypatch.setattr(remaining_time, "perf_counter", lambda: next(seconds))
+    progress = remaining_time.RemainingTime()
+    for share, text in ((0.0, "a"), (0.1, "a"), (0.2, "a"), (0.3, "a"), (0.5, "a"), (0.0, "b"), (0.5, "b")):
+        progress(share, text)
+    assert capsys.readouterr().err.splitlines() == [
+        "20% done, about 40 seconds left on this machine: a",
+        "50% done, about 41 seconds left on this machine: a",
+        "50% done, about 10 seconds left on this machine: b",
+    ]
 
 
 @pytest.mark.parametrize("prompt", ["", " \n"])

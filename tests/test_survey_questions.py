@@ -17,7 +17,16 @@ from playground.cli.bench.survey import read_entrants
 from playground.cli.lane_options import read_lane
 from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
-from playground.questions.user_questions import LONGEST, MOST_BYTES, MOST_LINES, own_score, questions_in, read_questions
+from playground.questions.questions import Question
+from playground.questions.user_questions import (
+    LONGEST,
+    MOST_BYTES,
+    MOST_LINES,
+    how_judged,
+    own_score,
+    questions_in,
+    read_questions,
+)
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,13 +34,39 @@ ROOT = Path(__file__).resolve().parents[1]
 # --- questions of one's own ---
 
 def test_user_questions_are_read_with_their_rule():
-    exact, within, unknown = questions_in("""{"prompt": "p", "answer": " 5 "}
+    exact, within, unknown = questions_in("""{"prompt": "p", "answer": " 5 ", "exact": true}
 
         {"prompt": "p", "answer": "5", "contains": true, "chat": false}
         {"prompt": "p"}""")
     assert own_score(exact, "5\n") == 1.0 and own_score(exact, "about 5") == 0.0
     assert own_score(within, "about 5") == 1.0 and own_score(within, "about 6") == 0.0 and not within.chat
     assert own_score(unknown, "5") is None and unknown.task == "own"
+
+
+@pytest.mark.parametrize(("answer", "text", "right"), [
+    ("19", "12 + 7 = 19\n#### 19", True),
+    ("19", "The answer is 19.", True),
+    ("19", "19.0", True),
+    ("0.5", "\\boxed{1/2}", True),
+    ("19", "#### 18", False),
+    ("19", "19 and 20", False),
+    ("Paris", "Paris\n", True),
+    ("Paris", "\\boxed{Paris}", True),
+    ("Paris", "It is not Paris.", False),
+])
+def test_an_answer_is_judged_by_its_final_answer(answer, text, right):
+    question, = questions_in(json.dumps({"prompt": "p", "answer": answer}))
+    assert own_score(question, text) == right
+
+
+def test_it_is_said_how_answers_are_judged():
+    own = questions_in("""{"prompt": "p", "answer": "5"}
+        {"prompt": "p", "answer": "6"}
+        {"prompt": "p", "answer": "5", "contains": true}
+        {"prompt": "p"}""")
+    assert how_judged(own) == ('Your own questions are judged: 2 by their final answer, such as 19 in "#### 19", '
+                               "1 by whether they contain the answer.")
+    assert how_judged(own[3:]) == "" == how_judged([Question("facts", "p", "a")])
 
 
 def test_a_user_question_is_never_judged_by_a_tasks_rule():
@@ -50,6 +85,7 @@ def test_a_user_question_is_never_judged_by_a_tasks_rule():
         ('{"answer": "x"}', "prompt is missing"),
         ('{"prompt": "p", "answr": "x"}', "no field 'answr'"),
         ('{"prompt": "p", "contains": 1}', "true or false"),
+        ('{"prompt": "p", "answer": "x", "contains": true, "exact": true}', "exclude each other"),
         ('{"prompt": "p", "answer": ""}', "answer is empty"),
         ('{"prompt": "\\ud800"}', "surrogate"),
         ('{"prompt": "p", "task": "%s"}' % ("t" * 100), "60"),
@@ -131,6 +167,7 @@ def test_the_command_asks_prints_and_writes(tmp_path, capsys):
     logging.getLogger("playground").setLevel(level)
     printed, recorded = capsys.readouterr().out, json.loads(out.read_text())
     assert code == 0 and "a passage for greedy+cad" in printed
+    assert "judged: 1 by their final answer" in printed and "judged: 1 by" in recorded["settings"]["judged"]
     assert [row["entrant"] for row in recorded["table"]] == ["greedy", "speculative", "greedy+cad"]
     assert recorded["table"][1]["same_text"] == recorded["table"][1]["compared"] == 4 and (
         recorded["table"][2]["unasked"],

@@ -11,7 +11,7 @@ from toys import save as save_model
 import playground
 from playground.algorithms.fairy_tales import TALES
 from playground.cli import main
-from playground.cli.training_texts import read_texts
+from playground.cli.training.training_texts import read_texts
 from playground.contract import discover, make
 from playground.engine.checkpoint.catalogue import CARD, entries, is_local, made_models, partner
 from playground.engine.loading.load import Loading, Shelf, load

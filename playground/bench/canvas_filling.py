@@ -82,20 +82,19 @@ def answer(models: Models, task: str, lane: str, item: Item) -> Filled:
     )
 
 
-def complete(found: list[Filled]) -> list[Filled]:
-    """As many answers of every task and decoder as the one with the fewest has, in case the run was stopped."""
-    groups = defaultdict(list)
+def complete(found: list[Filled], decoders: int) -> list[Filled]:
+    """Of every task as many answers of each decoder as all of so many have given, in case the run was stopped."""
+    groups = defaultdict(lambda: defaultdict(list))
     for one in found:
-        groups[one.task, one.lane].append(one)
-    tasks, lanes = ({key[part] for key in groups} for part in (0, 1))
-    least = min((len(groups.get((task, lane), ())) for task in tasks for lane in lanes), default=0)
-    return [one for some in groups.values() for one in some[:least]]
+        groups[one.task][one.lane].append(one)
+    least = {task: min(map(len, lanes.values())) if len(lanes) == decoders else 0 for task, lanes in groups.items()}
+    return [one for task, lanes in groups.items() for some in lanes.values() for one in some[:least[task]]]
 
 
 def page(found: list[Filled], facts: dict[str, dict]) -> str:
     """The Markdown page of a run."""
     return markdown_page(TITLE, facts_table(facts), section("All tasks", _rows(found)), *(
-        section(task.capitalize(), _rows([one for one in found if one.task == task])) for task in ROWS
+        section(task.capitalize(), _rows(some)) for task in ROWS if (some := [one for one in found if one.task == task])
     ))
 
 

@@ -5,7 +5,7 @@ ParallelBench, Kang et al. 2025, arXiv 2510.04767.
 """
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,6 +79,12 @@ def answer(asked: ListQuestion, lane: str, config: LaneConfig, seed: int) -> Lis
     words = result.text.split()
     forwards = sum(isinstance(stamped.event, Forward) for stamped in result.trace.events)
     return ListAnswer(asked.task, lane, bool(asked.score(words, unchanged=True)), len(words), forwards)
+
+
+def complete(found: list[ListAnswer], samples: int) -> list[ListAnswer]:
+    """The answers to tasks of which every decoder has answered all questions, in case the run was stopped."""
+    counts = Counter(one.task for one in found)
+    return [one for one in found if counts[one.task] == samples * len(decoders(LENGTH))]
 
 
 @lru_cache(maxsize=2)

@@ -1,6 +1,7 @@
 """The command line: results on standard output, everything else on standard error.
 
-Exit code 0: success. 2: invalid input, or nothing could run; one line `error: ...` says why. 130: stopped with Ctrl-C.
+Exit code 0: success. 2: invalid input, or nothing could run; one line `error: ...` says why. 130: stopped with Ctrl-C;
+one line says what was kept, the message of the KeyboardInterrupt.
 """
 from __future__ import annotations
 
@@ -8,7 +9,9 @@ import os
 import sys
 
 from playground import __version__
+from playground.cli.load_models import show_progress
 from playground.cli.shared_options import Command, CommandParser, add_commands
+from playground.cli.shell_words import in_shell_words
 from playground.errors import Refusal
 
 WRONG, INTERRUPTED = 2, 130
@@ -22,8 +25,9 @@ COMMANDS = (
             "measure speed, compared with the transformers library on the same weights; or test strategies on "
             "questions"),
     Command("study", "run_study:study", "analyse recorded runs"),
-    Command("fit", "fit_and_variant:fit", "fit a strategy's knobs or weights to a model"),
-    Command("variant", "fit_and_variant:make_variant", "make a new model from another; it joins the catalogue"),
+    Command("fit", "training.fit_and_variant:fit", "fit a strategy's knobs or weights to a model"),
+    Command("variant", "training.fit_and_variant:make_variant",
+            "make a new model from another; it joins the catalogue"),
     Command("space", "space.prepare_space:prepare", "prepare the folder of a Hugging Face Space, and check it"),
 )
 
@@ -35,10 +39,11 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return _run_command(argv)
     except Refusal as refusal:
-        print("error:", " ".join(str(refusal).split()), file=sys.stderr)
+        print("error:", in_shell_words(" ".join(str(refusal).split())), file=sys.stderr)
         return WRONG
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
+    except KeyboardInterrupt as stopped:
+        show_progress(1.0, "")
+        print(stopped if stopped.args else "stopped", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader closed the pipe, as in `list | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,4 +70,6 @@ def _run_command(argv: list[str] | None) -> int:
     options = parser().parse_args(argv)
     stopped = options.act(options)
     sys.stdout.flush()
-    return INTERRUPTED if stopped else 0
+    if stopped:
+        raise KeyboardInterrupt("stopped; what there was until then is above")
+    return 0

@@ -6,9 +6,9 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from playground.cli.fit_and_variant import of_kind
 from playground.cli.shared_options import CommandParser, add_settings
 from playground.cli.terminal_view import table
+from playground.cli.training.fit_and_variant import of_kind
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 from playground.trace import Trace, check

@@ -136,8 +136,15 @@ def add_count(command: CommandParser, option: str, low: int, default: int | None
 
 def add_results(command: CommandParser, out: str, page: str, pages: str) -> None:
     """Options for the files of a benchmark, with their default paths."""
-    command.add_argument("--out", nargs="?", const=out, metavar="F.json", help=f"write every number, {out}")
+    add_out(command, out)
     command.add_argument("--page", nargs="?", const=page, metavar="F.md", help=f"{pages}, {page}")
+
+
+def add_out(command: CommandParser, out: str, *former: str) -> None:
+    """The option for everything a benchmark found, with its default path and its former names, which keep working."""
+    command.add_argument("--out", nargs="?", const=out, metavar="F.json", help=f"write every number, {out}")
+    for name in former:
+        command.add_argument(name, dest="out", nargs="?", const=out, help=argparse.SUPPRESS)
 
 
 def at_least(low: int) -> Callable[[str], int]:

@@ -8,6 +8,7 @@ import re
 import sys
 from typing import Any
 
+from playground.cli.shell_words import in_shell_words
 from playground.events import Done, Failed, Header, Judged, Stamped
 from playground.trace.comparison import baseline_of
 from playground.trace.result import Result, cut
@@ -57,7 +58,7 @@ def settled(text: str, stops: list[str]) -> str:
 
 def report(results: list[Result]) -> str:
     """Costs of all lanes, whether they wrote the same text, and why lanes failed."""
-    failures = [f"{result.strategy}: {result.message}" for result in results if result.message]
+    failures = [f"{result.strategy}: {in_shell_words(result.message)}" for result in results if result.message]
     return "\n".join([costs(results, _remarks(results)), *failures])
 
 

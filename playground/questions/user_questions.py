@@ -1,17 +1,21 @@
 """A user's own questions: JSON Lines, one object per line, parsed as untrusted data.
 
-    {"prompt": "What is 2 + 3?", "answer": "5", "contains": true, "task": "sums", "chat": true, "context": ""}
+    {"prompt": "What is 2 + 3?", "answer": "5", "task": "sums", "chat": true, "context": ""}
 
-Only the prompt is required. A text is right if it equals the answer, apart from surrounding whitespace, or, with
-"contains", if the answer occurs in it. Imports neither torch nor gradio.
+Only the prompt is required. A text is right if it equals the answer, apart from surrounding whitespace, or if its final
+answer does: "#### 19", "the answer is 19" and "12 + 7 = 19" are 19. With "contains": true the answer may occur anywhere
+in it, with "exact": true the whole text has to be the answer. Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from playground.algorithms.search.final_answer import final_answer, normal
 from playground.errors import Refusal
 from playground.questions.questions import Question
 from playground.request_limits import UNREADABLE
@@ -19,7 +23,12 @@ from playground.request_limits import UNREADABLE
 MOST_BYTES, MOST_LINES = 1_000_000, 500  # of a file, and questions in it
 TASK, RULE = "own", "own_rule"
 LONGEST = {"prompt": 20_000, "task": 60, "context": 20_000, "answer": 20_000}  # characters
-FLAGS = ("chat", "contains")
+FLAGS = ("chat", "contains", "exact")
+RULES = {
+    "final": "by their final answer, such as 19 in \"#### 19\"",
+    "contains": "by whether they contain the answer",
+    "exact": "by whether they equal the answer",
+}
 FORM = '{"prompt": "What is 2 + 3?", "answer": "5"}'
 
 
@@ -62,8 +71,17 @@ def own_score(question: Question, text: str) -> float | None:
     """1 for right and 0 for wrong by the question's own rule; None if it has no answer."""
     if question.answer is None:
         return None
-    wanted = question.answer.strip()
-    return float(wanted in text if question.meta[RULE] == "contains" else wanted == text.strip())
+    wanted, rule = question.answer.strip(), question.meta[RULE]
+    if rule == "contains":
+        return float(wanted in text)
+    return float(wanted == text.strip() or rule == "final" and final_answer(text) == normal(wanted))
+
+
+def how_judged(questions: Iterable[Question]) -> str:
+    """A sentence that says by which rules the answers to a user's own questions are judged; empty if none is."""
+    rules = Counter(question.meta[RULE] for question in questions if is_own(question) and question.answer is not None)
+    said = ", ".join(f"{count} {RULES[rule]}" for rule, count in rules.items())
+    return f"Your own questions are judged: {said}." if said else ""
 
 
 def _question(line: str, place: str) -> Question:
@@ -73,7 +91,7 @@ def _question(line: str, place: str) -> Question:
         raise Refusal(f"{place} is not JSON: write an object such as {FORM}.", "file") from None
     if problem := _problem(entry):
         raise Refusal(f"{place}: {problem}.", "file")
-    rule = "contains" if entry.get("contains") else "exact"
+    rule = next((flag for flag in ("contains", "exact") if entry.get(flag)), "final")
     return Question(
         entry.get("task") or TASK,
         entry["prompt"],
@@ -95,6 +113,8 @@ def _problem(entry: Any) -> str:
             return f"{name} {problem}"
     if not entry.get("prompt", "").strip():
         return "the prompt is missing or empty"
+    if entry.get("contains") and entry.get("exact"):
+        return "contains and exact exclude each other: remove one"
     if not entry.get("answer", "-").strip():
         return "the answer is empty; omit it if it is unknown"
     return ""

@@ -213,7 +213,7 @@ def train_heads(network: dict[str, Tensor], parts, states: Tensor, labels: Tenso
             optimizer.step()
             optimizer.zero_grad()
         losses = {f"head of layer {layer}": float(loss) / len(batches) for layer, loss in enumerate(sums)}
-        yield Figure("scalar", "loss in nats", {"x": epoch + 1, "series": losses})
+        yield Figure("scalar", "loss in nats", {"x": epoch + 1, "axis": "epoch", "series": losses})
 
 
 @torch.no_grad()

@@ -176,7 +176,7 @@ class FastDraft(Variant):
         with torch.inference_mode():
             loss = float(answer_loss(network, measured))
         held = {"held-out loss": loss, "accepted / drafted": found.rate, "tokens per forward": found.efficiency}
-        return Figure("scalar", self.name, {"x": epoch, "series": {**series, **held}})
+        return Figure("scalar", self.name, {"x": epoch, "axis": "epoch", "series": {**series, **held}})
 
     def _judgement(self, before: Acceptance, after: Acceptance, cost: float) -> str:
         bound = after.efficiency / (cost * self.gamma + 1)

@@ -56,7 +56,8 @@ class KVHeadCompression(Variant):
             found = HeadCombination.of(self._statistics(network, attention, texts), config, self.group)
             found.absorb(attention)
             if found.energy:
-                yield Figure("scalar", "energy that stays, by layer", {"x": number, "series": found.energy})
+                data = {"x": number, "axis": "layer", "series": found.energy}
+                yield Figure("scalar", "energy that stays, by layer", data)
         config.num_key_value_heads //= self.group
         if self.steps:
             yield from self._tune(network, *teacher_rows, seed)

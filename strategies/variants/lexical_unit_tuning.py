@@ -117,7 +117,7 @@ class LexicalUnitTuning(Variant):
             "certain placeholders": float(certain.float().mean()),
             "of these right": float((certain & right).sum() / certain.sum().clamp(min=1)),
         }
-        return Figure("scalar", self.name, {"x": epoch, "series": series})
+        return Figure("scalar", self.name, {"x": epoch, "axis": "epoch", "series": series})
 
 
 def padding_of(network) -> int:

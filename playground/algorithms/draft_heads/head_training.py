@@ -124,6 +124,8 @@ def trained(head: Module, texts: HeadTexts, losses: Losses, training: HeadTraini
     optimizer = torch.optim.AdamW(head.parameters(), training.rate, BETAS, weight_decay=training.decay)
     first, epochs = _resume(head, optimizer, texts.resumed()), texts.epochs or training.epochs
     total = epochs * (per_epoch := sum(1 for _ in texts.batches(0)))
+    if first:
+        yield Note(f"Resumed after pass {first} of {epochs} over the texts.")
     for epoch in range(first, epochs):
         recent: list[list[float]] = []
         chance = torch.Generator().manual_seed(texts.seed * 1000 + epoch)  # the same after an interruption

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from playground.events import Figure
+from playground.events import Figure, Note
 
 
 class DescentState(Protocol):
@@ -33,7 +33,7 @@ class Descent:
 
 def descend(
     weights: dict[str, Tensor], loss: Callable[[int], Tensor], plan: Descent, state: DescentState
-) -> Iterator[Figure]:
+) -> Iterator[Figure | Note]:
     """Train `weights` in place; loss(step) must depend on them and on the step alone.
 
     Yields the mean loss since the last measurement.
@@ -42,6 +42,8 @@ def descend(
         tensor.requires_grad_()
     optimiser = torch.optim.Adam(weights.values(), plan.rate)
     first, recent = _resumed(weights, optimiser, state), []
+    if first:
+        yield Note(f"Resumed after step {first} of {plan.steps}.")
     for step in range(first, plan.steps):
         optimiser.param_groups[0]["lr"] = plan.rate * (1 - 0.9 * step / plan.steps)
         optimiser.zero_grad()

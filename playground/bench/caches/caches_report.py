@@ -85,7 +85,8 @@ class Findings:
 
     def picture(self) -> str:
         """The figure as SVG: one panel per task."""
-        return below([score.chart(task, self.scores) for task in TASKS])
+        answered = {each.task for each in self.scores if each.score}
+        return below([score.chart(task, self.scores) for task in TASKS if task in answered])
 
     def page(self, picture: str) -> str:
         """The Markdown page; `picture` is the path of the figure relative to the page."""

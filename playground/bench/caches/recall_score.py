@@ -160,4 +160,5 @@ def rows(measured: Iterable[Measured]) -> Rows:
 
 
 def _cells(each: Measured) -> list[str]:
-    return [f"{each.share:.1%}", "failed" if each.failure else score_text(each.score)]
+    share = "-" if math.isnan(each.share) else f"{each.share:.1%}"
+    return [share, "failed" if each.failure else score_text(each.score)]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "decoding-playground-models", 1
 WORKING = ("type", "plain decoding, samplers, constraints, search", "draft trees", "cache policies, attention weights")
-COMMAND = "python -m playground bench models --json docs/models.json --page docs/models.md"
+COMMAND = "python -m playground bench models --out --page"
 INTRODUCTION = (
     "# Models",
     "Every causal type of the transformers library, as a tiny random network built from its config class. Types "

@@ -62,14 +62,17 @@ PAIRS = (
 def entrants(draft: bool, only: Iterable[str] = (), fitted: Iterable[str] = ()) -> list[Entrant]:
     """The plain lane and the speculative ones; with `only`, those with these names. Raises Refusal for an unknown name.
 
-    Draft heads are measured if they are among `fitted`, those that have weights for the target, or named.
+    Draft heads are measured if they are among `fitted`, those that have weights for the target, or named; decoders with
+    a slot for a drafter, which otherwise repeat their default drafter, if they are named.
     """
     classes = {cls.name: cls for cls in discover().values() if _lossless(cls) and (draft or "draft" not in cls.needs)}
     if unknown := next((name for name in only if name not in classes), None):
         raise Refusal(
             f"{unknown} is no lossless speculative strategy here; choose some of {', '.join(classes)}.", "only"
         )
-    every = [cls for cls in classes.values() if "trained" not in cls.needs or cls.name in fitted]
+    every = [
+        cls for cls in classes.values() if cls.kind != "decoder" and ("trained" not in cls.needs or cls.name in fitted)
+    ]
     chosen = [classes[name] for name in dict.fromkeys(only)] or every
     return [Entrant(PLAIN, LaneConfig(PLAIN)), *(Entrant(*lane) for cls in chosen for lane in _lanes(cls))]
 
@@ -86,7 +89,7 @@ def _lossless(cls: type[Strategy]) -> bool:
     """
     lossless = (
         cls.kind == "drafter"
-        or cls.kind == "preset"
+        or cls.kind in ("preset", "decoder")
         and "verifier" in cls.slots().values()
         and "greedy_identical" in cls.guarantee
     )

@@ -81,11 +81,11 @@ def read_document(path: str) -> Document:
         read = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError):
         raise Refusal(
-            f"The measurements {path} cannot be read: name a file written by `bench speed --json`.", "beside"
+            f"The measurements {path} cannot be read: name a file written by `bench speed --out`.", "beside"
         ) from None
     if not isinstance(read, dict) or (read.get("format"), read.get("version")) != (FORMAT, VERSION):
         raise Refusal(
-            f"The file {path} has no measurements of this version: name a file written by `bench speed --json`.",
+            f"The file {path} has no measurements of this version: name a file written by `bench speed --out`.",
             "beside",
         )
     return read

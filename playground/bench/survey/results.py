@@ -6,7 +6,7 @@ Imports neither torch nor gradio.
 """
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from math import comb, sqrt
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 from playground.bench.report_text import Rows, number, spread_text
 from playground.bench.spread import Spread
 from playground.bench.survey.survey import Answer
+
+STOPPED = "with Ctrl-C after {} questions that all have answered"
 
 
 class Score(NamedTuple):
@@ -81,6 +83,13 @@ def table(answers: Iterable[Answer]) -> list[ResultRow]:
         for name in entrants
         if select(of_task[task], name)
     ]
+
+
+def answered_by_all(answers: Iterable[Answer], entrants: int) -> list[Answer]:
+    """The answers to questions that all of so many entrants have answered in a round, if a survey was stopped."""
+    answers = list(answers)
+    counts = Counter((answer.number, answer.round) for answer in answers)
+    return [answer for answer in answers if counts[answer.number, answer.round] == entrants]
 
 
 def select(answers: Iterable[Answer], entrant: str) -> list[Answer]:

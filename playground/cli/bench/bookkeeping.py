@@ -15,6 +15,7 @@ from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
+from playground.cli.remaining_time import RemainingTime
 from playground.cli.shared_options import CommandParser, add_count, add_names, add_results
 from playground.errors import Refusal
 
@@ -117,8 +118,9 @@ def _results(sizes: Sizes, names: list[str]) -> Iterator[Bookkeeping]:
     from playground.bench.bookkeeping.bookkeeping_trial import BookkeepingTrial
     show_progress(0.0, "making the model")
     trial = BookkeepingTrial(sizes)
+    progress = RemainingTime()
     for number, name in enumerate(names):
-        show_progress(number / len(names), name)
+        progress(number / len(names), name)
         yield trial.measure(name)
 
 

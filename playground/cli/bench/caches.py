@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from playground.bench.caches.caches_defaults import BUDGETS, PACED, PARTS, SHAPES, WEIGHED
 from playground.bench.report_text import report_json
+from playground.bench.survey.results import answered_by_all
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli import terminal_view as screen
-from playground.cli.bench.survey import gather, load_for, model_facts, timed
+from playground.cli.bench.survey import check_some, gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
+from playground.cli.remaining_time import RemainingTime, counted
 from playground.cli.shared_options import (
     HELD_OUT,
     CommandParser,
@@ -51,8 +53,8 @@ def measure_options(command: CommandParser) -> None:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure the requested parts, print their tables, and write the requested files. After Ctrl-C nothing is shown or
-    written.
+    """Measure the requested parts, print their tables, and write the requested files. After Ctrl-C, what was measured
+    until then is shown and written.
     """
     for path in (options.out, options.page):
         check_place(path)
@@ -62,17 +64,25 @@ def measure(options: Namespace) -> bool:
     from playground.bench.caches.caches_report import Findings  # late, since these import torch
     from playground.bench.speed.speed_report import machine
     findings = Findings({"settings": _settings(options), "machine": machine(torch.device("cpu"))})
-    try:
-        for part in dict.fromkeys(options.parts):
-            {"score": _score, "memory": _memory, "step": _step}[part](findings, options)
-    except KeyboardInterrupt:
-        return True
-    finally:
-        show_progress(1.0, "")
+    stopped = _measure(findings, options)
     _show(findings)
     write_text(options.out, report_json(findings.to_json()))
     if options.page is not None:
         _write_page(Path(options.page), findings)
+    return stopped
+
+
+def _measure(findings: Findings, options: Namespace) -> bool:
+    """Measure the requested parts; returns True if Ctrl-C stopped that after something was measured."""
+    try:
+        for part in dict.fromkeys(options.parts):
+            {"score": _score, "memory": _memory, "step": _step}[part](findings, options)
+    except KeyboardInterrupt:
+        check_some(findings.tables())
+        findings.facts["settings"]["stopped"] = "with Ctrl-C before all was measured"
+        return True
+    finally:
+        show_progress(1.0, "")
     return False
 
 
@@ -91,9 +101,12 @@ def _score(findings: Findings, options: Namespace) -> None:
     findings.facts["model"] = model_facts(models)
     trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed)
     answers: list[Answer] = []
-    if gather(answers, timed(trial.answers(), Progress(trial.entrants(), trial.questions, 1))):
+    entrants = trial.entrants()
+    stopped = gather(answers, timed(trial.answers(), Progress(entrants, trial.questions, 1)))
+    if answers := answered_by_all(answers, len(entrants)):
+        findings.scores = trial.measured(answers)
+    if stopped:
         raise KeyboardInterrupt
-    findings.scores = trial.measured(answers)
 
 
 def _memory(findings: Findings, options: Namespace) -> None:
@@ -106,10 +119,8 @@ def _memory(findings: Findings, options: Namespace) -> None:
         MemoryRequest(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads())
         for point in points_at_budget(options.kept, options.tokens)
     ]
-    show_progress(0.0, "memory")
-    for result in measure_all(requests):
+    for result in counted(measure_all(requests), len(requests), lambda result: f"memory, {result.name}"):
         findings.memory_results.append(result)
-        show_progress(len(findings.memory_results) / len(requests), f"memory, {result.name}")
 
 
 def _step(findings: Findings, options: Namespace) -> None:
@@ -118,7 +129,7 @@ def _step(findings: Findings, options: Namespace) -> None:
     from playground.bench.caches.step_timing import WARM_UP, TimedLanes
     model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
     points = points_at_budget(options.kept, options.behind)
-    findings.step_times = TimedLanes(model, options.behind, options.rounds).run(points, show_progress)
+    findings.step_times = TimedLanes(model, options.behind, options.rounds).run(points, RemainingTime())
 
 
 def _show(findings: Findings) -> None:

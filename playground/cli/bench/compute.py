@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from playground.bench.compute.compute_lanes import PLAIN, entrants, policy_of
 from playground.bench.report_text import failure_lines, report_json
+from playground.bench.survey.results import STOPPED, answered_by_all
 from playground.bench.survey.survey import Answer, Progress, survey
-from playground.cli.bench.survey import gather, load_for, timed
+from playground.cli.bench.survey import check_some, gather, load_for, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.shared_options import (
     HELD_OUT,
@@ -48,7 +49,9 @@ def measure_options(command: CommandParser) -> None:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the overview, and write the requested files. After Ctrl-C nothing is written."""
+    """Measure, print the overview, and write the requested files. After Ctrl-C, questions that every lane has answered
+    are shown and written.
+    """
     lanes, questions = entrants(options.only), _questions(options)
     for path in (options.out, options.page):
         check_place(path)
@@ -60,8 +63,9 @@ def measure(options: Namespace) -> bool:
     from playground.decoding.limits import Limits
     answers: list[Answer] = []
     given = survey(models, lanes, questions, options.repeats, Limits(options.seed, options.max_new_tokens))
-    if gather(answers, timed(given, Progress(lanes, questions, options.repeats))):
-        return True
+    stopped = gather(answers, timed(given, Progress(lanes, questions, options.repeats)))
+    if stopped:
+        check_some(answers := answered_by_all(answers, len(lanes)))
     names = ("questions", "repeats", "seed", "max_new_tokens")
     settings = model_facts(models) | {name: getattr(options, name) for name in names}
     rows = _joined(before, settings, report.table(answers, models))
@@ -71,13 +75,14 @@ def measure(options: Namespace) -> bool:
     if before:  # their times are shares of a plain lane of the same run, so they can be compared
         later = ", ".join(dict.fromkeys(policy_of(lane.name) for lane in lanes[1:]))
         settings |= {"measured_later": f"{later}; load average over 15 minutes then {os.getloadavg()[2]:.0f}"}
+    settings |= {"stopped": STOPPED.format(len(answers) // len(lanes))} if stopped else {}
     facts = {"settings": settings, "machine": machine(models.target.device)}
     write_text(options.out, report_json(report.document(facts, rows)))
     if options.page is not None:
         picture = Path(options.page).with_suffix(".svg")
         write_text(str(picture), report.chart(rows).svg())
         write_text(options.page, report.page(facts, rows, picture.name))
-    return False
+    return stopped
 
 
 def _earlier(path: str | None) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from playground.bench.report_text import report_json
-from playground.cli.bench.survey import gather
+from playground.cli.bench.survey import check_some, gather
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import load, show_progress
+from playground.cli.load_models import load
+from playground.cli.remaining_time import counted
 from playground.cli.shared_options import CommandParser, add_count, add_model, add_results, add_threads
 from playground.errors import Refusal
 
@@ -44,20 +45,16 @@ def measure(options: Namespace) -> bool:
     from playground.bench.survey.survey_export import model_facts
     beside = playground.load("pocket", draft=playground.NO_DRAFT, dtype=options.dtype)
     found: list[Filled] = []
-    each = len(ROWS) * (len(runnable(models)) + 1)  # answers to one question of every task
-    stopped = gather(found, _shown(answers(models, beside, options.questions, options.seed), each * options.questions))
-    found = complete(found)
-    counted = len(found) // each
-    settings = {**model_facts(models), "questions per task": counted, "seed": options.seed}
+    decoders = len(runnable(models)) + 1
+    total = options.questions * len(ROWS) * decoders
+    given = answers(models, beside, options.questions, options.seed)
+    stopped = gather(found, counted(given, total, lambda one: f"{one.task}, {one.lane}"))
+    check_some(found := complete(found, decoders))
+    settings = {**model_facts(models), "questions per task": options.questions, "seed": options.seed}
+    settings |= {"stopped": f"with Ctrl-C after {len(found)} of {total} answers"} if stopped else {}
     facts = {"settings": settings, "machine": machine(models.target.device)}
     text = page(found, facts)
     print(text)
     write_text(options.out, report_json(document(found, facts)))
     write_text(options.page, text)
     return stopped
-
-
-def _shown(found, total: int):
-    for number, one in enumerate(found):
-        show_progress(number / total, f"{one.task}, {one.lane}")
-        yield one

@@ -2,15 +2,17 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.effects import EFFECTS
 from playground.bench.effects.effect import Effect, EffectResult, document, page
 from playground.bench.report_text import report_json
-from playground.bench.survey.survey import Answer, Progress
+from playground.bench.survey.survey import Progress
 from playground.cli.bench.survey import gather, load_for, model_facts, timed
 from playground.cli.input_files import check_place, write_text
+from playground.cli.load_models import show_progress
 from playground.cli.shared_options import CommandParser, add_count, add_models, add_names, add_results, add_threads
 from playground.errors import Refusal
 
@@ -32,28 +34,23 @@ def record_options(command: CommandParser) -> None:
 
 
 def record(options: Namespace) -> bool:
-    """Measure each effect, print whether it is shown, and write the requested files. After Ctrl-C nothing is written.
+    """Measure each effect, print whether it is shown, and write the requested files. After Ctrl-C, those that were
+    measured to their end are written.
     """
     effects = _effects(options)
     for path in (options.out, options.page):
         check_place(path)
     models = load_for([entrant for effect in effects for entrant in effect.entrants], options)
     from playground.bench.speed.speed_report import machine  # late, since it imports torch
-    findings = []
-    for effect in effects:
-        answers, stopped = _observed(effect, models, options)
-        if stopped:
-            return True
-        findings.append(EffectResult.of(effect, answers))
-        print("\n  ".join(findings[-1].lines()), flush=True)
-    facts = {
-        "settings": model_facts(models) | {"seed": options.seed, "repeats": options.repeats},
-        "machine": machine(models.target.device),
-    }
+    findings: list[EffectResult] = []
+    stopped = gather(findings, _findings(effects, models, options))
+    settings = model_facts(models) | {"seed": options.seed, "repeats": options.repeats}
+    settings |= {"stopped": f"with Ctrl-C after {len(findings)} of {len(effects)} effects"} if stopped else {}
+    facts = {"settings": settings, "machine": machine(models.target.device)}
     write_text(options.out, report_json(document(facts, findings)))
     if options.page is not None:
         _write_page(Path(options.page), facts, findings)
-    return False
+    return stopped
 
 
 def _effects(options: Namespace) -> list[Effect]:
@@ -64,11 +61,14 @@ def _effects(options: Namespace) -> list[Effect]:
     return [EFFECTS[name](seed=options.seed, **size) for name in names]
 
 
-def _observed(effect: Effect, models: Models, options: Namespace) -> tuple[list[Answer], bool]:
-    answers: list[Answer] = []
-    progress = Progress(effect.entrants, effect.questions, options.repeats if effect.timed else 1)
-    stopped = gather(answers, timed(effect.observe(models, options.repeats, options.seed), progress))
-    return answers, stopped
+def _findings(effects: list[Effect], models: Models, options: Namespace) -> Iterator[EffectResult]:
+    """Each effect once it is measured, after it is printed."""
+    for effect in effects:
+        progress = Progress(effect.entrants, effect.questions, options.repeats if effect.timed else 1)
+        found = EffectResult.of(effect, list(timed(effect.observe(models, options.repeats, options.seed), progress)))
+        show_progress(1.0, "")
+        print("\n  ".join(found.lines()), flush=True)
+        yield found
 
 
 def _write_page(path: Path, facts: dict[str, Any], findings: list[EffectResult]) -> None:

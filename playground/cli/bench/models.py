@@ -9,8 +9,8 @@ from playground.bench.report_text import report_json
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import show_progress
-from playground.cli.shared_options import CommandParser
+from playground.cli.remaining_time import RemainingTime
+from playground.cli.shared_options import CommandParser, add_out
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def measure_options(command: CommandParser) -> None:
     command.add_argument("types", metavar="TYPE", nargs="*", help="model types, such as llama; default: all")
-    command.add_argument("--json", metavar="FILE", help="write every result")
-    command.add_argument("--page", nargs="?", const="docs/models.md", metavar="FILE",
+    add_out(command, "docs/models.json", "--json")
+    command.add_argument("--page", nargs="?", const="docs/models.md", metavar="F.md",
                          help="write the table as a page, docs/models.md")
 
 
@@ -29,7 +29,7 @@ def measure(options: Namespace) -> bool:
 
     Raises Refusal for an unknown type, and at the end if a type loads and writes another text than the library.
     """
-    check_place(options.json)
+    check_place(options.out)
     check_place(options.page)
     import transformers  # late, since these import torch
 
@@ -41,7 +41,7 @@ def measure(options: Namespace) -> bool:
     for finding in findings:
         print(screen.CONTROL.sub("\ufffd", f"{finding.model_type}: {finding.outcome} {finding.reason}".rstrip()))
     print("\n" + screen.table(counts(findings), 0))
-    write_text(options.json, report_json(document(transformers.__version__, findings)))
+    write_text(options.out, report_json(document(transformers.__version__, findings)))
     write_text(options.page, page(transformers.__version__, findings))
     if wrong := [finding.model_type for finding in findings if finding.outcome in ("differs", "fails")]:
         raise Refusal(f"Some types should have been refused at loading: {', '.join(wrong)}.", "models")
@@ -58,6 +58,7 @@ def _chosen(names: list[str]) -> list[str]:
 
 def _results(types: list[str]) -> Iterator[Finding]:
     from playground.bench.models.trial import try_type
+    progress = RemainingTime()
     for number, name in enumerate(types):
-        show_progress(number / len(types), name)
+        progress(number / len(types), name)
         yield try_type(name)

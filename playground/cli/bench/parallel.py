@@ -4,9 +4,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from playground.bench.report_text import report_json
-from playground.cli.bench.survey import gather
+from playground.cli.bench.survey import check_some, gather
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import show_progress
+from playground.cli.remaining_time import counted
 from playground.cli.shared_options import CommandParser, add_count, add_results, add_threads
 
 FIGURES = "parallel.json"
@@ -27,21 +27,18 @@ def measure(options: Namespace) -> bool:
     check_place(options.page)
     import torch
 
-    from playground.bench.parallel_limits import LENGTH, TASKS, ListAnswer, answers, decoders, document, page
+    from playground.bench.parallel_limits import LENGTH, TASKS, ListAnswer, answers, complete, decoders, document, page
     from playground.bench.speed.speed_report import machine
     found: list[ListAnswer] = []
     total = options.questions * len(TASKS) * len(decoders(LENGTH))
-    stopped = gather(found, _shown(answers(options.questions, options.seed), total))
+    given = answers(options.questions, options.seed)
+    stopped = gather(found, counted(given, total, lambda one: f"{one.task}, {one.lane}"))
+    check_some(found := complete(found, options.questions))
     settings = {"questions per task": options.questions, "seed": options.seed}
+    settings |= {"stopped": f"with Ctrl-C after {len(found)} of {total} answers"} if stopped else {}
     facts = {"settings": settings, "machine": machine(torch.device("cpu"))}
     text = page(found, facts)
     print(text)
     write_text(options.out, report_json(document(found, facts)))
     write_text(options.page, text)
     return stopped
-
-
-def _shown(found, total: int):
-    for number, one in enumerate(found):
-        show_progress(number / total, f"{one.task}, {one.lane}")
-        yield one

@@ -11,8 +11,9 @@ from playground.bench.survey.survey_export import model_facts
 from playground.cli import terminal_view as screen
 from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import load, show_progress
-from playground.cli.shared_options import CommandParser, add_count, add_model
+from playground.cli.load_models import load
+from playground.cli.remaining_time import RemainingTime
+from playground.cli.shared_options import CommandParser, add_count, add_model, add_out
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def measure_options(command: CommandParser) -> None:
     add_count(command, "seed", 0, 0)
     add_model(command)
     command.set_defaults(draft=None, draft_device="")
-    command.add_argument("--json", metavar="F.json", help="write everything, including every text")
+    add_out(command, "schemas.json", "--json")
 
 
 def measure(options: Namespace) -> bool:
@@ -36,7 +37,7 @@ def measure(options: Namespace) -> bool:
     Raises Refusal at the end if an accepted schema was violated, so that a script sees it in the exit code.
     """
     cases = [case for folder in options.folders for case in read_cases(folder)]
-    check_place(options.json)
+    check_place(options.out)
     models = load(options, draft=False)
     from playground.bench.schemas.schema_trial import SchemaTrial  # late, since these import torch
     from playground.bench.schemas.schemas_report import document, group_rows, schema_rows, verdict
@@ -54,13 +55,14 @@ def measure(options: Namespace) -> bool:
         "seed": options.seed,
     }
     facts = {"settings": settings, "machine": machine(models.target.device)}
-    write_text(options.json, report_json(document(facts, findings)))
+    write_text(options.out, report_json(document(facts, findings)))
     if any(finding.violations for finding in findings):
         raise Refusal("A text was accepted that violates its schema: the violations are listed above.", "schemas")
     return stopped
 
 
 def _results(trial: SchemaTrial, cases: Sequence[Case]) -> Iterator[SchemaResult]:
+    progress = RemainingTime()
     for number, case in enumerate(cases):
-        show_progress(number / len(cases), case.name)
+        progress(number / len(cases), case.name)
         yield trial.try_one(case)

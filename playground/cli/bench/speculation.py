@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from playground.bench.report_text import failure_lines, report_json, stored
 from playground.bench.speculation.speed_summary import summary
+from playground.bench.survey.results import STOPPED, answered_by_all
 from playground.bench.survey.survey import Answer, Progress
 from playground.cli.bench.speed import load_pair, prepare_machine
-from playground.cli.bench.survey import gather, timed
+from playground.cli.bench.survey import check_some, gather, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import show_progress
 from playground.cli.shared_options import (
@@ -50,7 +51,8 @@ def measure_options(command: CommandParser) -> None:
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the tables, and write the requested files. After Ctrl-C, partial results are shown, not written.
+    """Measure, print the tables, and write the requested files. After Ctrl-C, questions that every lane has answered
+    are shown and written, without the library's comparison and the summary.
     """
     questions = _questions(options)
     for path in (options.out, options.page, options.summary):
@@ -64,16 +66,19 @@ def measure(options: Namespace) -> bool:
     entrants = lanes.entrants(draft is not None, options.only, _fitted(target))
     pairs = lanes.pairs(entrants)
     answers, stopped = _answers(options, (target, draft), questions, entrants, pairs)
-    print(
-        "\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, [] if stopped else pairs))
-    )
+    if stopped:
+        check_some(answers := answered_by_all(answers, len(entrants) + len(pairs)))
+        pairs = []
+    print("\n\n".join(f"{title}\n{table(rows)}" for title, _, rows in report.sections(answers, pairs)))
     for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
         print(line)
+    facts = _facts(options, target, draft)
+    if stopped:
+        facts["settings"]["stopped"] = STOPPED.format(len({(answer.number, answer.round) for answer in answers}))
+    document = stored(report.document(facts, answers, pairs))
+    write_text(options.out, report_json(document))
+    write_text(options.page, report.page(facts, answers, pairs))
     if not stopped:
-        facts = _facts(options, target, draft)
-        document = stored(report.document(facts, answers, pairs))
-        write_text(options.out, report_json(document))
-        write_text(options.page, report.page(facts, answers, pairs))
         write_text(options.summary, json.dumps(summary(document), indent=1))
     return stopped
 

@@ -12,10 +12,11 @@ from playground import NO_DRAFT
 from playground.bench.report_text import report_json
 from playground.bench.speed.speed_defaults import PARTS, SHAPES, Grid
 from playground.bench.speed.speed_prompts import DEFAULT, Task, read_tasks
+from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
 from playground.cli.load_models import set_up, show_progress
 from playground.cli.remaining_time import RemainingTime, announce, duration
-from playground.cli.shared_options import CommandParser, add_count, add_models, add_threads, at_least
+from playground.cli.shared_options import CommandParser, add_count, add_models, add_out, add_threads, at_least
 from playground.cli.terminal_view import table
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from playground.bench.speed.speed_report import Document
     from playground.bench.speed.timing import TimedText
 
+FIGURES = "benchmark.json"
 PAGE = "docs/benchmark.md"
 
 SECONDS_PER_TOKEN = 0.1  # of a prompt's text, by all baselines together, with the bundled pair on two CPU cores
@@ -36,8 +38,8 @@ def text_options(command: CommandParser) -> None:
     add_count(command, "max-new-tokens", 2, 64)
     command.add_argument("--prompts", metavar="FILE",
                          help='a JSON array of {"task": ..., "prompt": ..., "chat": true or false}')
-    command.add_argument("--json", metavar="FILE", help="write every measurement")
-    command.add_argument("--page", nargs="?", const=PAGE, metavar="FILE", help=f"write the tables as a page, {PAGE}")
+    add_out(command, FIGURES, "--json")
+    command.add_argument("--page", nargs="?", const=PAGE, metavar="F.md", help=f"write the tables as a page, {PAGE}")
 
 
 def measure_options(command: CommandParser) -> None:
@@ -55,13 +57,15 @@ def measure_options(command: CommandParser) -> None:
     command.add_argument("--no-compile", dest="compiled", action="store_false",
                          help="leave out the library's compiled generate, which takes minutes to compile on a CPU")
     command.add_argument("--beside", nargs="+", default=[], metavar="F.json",
-                         help="show measurements of other machines on the page, written by --json there")
+                         help="show measurements of other machines on the page, written by --out there")
 
 
 def measure(options: Namespace) -> bool:
-    """Measure, print the tables, and write the requested files."""
+    """Measure, print the tables, and write the requested files. After Ctrl-C, what was measured until then is shown and
+    written.
+    """
     tasks = read_tasks(options.prompts or DEFAULT)
-    for path in (options.json, options.page):
+    for path in (options.out, options.page):
         check_place(path)
     if "text" in options.only:
         announce(plan(len(tasks), options))
@@ -69,13 +73,19 @@ def measure(options: Namespace) -> bool:
     from playground.bench.speed import speed_report as report  # late, since these import torch
     from playground.bench.speed.text_baselines import DRAFT_DEPTH, LOOKUP_DEPTH
     beside = [report.read_document(path) for path in options.beside]
-    for document in _documents(tasks, options):
-        write_text(options.json, report_json(document))  # after each record, so that a stopped run keeps them
-    show_progress(1.0, "")
+    stopped = gather(documents := [], _written(_documents(tasks, options), options.out))
+    document = documents[-1]
     print(report.terminal(document, table))
     notes = report.TEXT_NOTES.format(draft_depth=DRAFT_DEPTH, lookup_depth=LOOKUP_DEPTH)
     write_text(options.page, report.page([document, *beside], notes))
-    return False
+    return stopped
+
+
+def _written(documents: Iterator[Document], path: str | None) -> Iterator[Document]:
+    """The documents, each written with what was measured until then, so that a killed run keeps it."""
+    for document in documents:
+        write_text(path, report_json(document))
+        yield document
 
 
 def plan(prompts: int, options: Namespace) -> str:
@@ -141,10 +151,10 @@ def _records(target: TwinModels, parts: list[str], options: Namespace) -> Iterat
     from playground.bench.speed.speed_suite import Suite
     sizes = map(tuple, (options.contexts, options.blocks, options.lanes))
     grid = Grid(*sizes, options.repeats, options.max_new_tokens, options.compiled)
-    yield from Suite(target, grid, parts, show_progress).records()
+    yield from Suite(target, grid, parts, RemainingTime()).records()
     for name in options.shapes:
         show_progress(0.0, f"building {name}")
-        yield from Suite(build(name, _loading(options)), grid, parts, show_progress).records()
+        yield from Suite(build(name, _loading(options)), grid, parts, RemainingTime()).records()
         gc.collect()
 
 

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.report_text import failure_lines, report_json
@@ -13,10 +13,19 @@ from playground.cli import terminal_view as screen
 from playground.cli.input_files import check_place, write_text
 from playground.cli.lane_options import read_lane
 from playground.cli.load_models import load, show_progress
-from playground.cli.shared_options import HELD_OUT, CommandParser, add_count, add_models, add_names, add_threads
+from playground.cli.remaining_time import RemainingTime
+from playground.cli.shared_options import (
+    HELD_OUT,
+    CommandParser,
+    add_count,
+    add_models,
+    add_names,
+    add_out,
+    add_threads,
+)
 from playground.errors import Refusal
 from playground.questions.questions import Question, ask
-from playground.questions.user_questions import read_questions
+from playground.questions.user_questions import how_judged, read_questions
 
 if TYPE_CHECKING:
     from playground.decoding.models import Models
@@ -38,10 +47,11 @@ def measure_options(command: CommandParser) -> None:
     add_threads(command)
     add_count(command, "seed", 0, 0)
     add_count(command, "max-new-tokens", 1, 330)
-    command.add_argument("--out", metavar="F.json", help="write every answer, and the tables")
+    add_out(command, "survey.json")
     command.add_argument("--csv", nargs="?", const="survey.csv", metavar="F.csv",
                          help="write a line per answer, survey.csv")
-    command.add_argument("--page", metavar="F.md", help="write the tables as a page")
+    command.add_argument("--page", nargs="?", const="survey.md", metavar="F.md",
+                         help="write the tables as a page, survey.md")
 
 
 def measure(options: Namespace) -> bool:
@@ -56,14 +66,15 @@ def measure(options: Namespace) -> bool:
     limits = Limits(options.seed, options.max_new_tokens)
     given = survey(models, entrants, questions, options.repeats, limits)
     stopped = gather(answers, timed(given, Progress(entrants, questions, options.repeats)))
-    facts = {"settings": _settings(options, models), "machine": machine(models.target.device)}
+    facts = {"settings": _settings(options, models, questions), "machine": machine(models.target.device)}
     print(
         "\n\n".join(
             "\n".join([section.task, *section.remarks, screen.table(section.rows)])
             for section in sections(table(answers))
         )
     )
-    for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
+    failures = failure_lines((answer.entrant, answer.failure) for answer in answers)
+    for line in filter(None, (how_judged(questions), *failures)):
         print(line)
     write_text(options.out, report_json(document(facts, entrants, questions, answers)))
     write_text(options.csv, as_csv(answers))
@@ -88,23 +99,30 @@ def load_for(entrants: Iterable[Entrant], options: Namespace) -> Models:
 
 
 def gather(into: list[Any], results: Iterator[Any]) -> bool:
-    """Collect answers or other results as they are finished; returns True if Ctrl-C stopped it."""
+    """Collect answers or other results as they are finished; returns True if Ctrl-C stopped it after some of them."""
     try:
         into.extend(results)
     except KeyboardInterrupt:
+        check_some(into)
         return True
     finally:
         show_progress(1.0, "")
     return False
 
 
+def check_some(results: Sized) -> None:
+    """After Ctrl-C, end the command if there is nothing to show."""
+    if not results:
+        raise KeyboardInterrupt("stopped; there is nothing to show yet") from None
+
+
 def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:
     """Pass the answers on, showing progress and the estimated time left."""
-    show_progress(0.0, "warming up")
+    remaining = RemainingTime()
+    remaining(0.0, "warming up")
     for answer in answers:
         progress.count(answer)
-        left = progress.left
-        show_progress(progress.share, answer.entrant if left is None else f"{left:.0f} s left, {answer.entrant}")
+        remaining(progress.share, answer.entrant, progress.left)
         yield answer
 
 
@@ -120,10 +138,12 @@ def _questions(options: Namespace) -> list[Question]:
     )
 
 
-def _settings(options: Namespace, models: Models) -> dict[str, Any]:
+def _settings(options: Namespace, models: Models, questions: list[Question]) -> dict[str, Any]:
+    judged = how_judged(questions)
     return {
         **model_facts(models),
         "repeats": options.repeats,
         "seed": options.seed,
         "max_new_tokens": options.max_new_tokens,
+        **({"judged": judged} if judged else {}),
     }

@@ -160,8 +160,8 @@ class Benchmark:
                     max_lines=10,
                     placeholder=FORM,
                     elem_id="own",
-                    info='Only "prompt" is required. "answer" is needed for a score: it must equal the text, or with '
-                         '"contains": true occur anywhere in it.',
+                    info='Only "prompt" is required. "answer" is needed for a score: the text or its final '
+                         'answer must equal it, or with "contains": true it may occur anywhere in the text.',
                 )
                 self.bring = gr.UploadButton(
                     "Load a .jsonl file", file_types=[".jsonl", ".json", ".txt"], size="sm", elem_id="bring"

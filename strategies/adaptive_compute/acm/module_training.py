@@ -179,7 +179,8 @@ def train_together(texts, learners: Learners, apart: nn.ModuleList, budget: floa
 
     divergence, share = held_out_mean(texts, measure).tolist()
     yield Note(f"Budget {budget}: {share:.3f} of the learners run on held-out texts, KL divergence {divergence:.4f}.")
-    yield Figure("scalar", "divergence of the gated modules", {"x": round(100 * share), "series": {"KL": divergence}})
+    data = {"x": round(100 * share), "axis": "percent", "series": {"KL": divergence}}
+    yield Figure("scalar", "divergence of the gated modules", data)
     return gates
 
 

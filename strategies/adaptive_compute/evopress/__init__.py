@@ -124,7 +124,8 @@ class EvoPress(ComputePolicy):
             bests = []
             for best, value in search(depth, count, fitness, SearchSizes(), seed):
                 bests.append(best)
-                data = {"x": len(bests), "series": {f"KL with {count} of {depth} left out": value}}
+                series = {f"KL with {count} of {depth} left out": value}
+                data = {"x": len(bests), "axis": "generation", "series": series}
                 yield Figure("scalar", "divergence of the best state", data)
             yield Note(f"{count} of {depth}: {written(bests[-1])}")
             found[str(count)] = torch.tensor([[layer in dropped for layer in range(depth)] for dropped in bests[-1]])

@@ -43,11 +43,11 @@ class Hyperfitting(Variant):
         network.eval()  # not train(): with dropout the loss would never come near zero
         training, held_out = (part.to(network.device) for part in self._split(cut(texts, self.length), seed))
         before, loss = measures(network, held_out, self.batch), math.inf
-        yield Figure("scalar", self.name, {"x": 0, "series": before})
+        yield Figure("scalar", self.name, {"x": 0, "axis": "epoch", "series": before})
         for epoch, loss in enumerate(self._epochs(network, training, seed), 1):
             done = loss < self.enough or epoch == self.epochs
             after = measures(network, held_out, self.batch) if done or epoch % self.every == 0 else {}
-            yield Figure("scalar", self.name, {"x": epoch, "series": {"training loss": loss, **after}})
+            yield Figure("scalar", self.name, {"x": epoch, "axis": "epoch", "series": {"training loss": loss, **after}})
             if done:
                 yield Note(_judgement(loss, before, after))
                 return

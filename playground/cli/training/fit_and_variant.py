@@ -3,14 +3,18 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from playground.cli.lane_options import read_knobs
 from playground.cli.load_models import load, show_progress, silence_libraries
+from playground.cli.remaining_time import RemainingTime
 from playground.cli.shared_options import CommandParser, add_base, add_count, add_models, add_settings, add_texts
-from playground.cli.training_texts import read_texts
+from playground.cli.training.training_texts import read_texts
+from playground.cli.training.training_view import TrainingView
 from playground.contract import Strategy, find, make
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -58,7 +62,7 @@ def make_variant(options: Namespace) -> bool:
     from playground.training import variants as learning  # late, since it imports torch
     method, base = of_kind("variant", options), options.model or BUNDLED[0].name
     order = learning.VariantOrder(method, base, options.called, options.seed)
-    card = learning.make_variant(order, _load(order.base, options), texts, _ignore if options.json else _show)
+    card = learning.make_variant(order, _load(order.base, options), texts, _watching(options))
     print(
         json.dumps(card)
         if options.json
@@ -93,8 +97,9 @@ def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     texts = read_texts(options.texts) if options.texts else []
     from playground.training.calibration import calibrate
     model = load(options, draft=False).target
-    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
-    weights = calibrate(cls, model, texts, options.seed, show, checkpoint, show_progress)
+    show, checkpoint = _watching(options), _place(cls, model, options).with_suffix(".training")
+    with _resumable(checkpoint):
+        weights = calibrate(cls, model, texts, options.seed, show, checkpoint, RemainingTime())
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 
@@ -108,7 +113,7 @@ def _train_on_grades(cls: type[Strategy], options: Namespace) -> bool:
         )
     from playground.training.reward_fitting import fit_rewards
     model = load(options, draft=False).target
-    weights = fit_rewards(cls, model, options.seed, _ignore if options.json else _show, show_progress)
+    weights = fit_rewards(cls, model, options.seed, _watching(options), RemainingTime())
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 
@@ -121,11 +126,13 @@ def _train_head(cls: type[Strategy], options: Namespace) -> bool:
     if options.exported:
         check_folder(cls.name, Path(options.exported))
     model = load(options, draft=False).target
-    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
+    show = _watching(options, " Fewer --epochs would do.")
+    checkpoint = _place(cls, model, options).with_suffix(".training")
     if options.published:
         weights = _published(cls, Path(options.published), model)
     else:
-        weights = fit_head(cls, model, texts, options.seed, checkpoint, show, show_progress, options.epochs)
+        with _resumable(checkpoint, kept=True):  # the texts that the target has written so far
+            weights = fit_head(cls, model, texts, options.seed, checkpoint, show, RemainingTime(), options.epochs)
     show_progress(1.0, "")
     if options.exported:
         write_folder(Path(options.exported), cls.name, weights, cls().state_layers(model.depth), model)
@@ -139,8 +146,9 @@ def _train_on_canvas(cls: type[Strategy], options: Namespace) -> bool:
     from playground.training.canvas_fitting import fit_canvas
     options.model = options.model or next(entry.name for entry in BUNDLED if entry.fills and entry.name not in TABLES)
     model = load(options, draft=False).target
-    show, checkpoint = _ignore if options.json else _show, _place(cls, model, options).with_suffix(".training")
-    weights = fit_canvas(cls, model, texts, options.seed, checkpoint, show, show_progress)
+    show, checkpoint = _watching(options), _place(cls, model, options).with_suffix(".training")
+    with _resumable(checkpoint):
+        weights = fit_canvas(cls, model, texts, options.seed, checkpoint, show, RemainingTime())
     show_progress(1.0, "")
     return _store(cls, model, weights, options)
 
@@ -172,7 +180,7 @@ def _train(cls: type[Strategy], options: Namespace) -> bool:
     from playground.decoding import fitted_weights as fitted
     from playground.training import variants as learning
     models = load(options, draft=True)
-    weights = learning.train(cls, models, texts, options.seed, _ignore if options.json else _show, show_progress)
+    weights = learning.train(cls, models, texts, options.seed, _watching(options), RemainingTime())
     show_progress(1.0, "")
     streams = {"target": models.target, "draft": models.draft}
     place = Path(options.out) if options.out else fitted.local_path(cls.name, streams)
@@ -205,7 +213,7 @@ def _fit(cls: type[Strategy], options: Namespace) -> bool:
     from playground.training import variants as learning
     learning.check_fits(cls)
     model = load(options, draft=False).target
-    knobs = learning.fit(cls, model, texts, show_progress)
+    knobs = learning.fit(cls, model, texts, RemainingTime())
     show_progress(1.0, "")
     facts = {"strategy": cls.name, "model": model.name, "revision": model.revision, "texts": len(texts), "knobs": knobs}
     print(json.dumps(facts) if options.json else _pasted(cls, knobs))
@@ -242,17 +250,24 @@ def _load(name: str, options: Namespace) -> LoadedNetwork:
     return loaded
 
 
-def _show(event: Figure | Note) -> None:
-    """Print a note, or one line per measurement: x and the values."""
-    if isinstance(event, Note):
-        print(event.text, flush=True)
-    else:
-        values = "  ".join(f"{name} {value:.3f}" for name, value in event.data["series"].items())
-        print(f"{event.data['x']:4}  {values}", flush=True)
+def _watching(options: Namespace, advice: str = "") -> Callable[[Figure | Note], None]:
+    """What is told of a training: its notes and measurements; nothing beside JSON, which has the result alone."""
+    return (lambda event: None) if options.json else TrainingView(advice)
 
 
-def _ignore(event: Figure | Note) -> None:
-    """Print nothing: the JSON output contains all measurements."""
+@contextmanager
+def _resumable(checkpoint: Path, kept: bool = False) -> Iterator[None]:
+    """Say on Ctrl-C whether a training goes on from its files when it is run again.
+
+    kept: whether something is kept even before the first state is saved.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        found = kept or any(checkpoint.parent.glob(f"{escape(checkpoint.stem)}*{checkpoint.suffix}"))
+        raise KeyboardInterrupt(
+            "stopped; run again to resume" if found else "stopped; nothing is kept yet: run again to begin anew"
+        ) from None
 
 
 def _short(value: Any) -> str:
