@@ -1,6 +1,7 @@
 """SmartSpec: draft lengths by goodput, simulated and measured, and wrong variants against the same check."""
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 from types import SimpleNamespace
 
@@ -55,6 +56,14 @@ def test_the_times_are_those_of_forwards_and_are_measured_once(monkeypatch):
     times = lane.target_model.forward_times
     assert all(seconds > 0 for seconds in times.values()) and len(times) >= 3
     assert forward_times(lane.target_model) is times
+
+
+def test_lanes_that_ask_at_the_same_time_know_the_same_times():
+    model = TableModel()
+    model.forward_times = None
+    with ThreadPoolExecutor(4) as threads:
+        first, *others = threads.map(forward_times, [model] * 4)
+    assert first and all(times is first for times in others)
 
 
 def smart(drafter: str = "draft_model", *samplers: tuple[str, dict], depth: int = 5, **knobs) -> LaneConfig:

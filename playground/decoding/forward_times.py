@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from threading import Lock
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -23,15 +24,17 @@ ROWS = (1, 16, 4, 32, 8, 64, 2, 24, 48)  # those that say most come first, since
 CONTEXTS = (32, 256)  # tokens before the rows
 REPEATS, LEAST = 5, 3  # measurements of each size after one that warms up; sizes that are measured in any case
 PATIENCE = 1.5  # seconds
+_one_at_a_time = Lock()  # two measurements at once would slow each other, and lanes of a model should know the same times
 
 
 def forward_times(model: Model) -> ForwardTimes:
     """The times of a model's forwards; measured at the first call, which takes about two seconds at most, or what three
-    sizes take.
+    sizes take. Lanes that ask meanwhile wait for it.
     """
-    if model.forward_times is None:
-        model.forward_times = _measured(model)
-    return model.forward_times
+    with _one_at_a_time:
+        if model.forward_times is None:
+            model.forward_times = _measured(model)
+        return model.forward_times
 
 
 @torch.inference_mode()
