@@ -17,6 +17,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from playground.confined.walls import resident_bytes
 from playground.errors import Refusal
 from playground.grammar import limits
+from playground.grammar.forced_bytes import NO_FORCING
 from playground.grammar.lark.gbnf_to_lark import lark_of
 from playground.grammar.lark.lexed_sentences import unreadable
 from playground.grammar.lark.productive_rules import endless, rules_of_lark, with_schemas
@@ -190,7 +191,7 @@ def _sound_schema(source: str) -> str:
 
 
 def _read_lark(source: str) -> str:
-    return LLMatcher.grammar_from_lark(with_schemas(source, _sound_schema))
+    return LLMatcher.grammar_from_lark(f"{with_schemas(source, _sound_schema)}\n{NO_FORCING}")
 
 
 def _with_fixed_whitespace(source: str) -> str:

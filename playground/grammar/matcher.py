@@ -21,6 +21,7 @@ from playground.errors import Refusal
 from playground.grammar import limits
 from playground.grammar.client import ContentCache, Vocabulary, check_source, compiler, digest_of
 from playground.grammar.compiler import KINDS, parser_limits
+from playground.grammar.forced_bytes import ALTERNATIVES, NO_FORCING, ForcedBytes
 
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1
@@ -65,7 +66,7 @@ class GrammarEngine:
         matcher = LLMatcher(self.llguidance, answer["text"], log_level=0, limits=parser_limits())
         if matcher.is_error():
             raise Refusal(f"The {KINDS[kind]} cannot be used: it is too complex to follow. Make it simpler.")
-        return Grammar(self, kind, matcher, answer["bytes"])
+        return Grammar(self, kind, matcher, answer["bytes"], forces=NO_FORCING not in answer["text"])
 
 
 def _description(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -96,11 +97,12 @@ def _unfit(reason: str) -> Refusal:
 
 class Grammar:
     """A compiled grammar; every sequence has a separate matcher. `bytes` is its approximate size in
-    memory.
+    memory. `forces` tells whether llguidance restricts the masks to the tokenizer's own token where only one
+    continuation is possible; otherwise the matcher does.
     """
 
-    def __init__(self, engine: GrammarEngine, kind: str, start: LLMatcher, bytes: int = 0):
-        self.engine, self.kind, self.bytes = engine, kind, bytes
+    def __init__(self, engine: GrammarEngine, kind: str, start: LLMatcher, bytes: int = 0, forces: bool = True):
+        self.engine, self.kind, self.bytes, self.forces = engine, kind, bytes, forces
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -123,6 +125,7 @@ class Matcher:
         self._parser = grammar.fresh()
         self._path: list[int] = []  # tokens advanced over, an end token included
         self._ended = False
+        self._forced = ForcedBytes(self._engine.llguidance)  # unused where llguidance forces
 
     def mask(self) -> Tensor:
         """Tokens that may come next, bool [V]. All False after the end and in a dead end.
@@ -169,6 +172,7 @@ class Matcher:
             return False
         self._path.append(token)
         self._ended = ends
+        self._forced = self._forced.after(token)
         return True
 
     def rollback(self, count: int) -> None:
@@ -180,6 +184,7 @@ class Matcher:
         fed = count - self._ended  # llguidance does not get the end token
         del self._path[-count:]
         self._ended = False
+        self._forced = ForcedBytes(self._engine.llguidance)
         if self._parser.is_error():  # which is permanent
             self._replay()
         elif fed:
@@ -241,14 +246,19 @@ class Matcher:
             return (
                 "ended" if self._ended else "complete" if self._may_end() else f"dead end: {self._parser.stop_reason()}"
             )
-        if due := self._parser.compute_ff_bytes():
+        if due := self._due():
             return f"must continue {due.decode('utf-8', 'replace')[:40]!r}"
         return "may end" if self.accepting else "open"
 
     def bitmask(self) -> bytes:
         """One bit a token, lowest bit first, end tokens as llguidance sees them; no bit set in a dead end."""
         bitmask = self._parser.compute_bitmask()
-        return bytes(len(bitmask)) if self._parser.is_error() else bitmask
+        if self._parser.is_error():
+            return bytes(len(bitmask))
+        if self._grammar.forces or not 1 < int.from_bytes(bitmask, "little").bit_count() <= ALTERNATIVES:
+            return bitmask
+        own = self._own_token()
+        return bitmask if own is None else (1 << own).to_bytes(len(bitmask), "little")
 
     def _only(self) -> int | None:
         """The one token that may follow, if there is just one and the text cannot end."""
@@ -256,6 +266,20 @@ class Matcher:
             return None
         bits = int.from_bytes(self.bitmask(), "little")
         return bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+    def _own_token(self) -> int | None:
+        """The tokenizer's own token where only one continuation is possible; None elsewhere."""
+        if self._grammar.forces:
+            return next(iter(self._parser.compute_ff_tokens()), None)
+        self._forced = self._forced.extended(self._parser)
+        return self._forced.own_token(self._path)
+
+    def _due(self) -> bytes:
+        """The bytes that must come next, as far as they are known."""
+        if self._grammar.forces:
+            return self._parser.compute_ff_bytes()
+        self._forced = self._forced.extended(self._parser)
+        return self._forced.text
 
     def _may_end(self) -> bool:
         return not self._ended and not self._parser.is_error() and self._parser.is_accepting()
@@ -349,8 +373,7 @@ class LookedUpMatcher(Matcher):
 
     def only_token(self) -> int | None:
         """The token that the engine's mask is restricted to where only one continuation is possible."""
-        forced = self._parser.compute_ff_tokens()
-        return forced[0] if forced else None
+        return self._own_token()
 
     @property
     def vocabulary(self) -> int:
