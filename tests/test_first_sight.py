@@ -118,7 +118,7 @@ def test_first_sight_has_at_most_twenty_controls_and_text_on_two_fifths_of_the_s
         assert page.evaluate(SHARE_OF_TEXT) >= 0.4
         expect(page.locator(".live .panel:visible"), "one explanation moves").to_have_count(1)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        page.evaluate("switchTheme()")
+        page.evaluate("playground.switchTheme()")
 
 
 @pytest.mark.journey
@@ -134,7 +134,7 @@ def test_every_text_has_thirteen_pixels_and_a_contrast_of_four_and_a_half_in_bot
         seen, poor = page.evaluate(UNREADABLE)
         assert seen > 130 and poor == []
         page.locator("#settings .settings-open").click()
-        page.evaluate("switchTheme()")
+        page.evaluate("playground.switchTheme()")
 
 
 @pytest.mark.parametrize("path", ["library", "benchmark", "game", "?lesson=guessing-ahead"])
@@ -146,7 +146,7 @@ def test_every_other_page_is_as_legible(page, address, path):
     for _ in range(2):
         seen, poor = page.evaluate(UNREADABLE)
         assert seen > 20 and poor == []
-        page.evaluate("switchTheme()")
+        page.evaluate("playground.switchTheme()")
 
 
 def test_settings_and_earlier_runs_take_the_place_of_the_view_and_not_of_the_text(page, address):
@@ -190,7 +190,7 @@ def test_four_lanes_of_a_projector_are_whole_above_the_player(page, address):
     page.set_viewport_size({"width": 1280, "height": 800})
     lanes = [{"strategy": name} for name in ("greedy", "sample", "speculative", "greedy")]
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=lanes))
-    page.evaluate("switchProjector()")
+    page.evaluate("playground.switchProjector()")
     page.click("#run")
     expect(tokens(page, 3).nth(11)).to_be_attached()
     expect(page.locator("#run")).to_be_visible()
@@ -202,7 +202,7 @@ def test_four_lanes_of_a_projector_are_whole_above_the_player(page, address):
     heads = page.locator(".lane-card").evaluate_all("all => all.map((one) => one.offsetHeight)")
     assert max(heads) < 45, "one line each"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.evaluate("switchProjector()")
+    page.evaluate("playground.switchProjector()")
 
 
 def test_an_added_lane_stands_on_the_stage_at_once_and_nothing_else_moves(page, address):

@@ -557,7 +557,7 @@ def test_projector_mode_enlarges_every_page_by_half_without_overflow(page, addre
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     page.set_viewport_size({"width": 390, "height": 844})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    page.evaluate("switchProjector()")
+    page.evaluate("playground.switchProjector()")
 
 
 def test_projector_mode_hides_nothing_and_covers_nothing(page, address):
@@ -573,7 +573,7 @@ def test_projector_mode_hides_nothing_and_covers_nothing(page, address):
     expect(page.locator(".lesson-panel h3")).to_be_visible()
     page.locator("#run").click(trial=True)  # nothing lies over it
     page.keyboard.press("Escape")
-    page.evaluate("switchProjector()")
+    page.evaluate("playground.switchProjector()")
 
 
 def test_projector_mode_is_remembered_and_its_key_is_for_no_field(page, address):

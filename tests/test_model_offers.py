@@ -208,7 +208,7 @@ def test_the_best_model_is_the_largest_that_keeps_pace_with_a_reader():
 
 
 def test_a_real_model_is_proposed_in_place_of_the_toy_where_the_hub_answers(site, hub):
-    assert "openModels()" in proposal_button(site.offers.proposed)
+    assert "playground.openModels()" in proposal_button(site.offers.proposed)
     proposed = site.offers.propose(ON_CPU)
     assert proposed.entry in SUGGESTED and proposed.size.missing
     assert f"data-model='{proposed.entry.name}'" in proposal_button(proposed)

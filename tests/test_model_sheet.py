@@ -126,6 +126,6 @@ def test_a_newcomer_loads_a_real_model_with_two_clicks(tmp_path, monkeypatch):
                 expect(sheet).to_be_hidden()
                 expect(chip).to_contain_text("SmolLM2 135M")
                 expect(chip).not_to_contain_text(site_proposal)
-                assert page.evaluate("window.settingsNow().model") == TINY
+                assert page.evaluate("playground.settingsNow().model") == TINY
         finally:
             demo.close()

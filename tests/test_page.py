@@ -240,6 +240,34 @@ def test_the_menu_of_a_run_leads_to_its_figures_and_studies(page, address):
     studies.close()
 
 
+FIGURED = [{"strategy": "greedy"}, {"strategy": "speculative"}]
+STROKES = """() => {
+    const hues = [0, 1].map((lane) => getComputedStyle(document.body).getPropertyValue(`--pg-lane-${lane}`).trim());
+    const probe = document.createElement("i");
+    const drawn = [...document.querySelectorAll(".js-plotly-plot")][0].querySelectorAll(".scatterlayer .js-line");
+    return [hues.map((hue) => { probe.style.color = hue; return probe.style.color; }),
+            [...drawn].map((line) => getComputedStyle(line).stroke)];
+}"""
+
+
+def test_figures_have_the_hues_of_the_lanes_in_both_themes(page, address):
+    visit(page, address, Settings(prompt="The red fox", length=12, lanes=FIGURED))
+    page.click("#run")
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    with page.expect_popup() as opened:
+        page.locator(".live .studies").click()
+    studies = opened.value
+    expect(studies.locator(".js-plotly-plot .scatterlayer .js-line")).not_to_have_count(0)
+    hues, lines = studies.evaluate(STROKES)
+    assert lines == hues
+    studies.evaluate("playground.switchTheme()")
+    in_dark, drawn_anew = studies.evaluate(STROKES)
+    assert drawn_anew == in_dark != hues
+    studies.evaluate("playground.switchTheme()")
+    assert studies.evaluate(STROKES)[1] == lines
+    studies.close()
+
+
 @pytest.mark.journey
 def test_nothing_sticks_out_sideways(page, address):
     visit(page, address)

@@ -273,7 +273,7 @@ def test_a_reload_keeps_what_was_chosen_after_a_link_was_opened(page, address):
     visit(page, address, Settings(prompt="The red fox", length=12, lanes=[GREEDY]))
     page.fill("#prompt textarea", "The green bird")
     page.keyboard.press("Tab")
-    page.wait_for_function("window.settingsNow().prompt === 'The green bird'")
+    page.wait_for_function("playground.settingsNow().prompt === 'The green bird'")
     page.reload()
     expect(page.locator("#settings .summary")).to_contain_text("12 tokens")
     expect(page.locator("#prompt textarea")).to_have_value("The green bird")

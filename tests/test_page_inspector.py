@@ -109,7 +109,7 @@ def test_no_label_counts_lanes_from_nought(page):
 def test_a_prompt_of_ones_own_to_a_toy_model_is_answered_with_what_it_knows():
     asked, real = Settings(prompt="What is the capital of France?"), proposal_button(None)
     own = free_prompt_note(asked, "pocket", real)
-    assert "7-million-parameter toy" in own and real in own and "openModels()" in real
+    assert "7-million-parameter toy" in own and real in own and "playground.openModels()" in real
     assert free_prompt_note(asked, "gpt2", real) == ""
     known = next(example["prompt"] for example in examples() if example.get("prompt"))
     for prompt in (known, " "):

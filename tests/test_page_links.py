@@ -81,7 +81,7 @@ def test_run_pressed_before_the_settings_of_a_link_are_there_waits_for_them(page
 
 CLICKS_WHEN_OPENED = """window.addEventListener("DOMContentLoaded", () => {
     let opened;
-    Object.defineProperty(window, "linkOpened", {
+    Object.defineProperty(window.playground ??= {}, "linkOpened", {
         set: (own) => { opened = own; },
         get: () => () => { opened(); document.querySelector("#run").click(); },
     });
@@ -130,7 +130,7 @@ def test_settings_opened_in_the_first_moment_stay_open(page, address):
 def test_a_click_that_was_to_open_the_settings_does_not_close_what_has_just_opened_by_itself(page, address):
     visit(page, address, SETTINGS)
     click = "document.querySelector('#settings .settings-open').click()"
-    page.evaluate(f"showDrawer(true); {click}")
+    page.evaluate(f"playground.showDrawer(true); {click}")
     expect(page.locator("#length")).to_be_visible()
     page.wait_for_timeout(1100)
     page.evaluate(click)

@@ -122,7 +122,7 @@ def test_an_earlier_run_says_so_and_gives_its_colours_back(page, address):
     colour = "getComputedStyle(document.querySelector(\".live .lane[data-lane='1'] .number\")).backgroundColor"
     own = page.evaluate(colour)
     page.fill("#prompt textarea", "The blue fox")
-    expect(caption).to_contain_text("An earlier run: the prompt or the lanes have changed since.")
+    expect(caption).to_contain_text("An earlier run. Its prompt was “The red fox”. Press Run for the prompt above.")
     expect(live).to_have_attribute("data-fused", "false")
     assert page.evaluate(colour) != own
     page.fill("#prompt textarea", "The red fox")
@@ -209,9 +209,9 @@ def test_no_text_is_faded_below_its_contrast():
         assert [rule for rule in map(str.strip, faded) if not without_text.search(rule)] == [], sheet.name
 
 
-def test_every_text_has_one_of_six_sizes():
+def test_every_text_has_one_of_seven_sizes():
     sizes = set(re.findall(r"--type-(\w+): \d+px", PALETTE[0]))
-    assert len(sizes) == 6
+    assert len(sizes) == 7
     for sheet in [ASSETS / "page.css", *(ASSETS / "live").rglob("*.css")]:
         said = re.findall(r"font(?:-size)?: ([\d.]+px|var\(--type-(\w+)\))", sheet.read_text(encoding="utf-8"))
         assert [value for value, name in said if name not in sizes] == [], sheet.name

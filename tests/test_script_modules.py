@@ -26,7 +26,7 @@ def sources() -> dict[str, str]:
 
 def constants() -> set[str]:
     """What Python gives to any script."""
-    return {*live_view_assets.constants(), *lane_editor.constants(), "GLOSSARY", "LESSONS", "KNOWN"}
+    return {*live_view_assets.constants(), *lane_editor.constants(), "GLOSSARY", "IN_DARK", "LESSONS", "KNOWN"}
 
 
 def test_the_modules_keep_the_rules(sources):
@@ -76,7 +76,8 @@ def test_two_modules_that_keep_the_rules_have_no_problem():
     ({"sums": ("export function", "export const more = 1;\n\nexport function")}, "more is exported and not imported"),
     ({"sums": ("export function", 'import { at } from "../lane/lane.js";\nexport function')}, "a room above"),
     ({"sums": ("return", "document.title = 'a'; return")}, "needs no page, and this names document"),
-    ({"lane": ("trigger(key", "window.tell(key")}, "window.tell is set in 0 places"),
+    ({"lane": ("trigger(key", "playground.tell(key")}, "playground.tell is set in 0 places"),
+    ({"lane": ("trigger(key", "window.tell(key")}, "window.tell is not the browser's"),
     ({"lane": ("for (", "for ((")}, "this is not JavaScript"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_a_broken_rule_is_found(changed, said):

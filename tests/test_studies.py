@@ -33,6 +33,8 @@ from playground.decoding.models import Models
 from playground.events import Commit, Done, Draft, Figure, Forward, Header, Note, Stamped, Verdict
 from playground.events import Test as Trial  # pytest would collect it
 from playground.trace import Trace
+from playground.trace.plot_style import IN_DARK
+from support.plot_colours import colours_of
 
 PROMPT = "The green bird"
 
@@ -386,6 +388,13 @@ def test_the_page_draws_every_shape_once():
         "k",
     ]
     assert notes(EVERY_SHAPE) == ["So it is."]
+
+
+def test_every_colour_of_every_shape_has_one_on_a_dark_page():
+    from playground.ui.studies.study_figures import drawings
+    for figure in drawings(EVERY_SHAPE):
+        assert colours_of(figure) and colours_of(figure) <= IN_DARK.keys()
+    assert not colours_of(figure.update_traces(marker_color="#0072b2")) <= IN_DARK.keys()
 
 
 def test_the_shell_prints_every_shape():

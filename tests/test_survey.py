@@ -22,6 +22,8 @@ from playground.errors import Refusal
 from playground.questions.questions import Question, ask
 from playground.questions.user_questions import questions_in
 from playground.trace.lane_metrics import LaneRecord
+from playground.trace.plot_style import IN_DARK
+from support.plot_colours import colours_of
 
 GREEDY = Entrant("greedy", LaneConfig("greedy"))
 SPECULATION = Entrant("speculation", LaneConfig("speculative", extras=[("draft_model", {"depth": 3})]))
@@ -287,6 +289,14 @@ def test_figures_show_the_values_of_the_table():
     drawn, depths = quality(rows), acceptance(rows)
     assert [(trace.x[0], trace.y[0]) for trace in drawn.data] == [(1.0, 1.0), (0.5, 0.0)]
     assert "<b>" not in drawn.data[0].name and list(depths.data[0].y) == [0.5, 1.0]
+
+
+def test_the_second_four_entrants_have_the_hues_of_the_first_and_open_markers():
+    rows = table([made(f"entrant {i}", score=1.0, forwards={"target": 1}, trials=[(1, 2)]) for i in range(8)])
+    for figure in (quality(rows), acceptance(rows)):
+        looks = [(trace.marker.color or trace.line.color, "open" in str(trace.marker.symbol)) for trace in figure.data]
+        assert len(set(looks)) == 8 and looks[0][0] == looks[4][0]
+        assert colours_of(figure) <= IN_DARK.keys()
 
 
 def test_unmeasured_values_are_not_drawn():

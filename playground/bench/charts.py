@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 
-from playground.trace.plot_style import COLOURS
-
 WIDTH, LEFT, RIGHT, TOP, PLOT, LETTER = 640, 46, 14, 30, 190, 6.3  # pixels; LETTER is a mean character width
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")  # distinguishable with any kind of colour vision
 MORE = ("#56b4e9", "#e69f00", "#000000", "#999999")
 Value = tuple[float, float] | None  # value and standard error, 0 if there is none; None if nothing was measured
 

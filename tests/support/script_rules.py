@@ -31,8 +31,9 @@ BROWSER = set("""
     localStorage location matchMedia navigator parseFloat parseInt performance requestAnimationFrame scrollTo scrollY
     sessionStorage setTimeout undefined window
 """.split())
-OF_WINDOW = {"Plotly", "addEventListener", "devicePixelRatio", "fetch", "history", "innerHeight", "removeEventListener"}
-"""Names of `window` that are not the page's: its own are `window.name = ...` in exactly one place."""
+OF_WINDOW = {"addEventListener", "devicePixelRatio", "fetch", "history", "innerHeight", "playground",
+             "removeEventListener"}
+"""Names of `window` that modules use: the browser's, and the one by which the page's scripts reach each other."""
 MISREAD = {"await"}  # before a bracket the parser may take it for a function
 OF_PAGES = {"document", "window", "location", "history", "localStorage", "sessionStorage", "navigator"}
 ROOMS = (("components",), ("run",), ("lane",), ("views",), ("views/cache",), ("visit",), ("stage",), ("player",),
@@ -167,11 +168,13 @@ def _exports(script: Script, scripts: Mapping[str, Script], tested: str) -> Iter
 
 
 def _window(script: Script, scripts: Mapping[str, Script]) -> Iterator[str]:
-    """The scripts of a page reach each other through names of `window`; what is read is set in one place."""
+    """The scripts of a page reach each other through `playground`, where each name is set in one place."""
     for name in sorted(set(re.findall(r"\bwindow\??\.(\w+)", script.source)) - OF_WINDOW):
-        setting = [other.name for other in scripts.values() if re.search(rf"\bwindow\.{name} = ", other.source)]
+        yield f"window.{name} is not the browser's"
+    for name in sorted(set(re.findall(r"(?<![-/\w])playground\??\.(\w+)", script.source))):
+        setting = [other.name for other in scripts.values() if re.search(rf"\bplayground\.{name} = ", other.source)]
         if len(setting) > 1 or not setting and name not in OF_PYTHON:
-            yield f"window.{name} is set in {len(setting)} places"
+            yield f"playground.{name} is set in {len(setting)} places"
 
 
 OF_PYTHON = {"restoreSettings", "settingsModel"}  # set by the short scripts of components

@@ -3,6 +3,7 @@
 
 import { GLOSSARY } from "python";
 import { el } from "./elements.js";
+import { playground } from "./playground.js";
 
 const TERMS = new Map(GLOSSARY.flatMap(({ term, also, text }) => [term, ...also].map((form) => [form.toLowerCase(), { term, text }])));
 const LABELS = ".live .panel h3, .live .strip dt, .live .headlines dt, .live .badge, .live .chart-key .key-node, .live .origins .t, .editor .promise, "
@@ -133,4 +134,4 @@ function reach() {
   }
 }
 
-window.glossary = { explains: (node) => Boolean(explain(node)), labels: LABELS };
+playground.glossary = { explains: (node) => Boolean(explain(node)), labels: LABELS };

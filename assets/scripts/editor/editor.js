@@ -4,6 +4,7 @@
 import { element, props, server, trigger, watch } from "component";
 import { MOST_LANES, STRATEGIES } from "python";
 import { el } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 import { namesOf } from "../run/lane_names.js";
 import { adviceBeside } from "./advice.js";
 import { lanesWithOnePart } from "./combined.js";
@@ -47,12 +48,12 @@ function commit() {
 
 /** Tell the page, which compares the lanes with those that are drawn. */
 function announce() {
-  window.settingsChosen?.({ lanes: JSON.parse(JSON.stringify(lanes)) });
+  playground.settingsChosen?.({ lanes: JSON.parse(JSON.stringify(lanes)) });
 }
 
 /** What lanes need besides their own settings; null on a page that has no such settings. */
 function around() {
-  const { context } = window.settingsNow?.() || {};
+  const { context } = playground.settingsNow?.() || {};
   return context === undefined ? null : { context: context.trim() && "given", drafted: props.drafted !== false, attention: props.attention };
 }
 
@@ -82,10 +83,10 @@ function failure(i) {
 /** Buttons that mend a problem, or open the place where it is mended. */
 function remedies(i, about, place) {
   const remedy = (label, act) => el("button", { type: "button", class: "remedy", onclick: act }, label);
-  if (about === "context") return [remedy("Add the example passage", () => trigger("mend", { what: about })), remedy("Write one…", () => window.openPlace(about))];
+  if (about === "context") return [remedy("Add the example passage", () => trigger("mend", { what: about })), remedy("Write one…", () => playground.openPlace(about))];
   if (about === "draft") {
-    const own = window.settingsNow?.().draft === "none" ? [remedy("Use its own draft", () => trigger("mend", { what: about }))] : [];
-    return [...own, remedy("Choose a draft…", () => window.openPlace(about, true))];
+    const own = playground.settingsNow?.().draft === "none" ? [remedy("Use its own draft", () => trigger("mend", { what: about }))] : [];
+    return [...own, remedy("Choose a draft…", () => playground.openPlace(about, true))];
   }
   if (about === "model") return modelRemedies(i, remedy);
   if (about === "constraint") return [remedy("Add a constraint…", () => { openLane(i); root.querySelector(`.lane-card[data-lane="${i}"] .adder`)?.click(); })];
@@ -101,7 +102,7 @@ function modelRemedies(i, remedy) {
   const suits = ({ strategy }) => (fills ? byName.get(strategy)?.attention.includes("full") : byName.get(strategy)?.kind !== "canvas_decoder");
   const [name, what] = fills ? ["Pocket diffusion", "denoiser"] : ["Pocket", "text model"];
   const model = lanes.every(suits) ? [remedy(`Use ${name}`, () => trigger("mend", { what }))] : [];
-  return [...model, remedy("Choose a target…", () => window.openPlace("model", true)),
+  return [...model, remedy("Choose a target…", () => playground.openPlace("model", true)),
     remedy("Choose another strategy…", () => root.querySelector(`.lane-card[data-lane="${i}"] .strategy`)?.click())];
 }
 
@@ -111,7 +112,7 @@ const isBeside = () => root.closest(".stage")?.dataset.beside === "true";
 function openAlone(i) {
   if (isBeside()) {
     closeAll();
-    window.showDrawer?.(false);
+    playground.showDrawer?.(false);
   }
   open.add(i);
 }

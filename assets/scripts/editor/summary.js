@@ -1,6 +1,7 @@
 // What a lane is called, and what its card says of it on one line.
 
 import { el } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 import { phraseOf } from "./lane_config.js";
 import { byName, filling, words } from "./rules.js";
 
@@ -24,7 +25,7 @@ function partsOf(lane) {
 export function factsOf(lane) {
   const parts = partsOf(lane).map(([name, knobs]) => ({ title: byName.get(name)?.title || words(name), kind: byName.get(name)?.kind, knobs: { ...defaultsOf(name), ...knobs } }));
   const weights = lane.weights ? [phraseOf(lane.weights)] : [];
-  return { title: titleOf(lane), parts, own: [...weights, `seed ${lane.seed ?? window.settingsNow?.().seed}`] };
+  return { title: titleOf(lane), parts, own: [...weights, `seed ${lane.seed ?? playground.settingsNow?.().seed}`] };
 }
 
 function defaultsOf(name) {

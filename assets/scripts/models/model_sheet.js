@@ -3,6 +3,7 @@
 import { element, props, trigger, watch } from "component";
 import { KNOWN } from "python";
 import { button, el, setText } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 
 const { own, typed, titles } = KNOWN;
 
@@ -16,15 +17,15 @@ class ModelSheet {
     this.dialog.addEventListener("close", () => { this.dialog.hidden = true; });
     this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
     document.addEventListener("settings-chosen", () => this.drawChip());
-    window.openModels = () => this.open();
-    window.useModel = (name) => { this.open(); this.take(name); };
+    playground.openModels = () => this.open();
+    playground.useModel = (name) => { this.open(); this.take(name); };
     this.build();
     this.drawChip();
   }
 
   /** The model of the next run, by name. */
   get used() {
-    const chosen = window.settingsNow?.().model;
+    const chosen = playground.settingsNow?.().model;
     return !chosen || chosen === "default" ? own : chosen;
   }
 

@@ -1,5 +1,7 @@
 // The settings drawer, and the place where a problem is mended: a field of it, or a lane as "lane:index:knob".
 
+import { playground } from "../components/playground.js";
+
 const JUST = 1000; // ms that a click may have been on its way
 let openedItself = -Infinity; // when
 
@@ -14,7 +16,7 @@ export function showDrawer(open) {
   if (shown) for (const field of drawer.querySelectorAll("textarea")) field.dispatchEvent(new Event("input"));
 }
 
-window.showDrawer = showDrawer;
+playground.showDrawer = showDrawer;
 
 // A click that was meant to open the drawer does not close it where it has just opened by itself, as for a problem of a link's settings. One
 // listener of the document also hears the clicks before the button's own script has run.
@@ -31,7 +33,7 @@ const FIELDS = {
 const NEEDED = ["context", "draft"]; // by lanes
 const MENUS = ["model", "draft", "dtype", "quantization"]; // open when they are focused, over a message beside them
 
-window.openPlace = (about, chooses = false) => {
+playground.openPlace = (about, chooses = false) => {
   const [place, lane, field] = about.split(":");
   if (place === "lane") document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: Number(lane), about: field } }));
   if (field && !NEEDED.includes(field)) return; // a knob, whatever it is called

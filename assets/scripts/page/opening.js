@@ -1,5 +1,6 @@
 // Until the settings of a link or of the last visit are in place, Run would take the page's own: it waits for them.
 
+import { playground } from "../components/playground.js";
 import { isReload } from "./settings.js";
 import { press } from "./shortcuts.js";
 import { beginHistory } from "./undo.js";
@@ -17,7 +18,7 @@ const showLast = () => document.querySelector(".live .chooser .tab:last-child")?
 
 // A link with a position shows its run there, and one of the library shows a strategy, so their runs begin by themselves; after a reload
 // the tab's own runs are shown.
-window.linkOpened = () => {
+playground.linkOpened = () => {
   const address = new URL(location.href);
   const params = address.searchParams;
   const ofLibrary = params.has("run") && !isReload();

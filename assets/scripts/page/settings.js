@@ -1,6 +1,7 @@
 // The settings of the page: their summary, and what depends on them.
 
 import { count } from "../components/numbers.js";
+import { playground } from "../components/playground.js";
 import { chosen } from "./chosen.js";
 import { showDrawer } from "./drawer.js";
 import { remember } from "./undo.js";
@@ -9,7 +10,7 @@ const summary = ({ mode, length, seed, model, draft, stop, system, tools, contex
   mode === "chat" ? "chat" : "raw text",
   count(length, "token"),
   `seed ${seed}`,
-  model === "default" ? window.settingsModel : model,
+  model === "default" ? playground.settingsModel : model,
   draft && draft !== "default" && `draft ${draft}`,
   dtype && dtype !== "auto" && dtype,
   quantization && quantization !== "none" && quantization,
@@ -27,7 +28,7 @@ const lacksContext = ({ lanes = [], context = "" }) => {
 };
 
 /** Announce changed settings. The drawer opens by itself when a lane begins to lack its context. */
-window.settingsChosen = (some, readers = chosen.readers) => {
+playground.settingsChosen = (some, readers = chosen.readers) => {
   Object.assign(chosen, { settings: { ...chosen.settings, ...some }, readers });
   const line = document.querySelector(".settings-open .summary");
   if (line) line.textContent = summary(chosen.settings);
@@ -39,7 +40,7 @@ window.settingsChosen = (some, readers = chosen.readers) => {
   return some;
 };
 
-window.settingsNow = () => chosen.settings;
+playground.settingsNow = () => chosen.settings;
 
 // A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says.
 
@@ -53,7 +54,7 @@ addEventListener("pagehide", () => {
 
 export const isReload = () => performance.getEntriesByType("navigation")[0]?.type === "reload";
 
-window.settingsToOpen = (stored) => {
+playground.settingsToOpen = (stored) => {
   try {
     return isReload() && sessionStorage.getItem(LEFT) ? { ...JSON.parse(sessionStorage.getItem(LEFT)), reloaded: true } : stored;
   } catch {

@@ -1,21 +1,22 @@
 // The link of this page, and a frame of it for another one.
 
 import { el } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 
 // Put the encoded settings into this page's address and copy it.
-window.shareLink = async (code) => {
+playground.shareLink = async (code) => {
   if (!code) return;
   const address = new URL(location.href);
   address.search = "";
   address.searchParams.set("s", code);
-  const position = window.livePosition?.();
+  const position = playground.livePosition?.();
   if (position) address.searchParams.set("at", position);
   window.history.replaceState(null, "", address);
   await copy(document.querySelector("#share"), address.href, "Copy it from the address bar");
 };
 
 // Copy a frame for another page: it opens this page with the settings of the last link.
-window.embedCode = async (code) => {
+playground.embedCode = async (code) => {
   if (!code) return;
   const address = new URL(location.pathname, location.href);
   address.searchParams.set("s", code);

@@ -1,8 +1,9 @@
 // Keys of every page: Run, Stop, and large type.
 
+import { playground } from "../components/playground.js";
 import { switchProjector } from "./themes.js";
 
-window.isApple = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform || navigator.platform); // its keys have other names
+playground.isApple = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform || navigator.platform); // its keys have other names
 
 export const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 

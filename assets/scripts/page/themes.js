@@ -1,15 +1,17 @@
 // Light or dark, and large type for a projector: kept in the browser.
 
+import { playground } from "../components/playground.js";
+
 const THEME = "decoding-playground-theme";
 const PROJECTOR = "decoding-playground-projector";
 
 // Called once the page is loaded; a theme in the address takes precedence.
-window.keepTheme = () => {
+playground.keepTheme = () => {
   const chosen = localStorage.getItem(THEME);
   if (chosen && !new URLSearchParams(location.search).has("__theme")) document.body.classList.toggle("dark", chosen === "dark");
 };
 
-window.switchTheme = () => {
+playground.switchTheme = () => {
   const dark = document.body.classList.toggle("dark");
   localStorage.setItem(THEME, dark ? "dark" : "light");
 };
@@ -20,7 +22,7 @@ const project = (on) => {
   document.querySelector(".to-projector")?.setAttribute("aria-pressed", String(on));
 };
 
-window.keepProjector = () => project(localStorage.getItem(PROJECTOR) === "on");
+playground.keepProjector = () => project(localStorage.getItem(PROJECTOR) === "on");
 
 export function switchProjector() {
   const on = !document.body.classList.contains("projector");
@@ -28,4 +30,4 @@ export function switchProjector() {
   localStorage.setItem(PROJECTOR, on ? "on" : "off");
 }
 
-window.switchProjector = switchProjector;
+playground.switchProjector = switchProjector;

@@ -1,5 +1,6 @@
 // Undo: the settings before each change, with the run that was shown beside them. What is typed in one go is one change.
 
+import { playground } from "../components/playground.js";
 import { chosen } from "./chosen.js";
 import { TYPED } from "./shortcuts.js";
 
@@ -63,7 +64,7 @@ function undo() {
   if (!before) return;
   changes.now = before;
   if (isChanged()) changes.restoring = setTimeout(restored, RESTORING);
-  window.restoreSettings?.(before.settings);
+  playground.restoreSettings?.(before.settings);
   if (before.run) document.dispatchEvent(new CustomEvent("show-run", { detail: before.run }));
   showUndo();
 }

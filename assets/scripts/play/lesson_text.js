@@ -1,6 +1,7 @@
 // The text of a lesson as elements.
 
 import { el } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 
 export function heading(text) {
   const node = el("h3", "", text);
@@ -23,6 +24,6 @@ export function paragraph(text) {
 /** A term in bold; the glossary explains it. */
 function term(text) {
   const node = el("strong", "", text);
-  if (window.glossary?.explains(node)) node.dataset.term = text;
+  if (playground.glossary?.explains(node)) node.dataset.term = text;
   return node;
 }

@@ -1,6 +1,7 @@
 // Points at a part of the page.
 
 import { el } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 
 const ROOM = 12; // pixels between the target and the edge of the window
 const LOOKS = 6; // checks whether the target has moved
@@ -17,7 +18,7 @@ export class Pointer {
   }
 
   show(selector, panel) {
-    if (selector && document.querySelector(selector)?.closest("#drawer")) window.showDrawer(true);
+    if (selector && document.querySelector(selector)?.closest("#drawer")) playground.showDrawer(true);
     this.rule.textContent = selector ? `${selector} { outline: 2px solid var(--pg-accent); outline-offset: 4px; border-radius: 8px; }` : "";
     if (selector) this.bringSoon(selector, panel);
     else this.cancel();

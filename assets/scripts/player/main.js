@@ -5,6 +5,7 @@ import { element, props, trigger, watch } from "component";
 import { SKELETON } from "python";
 import { button, el, option, prefersStillness, setText } from "../components/elements.js";
 import { Menu } from "../components/menu.js";
+import { playground } from "../components/playground.js";
 import { Card } from "../lane/card.js";
 import { COLOURS, drawScale, drawUnderlines } from "../lane/colour.js";
 import { LaneCard } from "../lane/lane.js";
@@ -89,7 +90,7 @@ class App {
     onDocument(this, "show-run", ({ detail }) => { if (this.visit.find(detail)) this.bringBack(this.visit.find(detail)); });
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     addEventListener("pagehide", () => keepAtOnce(this.visit.newest));
-    window.livePosition = () => (this.stage.isOfChosen ? positionOf(this) : "");
+    playground.livePosition = () => (this.stage.isOfChosen ? positionOf(this) : "");
     this.schedule();
     if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
   }

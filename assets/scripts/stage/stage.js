@@ -2,6 +2,7 @@
 // and its lanes lose their colours, which now belong to the lanes of the editor.
 
 import { boxOf, setAttribute, setText, zoomOf } from "../components/elements.js";
+import { playground } from "../components/playground.js";
 import { ownSeats, seatsOf, waitingCard, waitingTab } from "./seats.js";
 
 const NARROWEST = 230; // px of a lane below its card in the editor
@@ -13,6 +14,7 @@ const LOW = 520; // px of a window that is too low for the sentence above the pr
 export const PHONE = 640; // px of a window in which the lanes are stacked
 const COLUMN = "main.contain > .column"; // of the page: Gradio scopes styles to it, and those of the body would lose to these
 const READ = ["prompt", "mode", "system", "tools", "context", "form", "before"]; // and the lanes
+const LONGEST_QUOTE = 60; // characters of a prompt
 const LOOK_HERE = "Lane 2 writes the text of lane 1 in fewer forwards: a small model drafted the underlined words.";
 
 export class Stage {
@@ -37,7 +39,7 @@ export class Stage {
   }
 
   get chosen() {
-    return window.settingsNow?.() || {};
+    return playground.settingsNow?.() || {};
   }
 
   /** A run of this page has begun. */
@@ -110,7 +112,7 @@ export class Stage {
       setAttribute(stage, "data-beside", Boolean(this.isBeside));
       setAttribute(stage, "data-phone", app.live.dataset.views === "phone");
     }
-    app.lanes.classList.toggle("with-prompts", !stage || stale || app.trace.fromFile || app.inspector.prompts.checked);
+    app.lanes.classList.toggle("with-prompts", !stage || app.trace.fromFile || app.inspector.prompts.checked);
     this.stopAtChosen();
     this.caption(stale);
     if (app.live.dataset.views !== "all") this.measure(stage);
@@ -206,11 +208,17 @@ export class Stage {
     const example = app.trace.recorded && !app.trace.fromFile && !app.ranHere;
     const node = app.root.querySelector(".caption");
     node.hidden = !stale && !example;
-    setText(node.querySelector(".caption-title"), example ? "Example run, recorded." : "An earlier run:");
-    const changed = "the prompt or the lanes have changed since.";
-    setText(node.querySelector(".caption-text"), !stale ? LOOK_HERE : example ? `Not of what is chosen above: ${changed}` : changed);
+    setText(node.querySelector(".caption-title"), example ? "Example run, recorded." : "An earlier run.");
+    setText(node.querySelector(".caption-text"), stale ? sayChanged(app.trace, this.chosen) : LOOK_HERE);
     node.querySelector(".run-here").hidden = stale || !example;
   }
+}
+
+/** What has changed since a run: the lanes show the texts of its prompt, not the prompt itself. */
+function sayChanged({ lanes: [{ header }] }, { prompt }) {
+  const own = header.prompt.trim();
+  if (own === prompt.trim()) return "The lanes or settings have changed since. Press Run for those above.";
+  return `Its prompt was “${own.length > LONGEST_QUOTE ? `${own.slice(0, LONGEST_QUOTE)}…` : own}”. Press Run for the prompt above.`;
 }
 
 function lookOf(settings) {

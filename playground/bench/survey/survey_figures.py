@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from playground.bench.survey.results import ResultRow
-from playground.trace.plot_style import COLOURS, blank, if_drawn
+from playground.trace.plot_style import COLOURS, SOFT, blank, if_drawn
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 # one per task
 SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "star", "triangle-down", "pentagon", "hexagon", "x")
-ENTRANTS = (*COLOURS, "#e69f00", "#7b5cc4", "#7d8590", "#c2255c")  # one colour per entrant
 DASHES = ("solid", "dash", "dot", "dashdot")
 COSTS: dict[str, tuple[str, Callable[[ResultRow], float | None]]] = {
     "forwards": ("target forwards per token", lambda row: row.target_forwards),
@@ -42,9 +41,9 @@ def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
             text=[_plain(row.task) for row in shown],
             error_y={"type": "data", "array": [row.score.error or 0 for row in shown], "thickness": 1},
             marker={
-                "color": ENTRANTS[index % len(ENTRANTS)],
+                "color": COLOURS[index % len(COLOURS)],
                 "size": 10,
-                "symbol": [SHAPES[tasks.index(row.task) % len(SHAPES)] for row in shown],
+                "symbol": [SHAPES[tasks.index(row.task) % len(SHAPES)] + _filling(index) for row in shown],
             },
             hovertemplate="%{text}: score %{y:.2f} at %{x:.3~g}",
         )
@@ -56,7 +55,7 @@ def quality(rows: Sequence[ResultRow], cost: str = "forwards") -> Figure | None:
 def _name_shapes(figure: Figure, tasks: Sequence[str]) -> None:
     """Add the shape of each task to the legend."""
     for index, task in enumerate(tasks):
-        marker = {"color": "#7d8590", "size": 9, "symbol": SHAPES[index % len(SHAPES)]}
+        marker = {"color": SOFT, "size": 9, "symbol": SHAPES[index % len(SHAPES)]}
         figure.add_scatter(x=[None], y=[None], mode="markers", name=_plain(task), marker=marker, hoverinfo="skip")
 
 
@@ -66,20 +65,24 @@ def acceptance(rows: Sequence[ResultRow]) -> Figure | None:
     figure = blank("Draft tokens accepted, by position", "position in the draft", "accepted / tested")
     tasks, names = _distinct(rows, lambda row: row.task), _distinct(rows, lambda row: row.entrant)
     for row in (row for row in rows if row.acceptance_by_position):
-        line = {
-            "color": ENTRANTS[names.index(row.entrant) % len(ENTRANTS)],
-            "dash": DASHES[tasks.index(row.task) % len(DASHES)],
-        }
+        entrant = names.index(row.entrant)
+        line = {"color": COLOURS[entrant % len(COLOURS)], "dash": DASHES[tasks.index(row.task) % len(DASHES)]}
         figure.add_scatter(
             x=list(range(1, len(row.acceptance_by_position) + 1)),
             y=row.acceptance_by_position,
             mode="lines+markers",
             name=_plain(f"{row.entrant}, {row.task}"),
             line=line,
+            marker={"symbol": "circle" + _filling(entrant)},
         )
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
     return if_drawn(figure)
+
+
+def _filling(entrant: int) -> str:
+    """The second four entrants have the colours of the first four, and open markers."""
+    return "-open" if entrant // len(COLOURS) % 2 else ""
 
 
 def _distinct(rows: Sequence[ResultRow], of: Callable[[ResultRow], str]) -> list[str]:

@@ -37,7 +37,7 @@ LEAD = (
     "these questions; for other models, use questions of your own."
 )
 
-APPLE_KEYS = "if (window.isApple) element.querySelector('kbd').textContent = '⌘';"
+APPLE_KEYS = "if (playground.isApple) element.querySelector('kbd').textContent = '⌘';"
 
 
 def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
@@ -134,7 +134,7 @@ class Benchmark:
         self.results.save(handlers.save, self.visit, self.results, **now)
         self.cost.change(handlers.draw, [self.visit, self.cost], self._drawn(), **now)
         self.share.click(handlers.share, controls, self.link, **PRIVATE)
-        self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
+        self.link.change(None, self.link, None, js="(code) => playground.shareLink(code)", **PRIVATE)
 
     def _notices(self) -> list[gr.components.Component]:
         return [self.questions_notice, self.own_notice, self.model_notice, self.lanes_notice]

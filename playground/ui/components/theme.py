@@ -8,6 +8,7 @@ import gradio as gr
 
 from playground.asset_files import ASSETS
 from playground.page_scripts import joined
+from playground.trace.plot_style import IN_DARK
 from playground.ui.components import glossary
 
 SANS = ["ui-sans-serif", "system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "sans-serif"]
@@ -40,7 +41,7 @@ def theme_options() -> dict[str, Any]:
 
 def page_script() -> str:
     """What every page runs, before its components: shortcuts, theme, settings, links, the glossary."""
-    return joined("page/page.js", {"GLOSSARY": glossary.terms()})
+    return joined("page/page.js", {"GLOSSARY": glossary.terms(), "IN_DARK": IN_DARK})
 
 
 def _styles() -> list[Path]:
@@ -58,8 +59,8 @@ def notice(name: str) -> gr.HTML:
     """A notice next to a control, which it opens. It scrolls into view: on a phone the pressed button is far away."""
     seen = """watch('value', () => {
         if (!props.value) return;
-        if (element.closest('#drawer')) window.showDrawer(true);
-        window.openPlace?.(element.querySelector('[data-about]')?.dataset.about || '');
+        if (element.closest('#drawer')) playground.showDrawer(true);
+        playground.openPlace?.(element.querySelector('[data-about]')?.dataset.about || '');
         element.scrollIntoView({ block: 'nearest' });
     });"""
     return gr.HTML(

@@ -105,7 +105,7 @@ class Game:
         self.go.click(self.start, [self.visit, *self.controls()], outputs, concurrency_limit=None, **PRIVATE)
         self.example.input(self.pick, self.example, self.controls(), queue=False, **PRIVATE)
         self.share.click(self.copy, self.controls(), self.link, **PRIVATE)
-        self.link.change(None, self.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
+        self.link.change(None, self.link, None, js="(code) => playground.shareLink(code)", **PRIVATE)
         self.way.change(None, self.way, [self.mode, self.length], js=_hide_unused(), **PRIVATE)
 
     # --- event handlers ---

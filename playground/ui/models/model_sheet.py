@@ -179,9 +179,10 @@ def brief(offer: ModelOffer) -> dict[str, str]:
 def proposal_button(offer: ModelOffer | None) -> str:
     """HTML of the button beside a free prompt: it loads the proposed model, or opens the sheet."""
     if offer is None:
-        return "<button type='button' onclick='openModels()'>Use a real model</button>"
+        return "<button type='button' onclick='playground.openModels()'>Use a real model</button>"
     said = brief(offer)
-    return (f"<button type='button' data-model='{escape(said['name'])}' onclick='useModel(this.dataset.model)'>"
+    return (f"<button type='button' data-model='{escape(said['name'])}'"
+            f" onclick='playground.useModel(this.dataset.model)'>"
             f"Use {escape(said['title'])}</button> ({escape(said['size'])})")
 
 

@@ -52,7 +52,7 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
         "concurrency_limit": None,
         **PRIVATE,
     }
-    chosen = "(stored) => window.settingsToOpen(stored)"
+    chosen = "(stored) => playground.settingsToOpen(stored)"
     opened = blocks.load(acts.settings.open, page.stored, [*controls, page.known], js=chosen, **PRIVATE)
     page.lanes.mend(acts.settings.mend, None, [page.context, page.draft, page.model], queue=False, **PRIVATE)
     loads = {"outputs": page.notices(), "concurrency_limit": None, **PRIVATE}
@@ -79,10 +79,10 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
     restored = page.summary.restore(acts.settings.restore, None, [*controls, page.known], **latest)
     _bind_fitting(page, acts.settings, (opened, ready, loaded, picked, prepared, restored))
     page.share.click(acts.settings.share, controls, page.link, **PRIVATE)
-    page.link.change(None, page.link, None, js="(code) => window.shareLink(code)", **PRIVATE)
+    page.link.change(None, page.link, None, js="(code) => playground.shareLink(code)", **PRIVATE)
     page.embed.click(acts.settings.embed, controls, page.frame, **PRIVATE)
-    page.frame.change(None, page.frame, None, js="(code) => window.embedCode(code)", **PRIVATE)
-    opened.then(None, None, None, js="() => window.linkOpened()", **PRIVATE)
+    page.frame.change(None, page.frame, None, js="(code) => playground.embedCode(code)", **PRIVATE)
+    opened.then(None, None, None, js="() => playground.linkOpened()", **PRIVATE)
     page.mode.change(None, page.mode, page.system, js=SHOW_IN_CHAT, **PRIVATE)
     page.tools.change(acts.settings.check_tools, controls, page.tools_notice, **latest)
     page.form.change(acts.settings.check_form, page.form, page.form_notice, **latest)

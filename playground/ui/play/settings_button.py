@@ -20,8 +20,8 @@ TEMPLATE = (
 )
 SCRIPT = """
 const undo = element.querySelector('.undo');
-if (window.isApple) undo.title = undo.title.replace('Ctrl+Z', '⌘Z');
-window.restoreSettings = (settings) => trigger("restore", { settings });
+if (playground.isApple) undo.title = undo.title.replace('Ctrl+Z', '⌘Z');
+playground.restoreSettings = (settings) => trigger("restore", { settings });
 """
 
 
@@ -29,7 +29,7 @@ class SettingsButton(Scripted):
     """`model` is the name of the model behind the default choice."""
 
     def __init__(self, start: Settings, model: str, **kwargs: Any):
-        begin = f"window.settingsModel = {json.dumps(model)}; {announce(to_json(asdict(start)))};"
+        begin = f"playground.settingsModel = {json.dumps(model)}; {announce(to_json(asdict(start)))};"
         super().__init__(
             html_template=TEMPLATE,
             js_on_load=begin + SCRIPT,
@@ -40,4 +40,4 @@ class SettingsButton(Scripted):
 
 def announce(settings: str) -> str:
     """A script expression that announces the settings given by another one, and returns them."""
-    return f"window.settingsChosen({settings}, {json.dumps(context_strategies())})"
+    return f"playground.settingsChosen({settings}, {json.dumps(context_strategies())})"

@@ -61,7 +61,8 @@ def build(site: Site) -> gr.Blocks:
 def _lay_out(place: PageRoute, site: Site, blocks: gr.Blocks) -> None:
     with gr.Row(elem_classes="top") as head:
         gr.HTML(html_template=_masthead(place), elem_classes="head", apply_default_css=False)
-    blocks.load(None, None, None, js="() => { window.keepTheme(); window.keepProjector(); }", api_visibility="private")
+    kept = "() => { playground.keepTheme(); playground.keepProjector(); }"
+    blocks.load(None, None, None, js=kept, api_visibility="private")
     place.fill(site, blocks, head)
 
 

@@ -31,7 +31,7 @@ def entropy(trace: Trace) -> Figure | None:
                 y=[round(step.entropy, 4) for _, step in steps],
                 mode="lines",
                 name=_label(header),
-                line={"color": _colour(header), "width": 1.8},
+                line={"color": _colour(header), "dash": _dash(header), "width": 1.8},
                 hovertemplate="%{y:.2f} nats",
             )
     return if_drawn(figure)
@@ -54,6 +54,7 @@ def cost(trace: Trace) -> Figure | None:
             showlegend=False,
             marker_color=[_colour(header) for header, _ in shown],
             texttemplate="%{y:.3~g}",
+            textposition="outside",
             hovertext=[_label(header) for header, _ in shown],
         )
     return if_drawn(styled(figure, "Speed and cost", "lane"))
@@ -70,7 +71,7 @@ def acceptance(trace: Trace) -> Figure | None:
                 y=rates,
                 mode="lines+markers",
                 name=_label(header),
-                line={"color": _colour(header)},
+                line={"color": _colour(header), "dash": _dash(header)},
             )
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
@@ -78,6 +79,7 @@ def acceptance(trace: Trace) -> Figure | None:
 
 
 KINDS = (entropy, cost, acceptance)
+DASHES = ("solid", "dash", "dot", "dashdot")  # of the lanes
 
 
 def for_page(figure: Figure | None) -> PlotData | None:
@@ -93,3 +95,8 @@ def _label(header: Any) -> str:
 
 def _colour(header: Any) -> str:
     return COLOURS[header.lane % len(COLOURS)]
+
+
+def _dash(header: Any) -> str:
+    """Equal curves lie upon each other: both are seen where the upper one has gaps."""
+    return DASHES[header.lane % len(DASHES)]

@@ -12,13 +12,14 @@ from playground.contract import Strategy, discover, make
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 from playground.trace import Trace
-from playground.trace.plot_style import COLOURS, CONFIG, GREY, HEIGHT, LEGEND, LINE
+from playground.trace.plot_style import CONFIG, GREYS, GROUND, HEIGHT, INK, LINE, LOOKS, SHADE, SOFT, series
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure as Drawing
 
 ROW = 22  # pixels of a matrix row
-BLUES = ((0.0, "rgba(0, 114, 178, 0.06)"), (1.0, "rgba(0, 114, 178, 0.3)"))
+SHADES = ((0.0, GROUND), (1.0, SHADE))
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "star")  # of the groups of points
 
 
 def known() -> list[type[Strategy]]:
@@ -62,9 +63,9 @@ def _scalar(parts: list[Figure]) -> Drawing:
             (part.data["x"], part.data["series"][name]) for part in parts if part.data["series"].get(name) is not None
         ]
         figure.add_scatter(x=[x for x, _ in points], y=[y for _, y in points], name=name, mode="lines+markers",
-                           line={"color": COLOURS[number % len(COLOURS)], "width": 1.8})
+                           line=series(number) | {"width": 1.8})
     for name, level in {name: level for part in parts for name, level in part.data.get("lines", {}).items()}.items():
-        figure.add_hline(y=level, line={"color": GREY, "dash": "dash", "width": 1}, annotation_text=name)
+        figure.add_hline(y=level, line={"color": SOFT, "dash": "dash", "width": 1}, annotation_text=name)
     figure.update_xaxes(title_text=parts[0].data.get("axis"))
     return figure.update_layout(hovermode="x unified", showlegend=True)
 
@@ -72,7 +73,7 @@ def _scalar(parts: list[Figure]) -> Drawing:
 def _bars(parts: list[Figure]) -> Drawing:
     last = parts[-1].data
     return _blank().add_bar(
-        x=[str(label) for label in last["labels"]], y=last["values"], marker_color=COLOURS[0], texttemplate="%{y:.3~g}"
+        x=[str(label) for label in last["labels"]], y=last["values"], marker_color=GREYS[1], texttemplate="%{y:.3~g}"
     )
 
 
@@ -85,9 +86,9 @@ def _matrix(parts: list[Figure]) -> Drawing:
         y=[str(r) for r in last["rows"]],
         text=[[_number(value) for value in row] for row in last["values"]],
         texttemplate="%{text}",
-        textfont={"color": GREY},
+        textfont={"color": INK},
         hoverinfo="x+y+text",
-        colorscale=BLUES,
+        colorscale=SHADES,
         zmin=0,
         zmax=1,
         showscale=False,
@@ -122,7 +123,7 @@ def _tree(parts: list[Figure]) -> Drawing:
         textposition="middle right",
         customdata=last["values"],
         hovertemplate="%{text}: %{customdata:.3~g}<extra></extra>",
-        marker={"color": COLOURS[0]},
+        marker={"color": GREYS[0]},
         showlegend=False,
     )
     figure.update_yaxes(autorange="reversed", visible=False)
@@ -138,15 +139,16 @@ def _spans(parts: list[Figure]) -> Drawing:
         y=[str(label) for _, _, label, _ in spans],
         text=[_number(value) for *_, value in spans],
         orientation="h",
-        marker_color=COLOURS[0],
+        marker_color=GREYS[1],
     )
 
 
 def _points(parts: list[Figure]) -> Drawing:
-    """A colour for every group, a cross for each point that is crossed out, and arrows from the origin."""
+    """A grey and a form for every group, a cross for each point that is crossed out, and arrows from the origin."""
     points, figure = [point for part in parts for point in part.data.get("points", ())], _blank()
     for number, group in enumerate(dict.fromkeys(group for _, _, _, group, _ in points)):
         own = [point for point in points if point[3] == group]
+        symbol = SYMBOLS[number % len(SYMBOLS)] if group else "circle"
         figure.add_scatter(
             x=[x for x, *_ in own],
             y=[y for _, y, *_ in own],
@@ -155,12 +157,12 @@ def _points(parts: list[Figure]) -> Drawing:
             text=[point[2] for point in own],
             hovertemplate="%{text}",
             marker={
-                "color": COLOURS[number % len(COLOURS)] if group else GREY,
-                "symbol": ["x" if point[4] else "circle" for point in own],
+                "color": GREYS[number % len(GREYS)] if group else SOFT,
+                "symbol": ["x" if point[4] else symbol for point in own],
             },
         )
     for x, y, label in (arrow for part in parts for arrow in part.data.get("path", ())):
-        figure.add_annotation(x=x, y=y, ax=0, ay=0, axref="x", ayref="y", text=label, arrowhead=2, arrowcolor=GREY)
+        figure.add_annotation(x=x, y=y, ax=0, ay=0, axref="x", ayref="y", text=label, arrowhead=2, arrowcolor=SOFT)
     return figure.update_layout(showlegend=True)
 
 
@@ -184,15 +186,7 @@ def _blank() -> Drawing:
 
 
 def _styled(figure: Drawing, name: str) -> Drawing:
-    """No background and grey text, readable on a light and on a dark page."""
-    figure.update_layout(
-        title={"text": name, "x": 0.004, "font": {"size": 14}},
-        font={"color": GREY, "size": 13},
-        margin={"l": 52, "r": 16, "t": 48, "b": 44},
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        legend=LEGEND,
-    )
+    figure.update_layout(**LOOKS, title={"text": name, "x": 0.004, "font": {"size": 14, "color": INK}})
     return figure.update_xaxes(gridcolor=LINE, zeroline=False).update_yaxes(gridcolor=LINE, zeroline=False)
 
 
