@@ -9,7 +9,8 @@ from live_page import address, browser, choose, drawn, feed, seek, wait_for  # n
 from playwright.sync_api import expect
 from view_runs import GUESSING, PLAIN, WORDS, commit, evicting, in_rounds, one_by_one, run_of, show, side_by_side
 
-from playground.events import Candidate, Done, Draft, Mask, Part, Step
+from playground.events import Candidate, Done, Draft, Mask, Part, Step, Verdict
+from playground.events import Test as Trial  # pytest would collect it
 
 GRAMMAR = replace(PLAIN, parts=[*PLAIN.parts, Part("json_schema", "constraint")])
 SMALL_CACHE = replace(PLAIN, parts=[*PLAIN.parts, Part("h2o", "cache_policy")])
@@ -110,6 +111,35 @@ def test_the_choice_shows_six_candidates_with_the_models_own_probability(page, f
     expect(page.locator(".live .choice-rest")).to_have_text("all other tokens together 22 %")
     expect(rows.nth(1)).to_have_attribute("aria-current", "true")
     expect(page.locator(".live .moment")).to_have_text("“w1” was chosen with 20 %, although “w0” had 30 %.")
+
+
+def ending(chosen: int) -> list:
+    """A step in which the end has 60 % and a word 30 %."""
+    top = [Candidate(2, "<|end|>", 0.6, 0.6), Candidate(50, " w0", 0.3, 0.3)]
+    piece = {2: "<|end|>", 50: " w0"}[chosen]
+    taken = replace(commit(0, "sampled"), ids=[chosen], pieces=[piece], text="")
+    return [(0.1, Step(0, 0.9, 0.9, chosen, top)), (0.1, taken)]
+
+
+@pytest.mark.parametrize("chosen, said", [
+    (2, "The model ended its text here; that was the most probable, with 60 %."),
+    (50, "“w0” was chosen with 30 %, although the end of the text had 60 %."),
+])
+def test_the_end_of_a_text_is_said_in_words_and_not_as_a_token(page, feed, chosen, said):
+    show(page, feed, run_of((PLAIN, ending(chosen))))
+    expect(page.locator(".live .moment")).to_have_text(said)
+    assert page.locator(".live .choice-row .piece").all_inner_texts() == ["the end", "w0"]
+    expect(page.locator(".live .panel-choice")).not_to_contain_text("<|end|>")
+
+
+def test_a_round_that_ends_the_text_says_so(page, feed):
+    guessed = Draft(0, [7], [" w7"], [-1], [0.5], "draft_model")
+    judged = Verdict(0, [0], [Trial(0, 0.9, 0.5, None, True)], 2, "<|end|>", "bonus")
+    written = replace(commit(0, "draft"), ids=[7, 2], pieces=[" w7", "<|end|>"], text=" w7", origins=["draft", "bonus"],
+                      logprobs=[-0.1, -0.1])
+    show(page, feed, run_of((GUESSING, [(0.1, guessed), (0.1, judged), (0.1, written)])))
+    said = "Drafted 1, kept 1. The same forward gave one more: the end of the text."
+    expect(page.locator(".live .moment")).to_have_text(said)
 
 
 def test_bytes_are_shown_as_the_characters_that_their_neighbours_make_of_them(page, feed):

@@ -7,6 +7,7 @@ import { isText } from "./numbers.js";
 /** Parts of a piece that are not readable: incomplete UTF-8 bytes, line ends, tabs, control characters. */
 const UNREADABLE = /<0x([0-9A-F]{2})>|\r\n|\n|\r|\t|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 export const SPECIAL = /^(<[|｜][^<>|｜\s]{1,40}[|｜]>|<\/?(s|pad|eos|bos|unk|mask|start_of_turn|end_of_turn)>|<unused \d+>|\[(END|EOS|BOS|SEP|CLS|PAD|UNK|MASK)\])$/;
+const ENDS = /end|eo[st]|^<\/s>$/i; // of special tokens, those that end a text
 const GLYPHS = { "\n": "↵", "\r": "␍", "\r\n": "↵", "\t": "⇥" };
 
 /** Fill `node` with a token's piece: line ends as a sign and a break, bytes and special tokens as chips, the rest as text.
@@ -69,4 +70,9 @@ function composedByte(byte, said) {
   const placed = el("span", said === TO_LEFT || RIGHT_TO_LEFT.test(said) ? "to-left" : "to-right");
   placed.append(node);
   return placed;
+}
+
+/** Whether a token ends the text, as far as its name says so. */
+export function isEnd(piece) {
+  return SPECIAL.test(piece) && ENDS.test(piece);
 }

@@ -36,6 +36,7 @@ export class TextView {
     }, { passive: true });
     this.node.addEventListener("copy", (event) => this.copy(event));
     new ResizeObserver(() => this.fit()).observe(this.body);
+    new ResizeObserver(() => { if (this.overflows) this.toEnd(); }).observe(this.node); // a lower box has the newest token in sight, too
   }
 
   /** The prompt; a long one is folded to its last words. */

@@ -61,6 +61,7 @@ export function listenToTokens(app) {
     const span = tokenAt(event);
     if (span && !String(getSelection())) app.selection.showCard(span, true);
   });
+  onDocument(app, "click", ({ target }) => { if (target.closest?.("#stop")) app.playback.stop(); });
   onDocument(app, "go-to-event", ({ detail }) => app.seekEvent(detail.lane, detail.event)); // sent by lessons
   onDocument(app, "pointerdown", (event) => {
     const keeps = [app.card.node, ...(app.live.dataset.views === "all" ? [] : [app.inspector.node])];

@@ -49,6 +49,11 @@ export class Playback {
     trigger("hold", {});
   }
 
+  /** The visitor has stopped the run: a text that is still being played rests where it is read. */
+  stop() {
+    if (this.app.player.speed !== "live") this.app.player.pause();
+  }
+
   resume() {
     this.stepping = false;
     if (!this.running || !this.held) return;

@@ -4,13 +4,14 @@
 import { composed, composedBetween, piecesAround, saidBetween } from "../components/composed.js";
 import { button, el, setText } from "../components/elements.js";
 import { count, isNumber, percent } from "../components/numbers.js";
-import { pieceLabel, SPECIAL, writePiece } from "../components/pieces.js";
+import { isEnd, pieceLabel, SPECIAL, writePiece } from "../components/pieces.js";
 import { bars, reasonOf } from "../lane/probabilities.js";
 import { sayForced } from "../run/headers.js";
 import { Panel } from "./panel.js";
 
 const SHOWN_CANDIDATES = 6;
 const WORDS_BEFORE = 8; // tokens before the gap
+const THE_END = "the end of the text";
 
 export class ChoicePanel extends Panel {
   constructor() {
@@ -89,7 +90,8 @@ function wordsBefore(tokens, at) {
 
 function gapOf({ piece }, before, after) {
   const gap = el("span", "gap");
-  if (SPECIAL.test(piece) || !piece.trim()) gap.append(piece.trim() || "␣");
+  if (isEnd(piece)) gap.append(THE_END);
+  else if (SPECIAL.test(piece) || !piece.trim()) gap.append(piece.trim() || "␣");
   else writePiece(gap, piece.trim(), true, composedBetween(before, piece, after));
   return gap;
 }
@@ -101,8 +103,9 @@ function choiceRow([id, piece, raw, final, fell], { chosen, refusal, before, aft
   const row = button("choice-row" + (isChosen ? " is-chosen" : "") + (fell ? " fell" : ""), "", "", go);
   row.disabled = isChosen || Boolean(refusal) || fell === "mask";
   if (isChosen) row.setAttribute("aria-current", "true");
-  const name = el("span", "piece");
-  writePiece(name, inWord ? `…${piece}` : piece.trimStart() || piece, true, composedBetween(before, piece, after));
+  const name = el("span", isEnd(piece) ? "piece of-page" : "piece");
+  if (isEnd(piece)) name.append("the end");
+  else writePiece(name, inWord ? `…${piece}` : piece.trimStart() || piece, true, composedBetween(before, piece, after));
   const track = bars(raw, isNumber(final) && Math.abs(final - raw) > 0.0005 ? final : null);
   row.append(name, track, el("span", "num", percent(raw)));
   row.title = fell ? `${percent(raw)} of the model, removed: ${reasonOf(fell)}` : isNumber(final) ? `${percent(raw)} of the model, ${percent(final)} after processors` : "";
@@ -137,26 +140,35 @@ function sayRound(round, header) {
   const { verdict, draft } = round;
   const found = `Drafted ${draft.tokens.length}, kept ${verdict.kept.length}.`;
   if (!round.hasNext) return found;
-  const piece = `“${pieceLabel(verdict.piece.trim() || verdict.piece)}”`;
+  const piece = isEnd(verdict.piece) ? THE_END : `“${pieceLabel(verdict.piece.trim() || verdict.piece)}”`;
   if (verdict.origin === "redraw") return `${found} ${header.draft ? "The large model" : "The model"} ${round.replacedBy === "choice" ? "preferred" : "drew"} ${piece}.`;
   return verdict.origin === "bonus" ? `${found} The same forward gave one more: ${piece}.` : found;
 }
 
 function quote(piece, before, after) {
+  if (isEnd(piece)) return THE_END;
   const said = saidBetween(before, piece, after);
   return `“${pieceLabel(said.trim() || said)}”`;
 }
 
 function sayChosen({ id, piece }, step, mask, quoted) {
-  const word = quoted(piece);
   if (!step) return "";
+  const word = quoted(piece);
   const allowed = mask ? ` The grammar allowed ${count(mask.allowed, "token")}.` : "";
   const rank = step.top.findIndex(([candidate]) => candidate === id);
+  if (isEnd(piece)) return sayEnded(step, rank, quoted) + allowed;
   if (rank < 0) return `${word} was chosen, which is not among the likeliest.${allowed}`;
   const share = percent(step.top[rank][2]);
   const [first] = step.top;
   if (rank === 0) return `${word} was the most probable, with ${share}.${allowed}`;
   return `${word} was chosen with ${share}, although ${quoted(first[1])} had ${percent(first[2])}.${allowed}`;
+}
+
+function sayEnded({ top }, rank, quoted) {
+  const ended = "The model ended its text here";
+  if (rank < 0) return `${ended}, which was not among the likeliest.`;
+  const share = percent(top[rank][2]);
+  return rank === 0 ? `${ended}; that was the most probable, with ${share}.` : `${ended} with ${share}, although ${quoted(top[0][1])} had ${percent(top[0][2])}.`;
 }
 
 function sayEvicted(cache) {
