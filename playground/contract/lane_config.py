@@ -330,13 +330,15 @@ def _add(assembly: Assembly, toggle: Strategy) -> None:
             toggle.name,
         )
     if isinstance(toggle, Sampler | Overlay):
-        parts = assembly.samplers if isinstance(toggle, Sampler) else assembly.overlays
-        if any(part.name == toggle.name for part in parts):
+        if toggle.name in [part.name for part in (*assembly.samplers, *assembly.overlays)]:
             raise Refusal(
                 f"{toggle.title} is in this lane already, added or included by {decoder.title}: remove one.",
                 toggle.name,
             )
-        parts.append(toggle)
+        if isinstance(toggle, Sampler):
+            assembly.samplers.append(toggle)
+        else:
+            assembly.overlays.append(toggle)
     elif toggle.kind in SINGLE_KINDS:
         taken = getattr(assembly, toggle.kind)
         if taken:
@@ -393,10 +395,11 @@ def _check_compute(assembly: Assembly) -> None:
 
 def _check_overlays(assembly: Assembly) -> None:
     """Raise Refusal for an overlay beside what the whole model, which reads the text for it, does not do."""
-    other = assembly.cache_policy or assembly.compute_policy
-    replacing = assembly.decoder if assembly.decoder.replaces_prompt else None
-    if assembly.overlays and (other or replacing):
-        overlay, part = assembly.overlays[0], other or replacing
+    part: Strategy | None = assembly.cache_policy or assembly.compute_policy
+    if part is None and assembly.decoder.replaces_prompt:
+        part = assembly.decoder
+    if assembly.overlays and part:
+        overlay = assembly.overlays[0]
         raise Refusal(
             f"{overlay.title} lets the whole model read the text with a full KV cache, which is not what {part.title} "
             f"runs: remove {overlay.title}, or add it to a lane without {part.title}.",

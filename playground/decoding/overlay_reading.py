@@ -154,13 +154,8 @@ class OverlayReading:
             yield [feed]
             ahead += list(logits_of(feed)[:, :self._lane.vocabulary])
             self._store.crop_scratch(scratch)
-        overlay.read_ahead(self._first, _by_row(ahead, wanted))
-
-
-def _by_row(rows: list[Tensor], wanted: list[list[int]]) -> list[Tensor]:
-    """The logits [candidates, V] of each row, from those of all candidates."""
-    remaining = iter(rows)
-    return [torch.stack([next(remaining) for _ in row]) for row in wanted]
+        every = torch.stack(ahead) if ahead else logits[:0]
+        overlay.read_ahead(self._first, list(every.split(list(map(len, wanted)))))
 
 
 def _piece_size(model: Model, length: int) -> int:
