@@ -168,13 +168,13 @@ def test_the_rows_of_one_depth_are_read_together(name, monkeypatch):
     assert any(nodes > depths for _, depths, nodes in turns.forwards), "a tree branches"
 
 
-def test_a_policy_that_compares_heads_is_asked_for_one_text_at_a_time(monkeypatch):
+def test_a_policy_that_is_not_declared_to_is_asked_for_one_text_at_a_time(monkeypatch):
     turns = Turns(monkeypatch)
-    speculated("tova", "token_recycling")
-    assert all(read == nodes for read, _, nodes in turns.forwards)
+    speculated("composed_kv", "token_recycling")
+    assert turns.forwards and all(read == nodes for read, _, nodes in turns.forwards)
 
 
-@pytest.mark.parametrize("name", ["h2o", "ems", "expected_attention"])
+@pytest.mark.parametrize("name", ["h2o", "ems", "expected_attention", "random_keep", "uncomp"])
 def test_a_policy_that_takes_one_text_for_another_is_refused(name, monkeypatch):
     """The wrong variant: what the policy knows of the lines is in the reverse order."""
     for_heads = find(name).for_heads
@@ -183,9 +183,21 @@ def test_a_policy_that_takes_one_text_for_another_is_refused(name, monkeypatch):
     assert not agree(beam, dictated(name, beam.written))
 
 
+def test_a_policy_that_sums_over_the_heads_of_all_texts_is_refused(monkeypatch):
+    """The wrong variant: the texts of a forward share their scores."""
+    def summed(self, weights):
+        return weights.sum(0, keepdim=True)
+
+    monkeypatch.setattr(find("tova"), "_summed", summed)
+    beam, _ = decoded("beam_search", ("tova", tight("tova")), beams=3)
+    assert not agree(beam, dictated("tova", beam.written))
+
+
 @pytest.mark.parametrize("name, knobs", [
     ("h2o", {"heavy": 64, "recent": 64}), ("tova", {"size": 64}), ("key_diff", {"size": 64}), ("ems", {"size": 64}),
     ("lococo", {"size": 64}), ("gear", {"buffer": 64}), ("loopserve", {"size": 8, "period": 64}),
+    ("random_keep", {"size": 64}), ("uncomp", {"high": 64, "low": 64}), ("prefixkv", {"keep": 1.0}),
+    ("sim_layer_kv", {"threshold": 1.0}),
 ])
 def test_where_a_policy_changes_nothing_rows_are_read_as_without_it(name, knobs, monkeypatch):
     turns = Turns(monkeypatch)

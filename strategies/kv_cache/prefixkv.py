@@ -4,13 +4,13 @@ import math
 import torch
 
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import ReadsAttention, knob
+from playground.contract import DecidesByHead, ReadsAttention, knob
 from playground.events import Figure
 
 CLOSE, ROUNDS = 5, 60  # the search ends within CLOSE tokens of the target, or after ROUNDS bisections
 
 
-class PrefixKV(ReadsAttention):
+class PrefixKV(ReadsAttention, DecidesByHead):
     """Evict prompt tokens such that every layer keeps the same share of the attention its tokens received.
 
     The tokens of a layer are sorted by the attention received from the whole prompt, summed over all heads; a layer
@@ -71,6 +71,9 @@ class PrefixKV(ReadsAttention):
         surplus = max(0, math.floor(count - held.next * ratio + 1e-9))
         slots = torch.arange(count, device=held.positions.device)[None]
         return (slots < first) | (slots >= first + surplus)
+
+    def rests(self, slots, length, prompt):
+        return bool(self._evicted) and not any(self._evicted)
 
     def counts(self, scores):
         """Number of prompt tokens that each layer evicts, by scores [layers, prompt]."""

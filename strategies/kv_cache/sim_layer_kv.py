@@ -1,10 +1,10 @@
 """Small caches for lazy layers."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores
-from playground.contract import ReadsAttention, knob
+from playground.contract import DecidesByHead, ReadsAttention, knob
 from playground.events import Figure
 
 
-class SimLayerKV(ReadsAttention):
+class SimLayerKV(ReadsAttention, DecidesByHead):
     """Find the lazy layers, which attend almost only to the first and the most recent tokens, and cache only those
     there.
 
@@ -40,6 +40,9 @@ class SimLayerKV(ReadsAttention):
         if not self.is_lazy(held.layer):
             return held.live
         return held.live & ((held.positions < self.sinks) | (held.positions >= held.next - self.recent))
+
+    def rests(self, slots, length, prompt):
+        return length <= self.sinks + self.recent or not any(map(self.is_lazy, self._near))
 
     def is_lazy(self, layer: int) -> bool:
         return self.threshold < 1 and self._near[layer] > self.threshold

@@ -1,9 +1,9 @@
 """TOVA: eviction by the attention of the last token."""
 from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
-from playground.contract import ReadsAttention, knob
+from playground.contract import DecidesByHead, ReadsAttention, knob
 
 
-class Tova(ReadsAttention):
+class Tova(ReadsAttention, DecidesByHead):
     """Evict the token that receives the least attention from the newest one, regardless of its position.
 
     Scores are the attention weights of the last committed token only, summed over all heads of a layer, which keep the
@@ -18,7 +18,7 @@ class Tova(ReadsAttention):
     size: int = knob(64, 1, 2048, step=1, help="tokens that stay")
 
     def __post_init__(self):
-        self.attention = AttentionScores()
+        self.attention, self._heads = AttentionScores(), 0  # KV heads of a text
 
     @classmethod
     def knobs_for_budget(cls, tokens, prompt):
@@ -28,10 +28,23 @@ class Tova(ReadsAttention):
         return position >= prompt - 1
 
     def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.replace(layer, weights[:, -1:].sum(0, keepdim=True), key_positions, self.text_length)
+        self._heads = self._heads or len(weights)  # the prompt is one text
+        received = self._summed(weights[:, -1:])
+        if not len(received) == len(key_positions) == 1:  # the heads of several texts do not hold the same tokens
+            received = received.repeat_interleave(self._heads, 0)
+        self.attention.replace(layer, received, key_positions, self.text_length)
+
+    def _summed(self, weights):
+        """Weights [texts * heads, 1, slots] summed over the heads of each text, [texts, 1, slots]."""
+        return weights.unflatten(0, (-1, self._heads)).sum(1)
 
     def retain(self, held):
         return top_slots(self.attention.of(held.layer, held.positions, held.next), self.size, held.live)
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.attention = self.attention.for_heads(layer, heads)
+        return alone
 
     def rests(self, slots, length, prompt):
         return slots <= self.size

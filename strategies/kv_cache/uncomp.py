@@ -11,7 +11,7 @@ from torch import Tensor
 from playground.algorithms.kv_cache.attention_scores import RecentAttention, top_slots
 from playground.algorithms.kv_cache.layer_cut_figure import prompt_reading
 from playground.algorithms.kv_cache.prompt_compression import POOLS, check_kernel
-from playground.contract import CutsPrompt, ReadsAttention, ReadsQueries, knob
+from playground.contract import CutsPrompt, DecidesByHead, ReadsAttention, ReadsQueries, knob
 from playground.errors import Refusal
 from playground.events import Figure
 
@@ -23,7 +23,7 @@ TINY = 1e-10  # lower bound of eigenvalues
 FALL = 1 / 32
 
 
-class UNComp(CutsPrompt, ReadsAttention, ReadsQueries):
+class UNComp(CutsPrompt, ReadsAttention, ReadsQueries, DecidesByHead):
     """Give heads with diverse queries twice the budget of the others, and evict one token for every new one.
 
     Diversity is the entropy of the largest eigenvalues of the queries' covariance, after subtracting their mean and
@@ -195,8 +195,17 @@ class UNComp(CutsPrompt, ReadsAttention, ReadsQueries):
         return late | top_slots(pooled, budgets, held.live & ~late)
 
     def _head_budgets(self, layer, heads):
-        """Budget of each head of a layer before the window, [heads]."""
-        return torch.tensor([(self.high if wide else self.low) - self.window for wide in self._wide[layer]][:heads])
+        """Budget of each head before the window, [heads]: those of a layer, once for each text."""
+        budgets = torch.tensor([(self.high if wide else self.low) - self.window for wide in self._wide[layer]])
+        return budgets.repeat(-(-heads // len(budgets)))[:heads]
+
+    def for_heads(self, layer, heads):
+        alone = super().for_heads(layer, heads)
+        alone.recent_attention = self.recent_attention.for_heads(layer, heads)
+        return alone
+
+    def rests(self, slots, length, prompt):
+        return slots <= min(self.high, self.low)
 
     def _marked(self, held):
         """Which heads of each layer are wide. Raises Refusal if the marks do not fit the model."""

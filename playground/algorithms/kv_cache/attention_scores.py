@@ -59,10 +59,11 @@ class AttentionScores:
             self._layers[layer] = move_scores(self._layers[layer], moving)
 
     def for_heads(self, layer: int, heads: Tensor) -> AttentionScores:
-        """The scores of one layer, for copies of these heads [n]."""
+        """The scores of one layer, for copies of these heads [n], each of which gets what is summed over all heads."""
         alone = AttentionScores()
         if layer in self._layers:
-            alone._layers[layer] = self._layers[layer][heads]
+            scores = self._layers[layer]
+            alone._layers[layer] = scores[heads] if len(scores) > 1 else scores.expand(len(heads), -1)
             alone._last_positions[layer] = self._last_positions[layer]
         return alone
 

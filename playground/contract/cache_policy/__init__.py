@@ -17,7 +17,7 @@
 | `RestrictsPrompt` | applies its mask to the prompt |
 | `CutsPrompt` | shortens the prompt for later layers |
 | `RenumbersPositions` | numbers rows by their index in the cache |
-| `DecidesByHead` | decides for every head by itself, so that one call acts on several texts |
+| `DecidesByHead` | decides for the heads of every text by themselves, so that one call acts on several texts |
 """
 from playground.contract.cache_policy.base_policy import CachePolicy
 from playground.contract.cache_policy.head_copies import DecidesByHead

@@ -1,4 +1,4 @@
-"""Cache policies that decide for every head by itself."""
+"""Cache policies whose copies decide for several texts at once."""
 from __future__ import annotations
 
 from copy import copy
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class DecidesByHead(CachePolicy, capability=True):
-    """Decides for every KV head without regard to the others.
+    """Decides for every KV head without regard to those of other texts.
 
-    So one call acts on several texts, whose caches are handed over as further heads of one layer. A policy that
-    compares the heads of a layer, or sums over them, may not derive from this class.
+    So one call acts on several texts, whose caches are handed over as further heads of one layer, text by text. Only a
+    policy that compares the heads of a layer after the prompt, or sums over them, has to keep the texts apart.
     """
 
     def for_heads(self, layer: int, heads: Tensor) -> Self:
