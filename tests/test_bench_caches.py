@@ -4,12 +4,14 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
 
 from playground.bench.caches.caches_defaults import NEAR, SLOWER
+from playground.bench.caches.caches_report import Findings
 from playground.bench.caches.freed_memory import (
     Freed,
     MemoryRequest,
@@ -25,6 +27,7 @@ from playground.bench.caches.memory_ranking import CLAIMS, claim_rows, places, r
 from playground.bench.caches.policy_configs import FULL, Point, default_points, full_cache, points_at_budget, policies
 from playground.bench.caches.policy_lane import PolicyLane, random_model, some_tokens
 from playground.bench.caches.recall_score import BudgetedEntrant, Measured, RecallTrial, chart, questions
+from playground.bench.caches.renewed_page import measured_in
 from playground.bench.caches.step_timing import AGAIN, StepRatio, StepTimes, TimedLanes, ratios
 from playground.bench.charts import Chart, below
 from playground.bench.survey.results import Score
@@ -286,14 +289,14 @@ def run(*words: str) -> int:
 
 
 def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("sink_window")])
-    monkeypatch.setattr("playground.bench.caches.recall_score.policies", lambda: [find("sink_window")])
     monkeypatch.setattr("playground.bench.caches.recall_score.ANSWER", 8)
     out, page = tmp_path / "caches.json", tmp_path / "caches.md"
     assert (
         run(
             "bench",
             "caches",
+            "--only",
+            "sink_window",
             "--shape",
             "tiny",
             "--questions",
@@ -331,8 +334,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(tmp_path, monkeypatch, c
     )
 
 
-def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr("playground.bench.caches.policy_configs.policies", lambda: [find("tova")])
+def test_parts_can_be_measured_alone(tmp_path):
     out, page = tmp_path / "c.json", tmp_path / "c.md"
     assert (
         run(
@@ -340,6 +342,8 @@ def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
             "caches",
             "--parts",
             "step",
+            "--only",
+            "tova",
             "--shape",
             "tiny",
             "--behind",
@@ -359,6 +363,51 @@ def test_parts_can_be_measured_alone(tmp_path, monkeypatch):
     assert report["score"] == report["memory"] == []
     assert [pace["name"] for pace in report["step"]] == [FULL, "tova", AGAIN]
     assert "## Memory" not in page.read_text() and not (tmp_path / "c").exists()
+
+
+# --- rows that are measured again ---
+
+RENEWED = ("bench", "caches", "--parts", "score", "--questions", "2", "--budgets", "32", "64", "--threads", "1")
+
+
+def renewed(page: Path, monkeypatch, score: float) -> int:
+    """The rows of sink_window measured again on two questions, on which it now has this score."""
+    def measured(self, answers):
+        list(answers)
+        return [Measured(task, name, name.split(",")[0], 0.25, Score(score, 0.0, 2))
+                for task in ("needle", "chat") for name in (FULL, "sink_window, 32", "sink_window, 64")]
+
+    monkeypatch.setattr(RecallTrial, "measured", measured)
+    monkeypatch.setattr(RecallTrial, "answers", lambda self: iter(()))
+    monkeypatch.setattr("playground.cli.bench.caches.answered_by_all", lambda answers, entrants: [...])
+    return run(*RENEWED, "--only", "sink_window", "--page", str(page))
+
+
+def test_only_the_rows_of_the_named_policies_are_renewed(tmp_path, monkeypatch):
+    page = tmp_path / "caches.md"
+    facts = {"settings": {"budgets": "32 64", "questions": 2, "seed": 1}, "machine": {"processor": "another"}}
+    page.write_text(Findings(facts, [*some_scores(), *(
+        Measured(task, "sink_window, 32", "sink_window", 0.2, Score(0.125, 0.1, 5)) for task in ("needle", "chat")
+    )]).page("caches/score.svg"), encoding="utf-8")
+    before = page.read_text(encoding="utf-8")
+    assert renewed(page, monkeypatch, 0.75) == 0
+    after = page.read_text(encoding="utf-8")
+    of_others = [{each for each in measured_in(text, 2) if each.series != "sink_window"} for text in (before, after)]
+    assert of_others[0] == of_others[1] and len(of_others[0]) == 2 * 8
+    assert "| sink_window, 32 | 25.0% | 0.750 ± 0.000 | 25.0% | 0.750 ± 0.000 |" in after and "0.125" not in after
+    assert "| scores of sink_window | measured later" in after and "1. 0.900 (snapkv, 64)" in after
+    assert renewed(page, monkeypatch, 0.75) == 0 and page.read_text(encoding="utf-8") == after
+    assert "sink_window" in (tmp_path / "caches" / "score.svg").read_text(encoding="utf-8")
+
+
+def test_a_page_of_other_questions_or_of_no_scores_is_not_mixed_with_new_rows(tmp_path, monkeypatch, capsys):
+    page = tmp_path / "caches.md"
+    page.write_text("# Cache policies\n", encoding="utf-8")
+    assert renewed(page, monkeypatch, 0.5) == 2 and "no table of scores" in capsys.readouterr().err
+    facts = {"settings": {"budgets": "32 64", "questions": 3, "seed": 1}}
+    page.write_text(Findings(facts, some_scores()).page("p.svg"), encoding="utf-8")
+    assert renewed(page, monkeypatch, 0.5) == 2 and "questions" in capsys.readouterr().err
+    assert run("bench", "caches", "--only", "greedy") == 2 and "no cache policy" in capsys.readouterr().err
 
 
 # --- the ranking at equal memory ---

@@ -90,14 +90,19 @@ class Findings:
 
     def page(self, picture: str) -> str:
         """The Markdown page; `picture` is the path of the figure relative to the page."""
-        figure = f"![Score of every policy against its cache size]({picture})"
         return markdown_page(
             "# Cache policies",
             "Made by `python -m playground bench caches --out --page`.",
             "\n".join(f"- {sentence}" for sentence in (*self.verdicts(), *self.failures())),
             facts_table(self.facts),
-            *(section(title, rows, note, *[figure] * (note is SCORE_NOTES)) for title, note, rows in self.tables()),
+            *self.sections(picture).values(),
         )
+
+    def sections(self, picture: str) -> dict[str, str]:
+        """The sections of the page by title."""
+        figure = f"![Score of every policy against its cache size]({picture})"
+        return {title: section(title, rows, note, *[figure] * (note is SCORE_NOTES))
+                for title, note, rows in self.tables()}
 
 
 def _counts(everyone: Any, failed: list[str]) -> str:

@@ -66,15 +66,20 @@ def questions(count: int, seed: int) -> list[Question]:
 
 @dataclass(frozen=True)
 class RecallTrial:
-    """All policies on the same questions. `budgets`: tokens of a prompt, for policies with a token budget."""
+    """All policies, or some by name, on the same questions.
+
+    `budgets` are tokens of a prompt, for policies with a token budget.
+    """
 
     models: Models
     questions: Sequence[Question]
     budgets: Sequence[int]
     seed: int
+    only: Sequence[str] = ()
 
     def entrants(self) -> list[Entrant]:
-        return [Entrant(FULL, LaneConfig("greedy")), *(entrant for cls in policies() for entrant in self._of(cls.name))]
+        chosen = policies(self.only)
+        return [Entrant(FULL, LaneConfig("greedy")), *(entrant for cls in chosen for entrant in self._of(cls.name))]
 
     def _of(self, policy: str) -> list[Entrant]:
         cls = find(policy)

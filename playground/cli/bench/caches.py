@@ -19,10 +19,12 @@ from playground.cli.shared_options import (
     CommandParser,
     add_count,
     add_model,
+    add_names,
     add_results,
     add_threads,
     at_least,
 )
+from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.bench.caches.caches_report import Findings
@@ -34,6 +36,7 @@ PAGE = "docs/caches.md"
 def measure_options(command: CommandParser) -> None:
     command.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART",
                          help=f"some of {', '.join(PARTS)}; default: all")
+    add_names(command, "only", "some of the cache policies; default: all. With --parts score, --page renews their rows")
     command.add_argument("--budgets", nargs="+", type=at_least(8), default=list(BUDGETS), metavar="N",
                          help="score: budgets in tokens of the prompt")
     add_count(command, "questions", 1, 12, f"score: {HELD_OUT}")
@@ -58,6 +61,8 @@ def measure(options: Namespace) -> bool:
     """
     for path in (options.out, options.page):
         check_place(path)
+    if options.only:
+        _check_only(options)
     set_up(options)
     import torch
 
@@ -67,8 +72,8 @@ def measure(options: Namespace) -> bool:
     stopped = _measure(findings, options)
     _show(findings)
     write_text(options.out, report_json(findings.to_json()))
-    if options.page is not None:
-        _write_page(Path(options.page), findings)
+    if options.page is not None and not (stopped and options.only):  # rows of fewer questions do not fit the others
+        _write_page(Path(options.page), findings, options)
     return stopped
 
 
@@ -86,6 +91,20 @@ def _measure(findings: Findings, options: Namespace) -> bool:
     return False
 
 
+def _check_only(options: Namespace) -> None:
+    """Raise Refusal for a name that is no cache policy, and for a page whose rows cannot be renewed."""
+    from playground.bench.caches.policy_configs import policies
+    from playground.bench.caches.renewed_page import check_settings, measured_in
+    policies(options.only)
+    if options.page is None or not Path(options.page).exists():
+        return
+    if options.parts != ["score"]:
+        raise Refusal("The rows of some policies are renewed for their scores alone: add --parts score.", "parts")
+    page = Path(options.page).read_text(encoding="utf-8")
+    measured_in(page, options.questions)
+    check_settings(page, _settings(options))
+
+
 def _settings(options: Namespace) -> dict[str, Any]:
     names = ("parts", "budgets", "questions", "seed", "tokens", "written", "kept", "behind", "rounds")
     settings = {
@@ -99,7 +118,7 @@ def _score(findings: Findings, options: Namespace) -> None:
     from playground.bench.caches.recall_score import RecallTrial, questions
     models = load_for([], options)
     findings.facts["model"] = model_facts(models)
-    trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed)
+    trial = RecallTrial(models, questions(options.questions, options.seed), options.budgets, options.seed, options.only)
     answers: list[Answer] = []
     entrants = trial.entrants()
     stopped = gather(answers, timed(trial.answers(), Progress(entrants, trial.questions, 1)))
@@ -117,7 +136,7 @@ def _memory(findings: Findings, options: Namespace) -> None:
 
     requests = [
         MemoryRequest(point, options.shape or WEIGHED, options.tokens, options.written, torch.get_num_threads())
-        for point in points_at_budget(options.kept, options.tokens)
+        for point in points_at_budget(options.kept, options.tokens, options.only)
     ]
     for result in counted(measure_all(requests), len(requests), lambda result: f"memory, {result.name}"):
         findings.memory_results.append(result)
@@ -128,7 +147,7 @@ def _step(findings: Findings, options: Namespace) -> None:
     from playground.bench.caches.policy_lane import random_model
     from playground.bench.caches.step_timing import WARM_UP, TimedLanes
     model = random_model(options.shape or PACED, options.behind + options.rounds + WARM_UP + 64)
-    points = points_at_budget(options.kept, options.behind)
+    points = points_at_budget(options.kept, options.behind, options.only)
     findings.step_times = TimedLanes(model, options.behind, options.rounds).run(points, RemainingTime())
 
 
@@ -138,10 +157,24 @@ def _show(findings: Findings) -> None:
         print(line)
 
 
-def _write_page(path: Path, findings: Findings) -> None:
-    """Write the page, and its figure in a folder of the same name next to it."""
+def _write_page(path: Path, findings: Findings, options: Namespace) -> None:
+    """Write the page, and its figure in a folder of the same name next to it.
+
+    Of a page that exists, only the rows of the policies of --only are renewed.
+    """
     folder = path.with_suffix("")
+    picture = f"{folder.name}/score.svg"
+    page = _renewed(path, findings, options, picture) if options.only and path.exists() else findings.page(picture)
     if findings.scores:
         folder.mkdir(exist_ok=True)
         write_text(str(folder / "score.svg"), findings.picture())
-    write_text(str(path), findings.page(f"{folder.name}/score.svg"))
+    write_text(str(path), page)
+
+
+def _renewed(path: Path, findings: Findings, options: Namespace, picture: str) -> str:
+    """The page with the scores that were measured now beside its others, which the findings get, too."""
+    from playground.bench.caches.renewed_page import measured_in, replaced, with_sections
+    page = path.read_text(encoding="utf-8")
+    findings.scores = replaced(measured_in(page, options.questions), findings.scores, options.only)
+    fact = f"scores of {', '.join(options.only)}", f"measured later, on {findings.facts['machine']['processor']}"
+    return with_sections(page, findings.sections(picture), fact)
