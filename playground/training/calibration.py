@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,6 +29,10 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.checkpoint import Checkpoint
 from playground.training.stepped_llama import SteppedLlama
+
+if TYPE_CHECKING:
+    from playground.engine.text.tokens import Tokens
+    from playground.questions.world import Item
 
 WINDOW = 256  # tokens of a calibration text
 BATCH = 256  # tokens of a training step, padding included
@@ -111,8 +117,7 @@ class CalibrationTexts:
 
     def spell(self, text: str) -> list[int]:
         """A text as token ids, without special tokens."""
-        tokens = self.model.tokens
-        return [token for token in tokens.encode(text) if not tokens.is_special(token)]
+        return _plain(self.model.tokens, text)
 
     def read(self, ids: list[int], choices: LayerChoices) -> Tensor:
         """Logits [n, V] after each token of a text, while `choices` decides what runs."""
@@ -170,9 +175,21 @@ def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = (
     from playground.questions.world.show import items
     asked = [item for task in tasks or TASKS for item in items(task, each, seed)]
     Random(seed).shuffle(asked)
-    tokens, size = model.tokens, min(WINDOW, model.context)
-    chats = bool(tokens.tokenizer.chat_template)
-    questions = (tokens.encode_chat(item.prompt, before=item.before) if chats else tokens.encode(item.prompt)
-                 for item in asked)
-    answers = ([token for token in tokens.encode(item.answer) if not tokens.is_special(token)] for item in asked)
-    return [(question + answer)[-size:] for question, answer in zip(questions, answers)]
+    size = min(WINDOW, model.context)
+    return [_answered(model.tokens, item)[-size:] for item in asked]
+
+
+def _answered(tokens: Tokens, item: Item) -> list[int]:
+    """A question with its answer as token ids, as a chat that the model has written if it has a chat template."""
+    if not tokens.tokenizer.chat_template:
+        return [*tokens.encode(item.prompt), *_plain(tokens, item.answer)]
+    asked = tokens.encode_chat(item.prompt, before=item.before)
+    written = tokens.encode_chat(item.prompt, before=(*item.before, (item.prompt, item.answer)))
+    if written[:len(asked)] != asked:  # the template writes earlier answers in another form
+        return [*asked, *_plain(tokens, item.answer)]
+    return [*asked, *takewhile(lambda token: not tokens.is_special(token), written[len(asked):])]
+
+
+def _plain(tokens: Tokens, text: str) -> list[int]:
+    """A text without special tokens."""
+    return [token for token in tokens.encode(text) if not tokens.is_special(token)]
