@@ -1,6 +1,8 @@
 """The training of cache policies: it repeats, and goes on after an interruption as if there had been none."""
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from pairs import network, pair
 
@@ -45,6 +47,19 @@ def test_an_interrupted_training_ends_with_the_same_weights(tmp_path):
     resumed, rest = trained(Checkpoint(tmp_path / "cut", (1,)))
     assert rest == losses[2:]
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def last_norm(plan: Descent, tmp_path) -> float:
+    """The norm of all gradients of the last step."""
+    weights = start()
+    list(descend(weights, lambda step: 100 * sum(each.sum() for each in weights.values()), plan,
+                 Texts(Checkpoint(tmp_path / str(plan.clip), (1,)))))
+    return float(torch.cat([each.grad for each in weights.values()]).norm())
+
+
+def test_gradients_are_clipped_by_their_common_norm(tmp_path):
+    assert last_norm(PLAN, tmp_path) > 200
+    assert abs(last_norm(replace(PLAN, clip=0.5), tmp_path) - 0.5) < 1e-4
 
 
 def test_the_checkpoint_of_another_training_is_not_resumed(tmp_path):

@@ -1,12 +1,14 @@
 """Gradient descent for what a cache policy learns, seeded, with a loss figure, resumed after an interruption."""
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
 
 from playground.events import Figure, Note
 
@@ -23,12 +25,13 @@ class DescentState(Protocol):
 
 @dataclass(frozen=True)
 class Descent:
-    """Adam with a linear decay to a tenth of the learning rate."""
+    """Adam with a linear decay to a tenth of the learning rate, over gradients of at most the norm `clip`."""
 
     title: str  # of the figure
     steps: int
     rate: float
     every: int = 25  # steps between two measurements
+    clip: float = math.inf
 
 
 def descend(
@@ -49,6 +52,7 @@ def descend(
         optimiser.zero_grad()
         value = loss(step)
         value.backward()
+        clip_grad_norm_(weights.values(), plan.clip)
         optimiser.step()
         recent.append(float(value.detach()))
         if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
