@@ -60,6 +60,7 @@ from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
 from playground.contract.variant import Variant
 from playground.contract.verifier import Verifier
+from playground.contract.weight_change import CalibratedChange, ChangedWeight, WeightChange
 from playground.engine.attention.line_attention import AttentionLines
 from playground.engine.layer_choices import LayerChoices, LayerSteps, SharedFeedForward
 
@@ -71,7 +72,9 @@ __all__ = [
     "AddsMemory",
     "AttentionLines",
     "CachePolicy",
+    "CalibratedChange",
     "CanvasDecoder",
+    "ChangedWeight",
     "ComputePolicy",
     "Constraint",
     "CutsPrompt",
@@ -118,6 +121,7 @@ __all__ = [
     "Study",
     "Variant",
     "Verifier",
+    "WeightChange",
     "discover",
     "find",
     "knob",

@@ -25,6 +25,8 @@ class Models:
     heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
     # the target again with other weights, by their names as in `WeightChanges`, for lanes that ask for them
     quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
+    # why weights that lanes ask for could not be loaded or made
+    refused: Mapping[str, Refusal] = field(default_factory=dict, compare=False)
 
     def with_weights(self, weights: str) -> Models:
         """The same with the target in other weights; raises Refusal if they were not loaded, or if an adapter has
@@ -32,6 +34,8 @@ class Models:
         """
         if weights in ("", self.target.quantization):
             return self
+        if weights in self.refused:
+            raise self.refused[weights]
         if weights not in self.quantized:
             raise Refusal(
                 f"This lane needs {quoted(weights)} weights of {self.target.name}, which are not loaded: set the "

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from playground.contract.weight_change import check_changes
 from playground.decoding.models import Models
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
@@ -183,6 +184,7 @@ def read_lane(lane: Any) -> LaneConfig:
     if seed is not None:
         check_whole(seed, "seed", "seed")
     check_weights(lane.weights)
+    check_changes(lane.weights)
     # whatever else a lane has stays as it is
     read = replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)
     read.check_fork()

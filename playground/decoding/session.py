@@ -29,6 +29,7 @@ from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
+from playground.decoding.weight_figures import draw_weights, shown_card
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
@@ -194,12 +195,13 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             _describe(header, assembly, own)
             if own is not models:
                 header.quantization = own.target.quantization
-                header.parts = [*header.parts, Part(config.weights, "weights")]
+                header.parts = [*header.parts, Part(config.weights, "weights", shown_card(own.target))]
             asked = _asked(prompt, assembly)
             if asked.tools != prompt.tools:
                 _describe_prompt(header, asked, own.target)
             lane = _new_lane(own, assembly, asked, lane_limits, recorder, memory)
             note_settings(lane, own.target)
+            draw_weights(lane, own.target)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
             header.canvas = getattr(lane, "length", 0)
             runners.append(Runner(lane, assembly))

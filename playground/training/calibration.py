@@ -168,12 +168,14 @@ def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:
     return [piece for piece in pieces if len(piece) > 1]
 
 
-def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = ()) -> list[list[int]]:
+def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = (), *, held_out: bool = False
+                ) -> list[list[int]]:
     """Training questions of the small world with their answers in random order, as token ids; by default of all tasks.
+    With `held_out` in wordings that no training has.
     """
     from playground.questions.world import TASKS
     from playground.questions.world.show import items
-    asked = [item for task in tasks or TASKS for item in items(task, each, seed)]
+    asked = [item for task in tasks or TASKS for item in items(task, each, seed, held_out=held_out)]
     Random(seed).shuffle(asked)
     size = min(WINDOW, model.context)
     return [_answered(model.tokens, item)[-size:] for item in asked]

@@ -2,6 +2,7 @@
 
 import { PROMISES } from "python";
 import { byName } from "./rules.js";
+import { phraseOf } from "./weights.js";
 
 export const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 export const uncapital = (text) => (/^[A-Z]{2}/.test(text) ? text : text.charAt(0).toLowerCase() + text.slice(1));
@@ -25,14 +26,6 @@ export function knobOf(lane, name) {
   const found = parts.map(([part, knobs]) => ({ knob: byName.get(part)?.knobs.find((one) => one.name === name), knobs }));
   return found.findLast(({ knob, knobs }) => knob && name in knobs) || found.findLast(({ knob }) => knob);
 }
-
-export const WEIGHTS = ["int8", "nf4", "fp4"];
-export const ADAPTER = "adapter:";
-export const JOINT = " + ";
-export const adapterIn = (weights = "") => (weights.includes(ADAPTER) ? weights.slice(weights.indexOf(ADAPTER) + ADAPTER.length) : null);
-export const packedIn = (weights = "") => WEIGHTS.find((name) => weights === name || weights.startsWith(name + JOINT)) || "";
-export const phraseOf = (weights) => [packedIn(weights) && `${packedIn(weights)} weights`,
-  adapterIn(weights) === null ? "" : `adapter ${adapterIn(weights).replace(/\/+$/, "").split("/").at(-1)}`].filter(Boolean).join(", ");
 
 export const isCount = (value) => Number.isInteger(value) && value >= 0;
 

@@ -2,8 +2,9 @@
 
 import { el } from "../components/elements.js";
 import { withValue } from "./knobs.js";
-import { ADAPTER, adapterIn, capital, isCount, JOINT, packedIn, WEIGHTS } from "./lane_config.js";
+import { capital, isCount } from "./lane_config.js";
 import { icon } from "./marks.js";
+import { partsOf, textOf, WEIGHTS } from "./weights.js";
 
 /** A lane without its own seed uses the run's seed and shares its random numbers with the other lanes. */
 export function seedRow(lane, changed) {
@@ -15,22 +16,23 @@ export function seedRow(lane, changed) {
     el("small", "help", "If empty, the lane uses the run's seed and the same random numbers as the other lanes."));
 }
 
-/** A lane may run the target with quantised weights and an adapter, beside lanes with those of the run. */
+/** A lane may run the target with quantised or changed weights and an adapter, beside lanes with those of the run. */
 export function weightsRow(lane, changed) {
   const id = `weights-${Math.random().toString(36).slice(2, 9)}`;
-  const choose = (packed, adapter) => {
-    const name = [packed, adapter && ADAPTER + adapter].filter(Boolean).join(JOINT);
+  const choose = (part) => {
+    const name = textOf({ ...partsOf(lane.weights), ...part });
     if (name) lane.weights = name; else delete lane.weights;
     changed();
   };
-  const packed = () => packedIn(lane.weights), adapter = () => adapterIn(lane.weights) || "";
-  const options = ["", ...WEIGHTS].map((name) => el("option", { value: name, selected: name === packed() }, name || "as in the run"));
-  const typing = { type: "text", placeholder: "folder or hub id", spellcheck: "false", autocomplete: "off" };
-  const box = withValue(el("input", { id: `${id}-adapter`, ...typing, onchange: (e) => choose(packed(), e.target.value.trim()) }), adapter());
+  const { packed, adapter, changes } = partsOf(lane.weights);
+  const options = ["", ...WEIGHTS].map((name) => el("option", { value: name, selected: name === packed }, name || "as in the run"));
+  const typed = (name, placeholder, value) => withValue(el("input", { id: `${id}-${name}`, type: "text", placeholder, spellcheck: "false", autocomplete: "off",
+    onchange: (e) => choose({ [name]: e.target.value.trim() }) }), value || "");
   return el("div", { class: "knob own-weights", "data-about": "weights" }, el("span", "row", el("label", { for: id }, "Weights"),
-    el("select", { id, onchange: (e) => choose(e.target.value, adapter()) }, ...options)),
-  el("span", "row", el("label", { for: `${id}-adapter` }, "Adapter"), box),
-  el("small", "help", "Quantised weights of the target, a LoRA adapter on it, or both, in this lane only: what they change and what they cost."));
+    el("select", { id, onchange: (e) => choose({ packed: e.target.value }) }, ...options)),
+  el("span", "row", el("label", { for: `${id}-adapter` }, "Adapter"), typed("adapter", "folder or hub id", adapter)),
+  el("span", "row", el("label", { for: `${id}-changes` }, "Changes"), typed("changes", "rtn:bits=4", changes)),
+  el("small", "help", "Quantised weights of the target, a LoRA adapter on it, or other weights of its layers, in this lane only: what they change and what they cost."));
 }
 
 /** A fork begins with given tokens; null for a lane that does not. */

@@ -2,8 +2,8 @@
 
 import { el } from "../components/elements.js";
 import { playground } from "../components/playground.js";
-import { phraseOf } from "./lane_config.js";
 import { byName, filling, words } from "./rules.js";
+import { phraseOf } from "./weights.js";
 
 /** What a lane is known for: its decoder, or the part in the slot `known_by` where that is not the default. */
 export function titleOf(lane) {

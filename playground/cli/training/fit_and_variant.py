@@ -15,6 +15,7 @@ from playground.cli.remaining_time import RemainingTime
 from playground.cli.shared_options import CommandParser, add_base, add_count, add_models, add_settings, add_texts
 from playground.cli.training.training_texts import read_texts
 from playground.cli.training.training_view import TrainingView
+from playground.cli.training.weight_changes import change_weights, list_changes, names_change
 from playground.contract import Strategy, find, make
 from playground.errors import Refusal
 from playground.events import Figure, Note
@@ -45,7 +46,11 @@ def fit_options(command: CommandParser) -> None:
 
 
 def make_variant_options(command: CommandParser) -> None:
-    command.add_argument("name", metavar="NAME", help="a variant, such as hyperfitting; `list` shows them")
+    command.add_argument("name", metavar="NAME", nargs="?", default="",
+                         help="a variant, such as hyperfitting, or changes of a lane's weights, such as rtn:bits=4; "
+                              "`list` shows them")
+    command.add_argument("--list", dest="listing", action="store_true",
+                         help="list the changed weights on this machine instead")
     add_texts(command)
     command.add_argument("--name", dest="called", default="", metavar="NAME",
                          help="name of the new model; default: made from the base and the method")
@@ -56,7 +61,15 @@ def make_variant_options(command: CommandParser) -> None:
 
 
 def make_variant(options: Namespace) -> bool:
-    """Make a model, printing measurements during training; raises Refusal. Ctrl-C leaves no files behind."""
+    """Make a model, printing measurements during training, or changed weights of a lane; raises Refusal. Ctrl-C leaves
+    no files behind.
+    """
+    if options.listing:
+        return list_changes(options)
+    if not options.name:
+        raise Refusal("Name what to make, NAME, or give --list: `python -m playground list` shows all variants.")
+    if names_change(options.name):
+        return change_weights(options)
     texts = read_texts(options.texts)
     from playground.engine.checkpoint.catalogue import BUNDLED
     from playground.training import variants as learning  # late, since it imports torch

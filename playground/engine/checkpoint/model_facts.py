@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class ModelFacts:
     ):
         self.network, self.tokenizer = network.eval(), tokenizer
         self.name, self.revision, self.quantization = name, revision, quantization
+        # what changed weights cost and lose (`training.weights`); empty for those of a checkpoint
+        self.weights_card: dict[str, Any] = {}
         config = network.config.get_text_config()
         self.vocabulary: int = config.vocab_size
         self.width: int = config.hidden_size

@@ -72,7 +72,7 @@ class FusedLinear:
     @classmethod
     def of(cls, *layers: nn.Linear) -> FusedLinear:
         """The layers' weights become views into one tensor, so they are not duplicated."""
-        weight = torch.cat([layer.weight.data for layer in layers]) if len(layers) > 1 else layers[0].weight.data
+        weight = _joined([layer.weight.data for layer in layers])
         for layer, part in zip(layers, weight.split([layer.out_features for layer in layers])):
             layer.weight.data = part
         biases = [layer.bias for layer in layers]
@@ -107,6 +107,19 @@ class FusedLinear:
         if not available or weight.device.type != "cpu" or weight.numel() < ONEDNN_FROM:
             return False
         return weight.dtype == torch.float32 or weight.dtype == torch.bfloat16 and onednn._is_mkldnn_bf16_supported()
+
+
+def _joined(weights: list[Tensor]) -> Tensor:
+    """Weights one above the other. Those that are views into one joined matrix, of a network that shares its tensors
+    with another, are not copied.
+    """
+    first, rows = weights[0], sum(map(len, weights))
+    at = [(weight.untyped_storage().data_ptr(), weight.storage_offset() + weight.numel()) for weight in weights]
+    follows = all(own.storage_offset() == end and place == at[0][0] and own.is_contiguous()
+                  for own, (_, end), (place, _) in zip(weights[1:], at, at[1:]))
+    if follows and first.is_contiguous():
+        return first.as_strided((rows, first.shape[1]), first.stride())
+    return torch.cat(weights)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from playground.request_limits import Rules, quoted
 from playground.run_request import DEFAULT, NO_DRAFT
 from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelLoad, ModelLoader, ModelRequest
-from playground.weight_changes import adds_adapter
+from playground.weight_changes import WeightChanges, adds_adapter
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,18 @@ class ChosenModels:
 
     def weight_requests(self, settings: Settings) -> dict[str, ModelRequest]:
         """The targets with weights of their own that single lanes ask for, by these weights; raises Refusal for
-        adapters on a public page, which loads only what it lists.
+        adapters and changes of layers on a public page, which loads only what it lists.
         """
         if self.rules.public and any(map(adds_adapter, settings.own_weights())):
             raise Refusal(
                 "This public page adds no adapters to its models: run the playground yourself, or choose other weights"
                 " for the lane.",
+                "weights",
+            )
+        if self.rules.public and any(WeightChanges.read(weights).layers for weights in settings.own_weights()):
+            raise Refusal(
+                "This public page changes no weights, which takes minutes: run the playground yourself, or choose "
+                "int8, nf4 or fp4 for the lane.",
                 "weights",
             )
         request = replace(self.request(settings), draft=NO_DRAFT)

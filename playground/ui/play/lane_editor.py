@@ -23,6 +23,7 @@ from playground.run_request import LANES
 from playground.ui.components.event_fields import MAX_INDEX
 from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import WIDEST, Settings
+from playground.weight_changes import layer_changes
 
 TOGGLES = ("sampler", *SINGLE_KINDS, "overlay")
 LONGEST_EDITOR = 40  # characters of the name that a browser gives its editor
@@ -71,7 +72,7 @@ def _script(most: int) -> str:
 
 def constants(most: int = LANES) -> dict[str, Any]:
     """What the script knows of the strategies, by name."""
-    known = {"PROMISES": PROMISES, "DENOISERS": DENOISERS}
+    known = {"PROMISES": PROMISES, "DENOISERS": DENOISERS, "LAYER_CHANGES": layer_changes()}
     return {"STRATEGIES": catalogue_of(discover()), "MOST_LANES": most, **known}
 
 

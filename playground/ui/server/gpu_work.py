@@ -3,10 +3,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 from playground.decoding.forked_session import ForkedSession, Siblings
 from playground.decoding.visitor_memory import Memory
+from playground.errors import Refusal
 from playground.questions.questions import judging
 from playground.ui.benchmark.survey_run import SurveySettings, survey_session
 from playground.ui.components.settings import Settings
@@ -90,15 +92,22 @@ class GpuWork:
         return moved(self.chosen.loader.inherited(self.chosen.request(settings)))
 
     def _with_weights(self, models: Any, settings: Settings) -> Any:
-        """Models that include those of lanes with weights of their own; raises Refusal if these cannot be loaded."""
+        """Models that include those of lanes with weights of their own; a lane whose weights are refused fails alone.
+        """
         if not settings.own_weights():
             return models
         if on_zero():
             requests = self.chosen.weight_requests(settings)
-            loaded = {name: self.chosen.loader.inherited(request) for name, request in requests.items()}
+            waiting = {name: partial(self.chosen.loader.inherited, request) for name, request in requests.items()}
         else:
-            loaded = {name: loading.result() for name, loading in self.chosen.weight_loads(settings).items()}
-        return replace(models, quantized={name: one.target for name, one in loaded.items()})
+            waiting = {name: loading.result for name, loading in self.chosen.weight_loads(settings).items()}
+        loaded, refused = {}, {}
+        for name, result in waiting.items():
+            try:
+                loaded[name] = result().target
+            except Refusal as refusal:
+                refused[name] = refusal
+        return replace(models, quantized=loaded, refused=refused)
 
     def _judged(self, models: Any, settings: Settings, memory: Memory) -> Any:
         """A session that scores each lane's answer if the right answer is known."""

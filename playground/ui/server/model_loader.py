@@ -11,6 +11,7 @@ from typing import Any
 from playground.errors import Refusal
 
 KEEP = 2  # sets of models kept in memory
+WEIGHTS = 8  # sets of the newest model, in different weights
 PENDING = 3  # sets being loaded or waiting for it
 POLL = 0.2  # seconds between two reports of progress
 log = logging.getLogger(__name__)
@@ -125,12 +126,15 @@ class ModelLoader:
     def _drop(self) -> None:
         """Drop the least recently used sets of other models than the newest; a run that still uses one keeps it alive.
 
-        The newest model may be wanted in several quantisations at once, by lanes beside each other.
+        The newest model may be wanted in several weights at once, by lanes beside each other.
         """
         loaded = [request for request, loading in self._sets.items() if loading.ended.is_set()]
         newest = next(reversed(self._sets))
         idle = [request for request in loaded if request != self._pinned and request.model != newest.model]
         for request in idle[:max(0, len(self._sets) - KEEP)]:
+            del self._sets[request]
+        same = [request for request in loaded if request != self._pinned and request.model == newest.model]
+        for request in same[:-WEIGHTS]:
             del self._sets[request]
 
     def _check_pending(self, request: ModelRequest) -> None:

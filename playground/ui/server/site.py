@@ -94,10 +94,23 @@ class Site:
 
     def _load_and_measure(self, *names: Any, **how: Any) -> Any:
         """Load models and measure how fast the target decodes, unless runs would slow it down."""
-        models = self.load(*names, **how)
+        models = self._changed(*names, **how) or self.load(*names, **how)
         if not on_zero() and not any(self.runs):
             self.offers.speeds.measure(models.target)
         return models
+
+    def _changed(self, model: str | None, draft: str | None, *, quantization: str, progress: Any, **how: Any) -> Any:
+        """A target whose layers are changed, on the tensors of the one that is loaded; None for other models, and if
+        that is not loaded.
+        """
+        from playground.decoding.models import Models  # imports torch
+        from playground.weight_changes import WeightChanges
+        changes = WeightChanges.of_model(quantization)
+        if not changes.layers or draft != playground.NO_DRAFT or on_zero():
+            return None
+        unchanged = ModelRequest(model or "", draft, quantization=changes.loaded or "none", **how)
+        base = self.model_loader.loaded_target(unchanged)
+        return base and Models(playground.in_weights(base, quantization, progress))
 
     def _check_memory(self, model_request: ModelRequest, held: int) -> int:
         """On a public page, refuse models that do not fit into memory. The page's own models are checked on loading."""

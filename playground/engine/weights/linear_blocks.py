@@ -1,0 +1,174 @@
+"""The linear layers of a network, decoder layer by decoder layer, with the inputs that calibration texts give them.
+
+Decoder layers run one at a time: each reads what the layers before it put out, as they have become by then. So a change
+that goes through the blocks in order sees the inputs that its layers will have.
+"""
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from playground.engine.checkpoint.hub_files import Progress, unseen
+from playground.engine.hooks import decoder_layers
+from playground.errors import Refusal
+
+ROUTER = re.compile(r"(^|\.)(router|gate)$")  # of a mixture of experts; a small error there chooses other experts
+UNCHANGED_BITS = 16.0  # of a weight that no change has touched, as checkpoints usually store it
+
+
+@dataclass
+class LinearBlocks:
+    """A network whose linear layers may be given other weights. texts: token ids, on which changes are calibrated."""
+
+    network: PreTrainedModel
+    texts: list[list[int]] = field(default_factory=list)
+    progress: Progress = unseen
+    bits: dict[str, float] = field(default_factory=dict)  # of each weight that was changed, on average, by layer
+
+    def __post_init__(self) -> None:
+        self.layers = linear_layers(self.network)
+        self._blocks = [LinearBlock(self, index, module) for index, module in enumerate(decoder_layers(self.network))]
+        self._states: list[Tensor] = []  # [1, n, d] for each text, the input of the block below
+        self._at = -1  # no block has its input yet
+
+    def __iter__(self) -> Iterator[LinearBlock]:
+        """The blocks in order."""
+        for block in self._blocks:
+            self.progress(block.index / len(self._blocks), f"Changing layer {block.index + 1} of {len(self._blocks)}")
+            yield block
+
+    def weight(self, name: str) -> Tensor:
+        """The weights of a layer in float32, [out, in]."""
+        return self.layers[name].weight.detach().float()
+
+    def put(self, name: str, weight: Tensor, bits: float) -> None:
+        """Give a layer other weights [out, in] that take so many bits each, with all that belongs to them.
+
+        A layer whose weights stay as they are keeps its tensor.
+        """
+        layer, self.bits[name] = self.layers[name], bits
+        new = weight.to(layer.weight)
+        if not torch.equal(new, layer.weight):
+            layer.weight = nn.Parameter(new.contiguous(), requires_grad=False)
+
+    def states(self, index: int) -> list[Tensor]:
+        """What a block reads, [1, n, d] for each text."""
+        if self._at < 0:
+            self._catch()
+        while self._at < index:
+            self._states = [self._blocks[self._at].run(states, text) for text, states in enumerate(self._states)]
+            self._at += 1
+        return self._states
+
+    @torch.inference_mode()
+    def _catch(self) -> None:
+        """Read the texts once, for the input of the first block and the other arguments of all."""
+        with _caught([block.module for block in self._blocks]) as found:
+            for ids in self.texts:
+                self.network.base_model(input_ids=torch.tensor([ids], device=self.network.device), use_cache=False)
+        self._states = [states.clone() for states, _, _ in found[0]]
+        for block, calls in zip(self._blocks, found):
+            block.arguments = [(args, kwargs) for _, args, kwargs in calls]
+        self._at = 0
+
+
+@dataclass
+class LinearBlock:
+    """A decoder layer. arguments: beside the hidden states, of its call for each text."""
+
+    whole: LinearBlocks
+    index: int
+    module: nn.Module
+    arguments: list[tuple[tuple, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def layers(self) -> list[str]:
+        """The names of its linear layers."""
+        inside = set(map(id, self.module.modules()))
+        return [name for name, layer in self.whole.layers.items() if id(layer) in inside]
+
+    def run(self, states: Tensor, text: int) -> Tensor:
+        """What it puts out for one text, [1, n, d], with the weights that it has now."""
+        args, kwargs = self.arguments[text]
+        with torch.inference_mode(not torch.is_grad_enabled() or not states.requires_grad):
+            out = self.module(states, *args, **kwargs)
+        return out[0] if isinstance(out, tuple) else out
+
+    def inputs(self) -> dict[str, Tensor]:
+        """What its linear layers read, [n, in] over all texts in float32, by name; a layer that reads nothing is left
+        out.
+        """
+        states = self.whole.states(self.index)
+        names = {id(self.whole.layers[name]): name for name in self.layers}
+        found: dict[str, list[Tensor]] = defaultdict(list)
+        with read_by(self.whole.layers[name] for name in self.layers) as seen:
+            for text, rows in enumerate(states):
+                self.run(rows, text)
+                for layer, given in seen.items():
+                    found[names[layer]] += given
+                    given.clear()
+        shared: dict[tuple[int, ...], Tensor] = {}  # query, key and value projections read the same
+        return {name: _joined(parts, shared) for name, parts in found.items()}
+
+
+def linear_layers(network: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The linear layers within decoder layers, by name. Raises Refusal if there is none."""
+    inside = {id(module) for layer in decoder_layers(network) for module in layer.modules()}
+    found = {name: module for name, module in network.named_modules()
+             if id(module) in inside and type(module) is nn.Linear and not ROUTER.search(name)}
+    if not found:
+        kind = network.config.model_type
+        raise Refusal(f"The layers of {kind} models are not linear layers whose weights can be changed: choose another "
+                      "model.", "weights")
+    return found
+
+
+@contextmanager
+def read_by(layers: Iterator[nn.Linear]) -> Iterator[dict[int, list[Tensor]]]:
+    """What layers read while this is open, by their ids."""
+    seen: dict[int, list[Tensor]] = defaultdict(list)
+    handles = [layer.register_forward_pre_hook(lambda module, given: seen[id(module)].append(given[0].detach()))
+               for layer in layers]
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _caught(modules: list[nn.Module]) -> Iterator[list[list[tuple[Tensor, tuple, dict[str, Any]]]]]:
+    """The calls of decoder layers while this is open: hidden states, and the arguments after them."""
+    calls: list[list[tuple[Tensor, tuple, dict[str, Any]]]] = [[] for _ in modules]
+
+    def catching(own: list, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        rest = dict(kwargs)
+        states = args[0] if args else rest.pop("hidden_states")
+        own.append((states, args[1:], rest))
+
+    handles = [module.register_forward_pre_hook(_with(catching, own), with_kwargs=True)
+               for module, own in zip(modules, calls)]
+    try:
+        yield calls
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _with(catching: Any, own: list) -> Any:
+    return lambda module, args, kwargs: catching(own, module, args, kwargs)
+
+
+def _joined(parts: list[Tensor], shared: dict[tuple[int, ...], Tensor]) -> Tensor:
+    key = tuple(part.data_ptr() for part in parts)
+    if key not in shared:
+        shared[key] = torch.cat([part.flatten(0, -2).float() for part in parts])
+    return shared[key]
