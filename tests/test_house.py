@@ -133,7 +133,7 @@ MISSING = {
     "lol": "Reconstructed from the abstract",
     "m2r2": "Left out",
     "mtp": "No bundled model",
-    "refrag": "less probable",
+    "refrag": "not trained further",
     "s2d": "left out",
     "wedlm": "No bundled model",
 }

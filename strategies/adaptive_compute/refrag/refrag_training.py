@@ -1,6 +1,7 @@
-"""Training of REFRAG: the encoder on reconstruction, then on the text that follows; the policy by reinforcement.
+"""Training of REFRAG: the encoder on the text that follows its chunks; the policy by reinforcement.
 
-The target's weights do not change.
+The target's weights do not change. The authors' first stage, the reconstruction of the chunks themselves, is left out:
+before a target that is not trained along it made nearly all vectors equal.
 """
 from __future__ import annotations
 
@@ -18,12 +19,10 @@ from playground.errors import Refusal
 from playground.events import Note
 from strategies.adaptive_compute.refrag.chunk_encoder import CHUNK, ChunkEncoder, ExpansionPolicy, stored
 
-RECONSTRUCTION = Descent("reconstruction loss", steps=240, rate=1e-3, every=50)
-CONTINUATION = Descent("loss after the chunks", steps=400, rate=5e-4, every=50)
+CONTINUATION = Descent("loss after the chunks", steps=500, rate=3e-4, every=50, clip=1.0)
 POLICY = Descent("policy loss", steps=40, rate=1e-3, every=20)
-LENGTHS, STAGES = (1, 2, 4, 8), 9  # chunks of a reconstruction, and stages of the curriculum over them
-TOKENS = 192  # of a step of reconstruction
-TOGETHER = 4  # texts in a step
+LENGTHS, TOKENS = (1, 8), 192  # chunks of a reconstruction that is measured, and tokens of all of them
+TOGETHER = 8  # texts in a step
 BEFORE, MOST, AHEAD = 32, 16, 24  # tokens before the chunks of a text, chunks, and tokens after them that count
 MIXED = 0.1  # share of the chunks that are expanded while the encoder is trained
 GROUP, EXPANDED = 4, 0.25  # choices that are compared, and the share of the chunks they expand
@@ -56,24 +55,16 @@ def train_refrag(texts, seed: int) -> Iterator:
 
 
 def trained_encoder(network: DifferentiableLlama, encoder: ChunkEncoder, long, texts, seed: int) -> Iterator:
-    """Stages one and two, in place."""
-    weights = dict(encoder.named_parameters())
-
-    def reconstruction(step: int) -> Tensor:
-        chance = chance_of(seed, step)
-        spans = random_spans(long, curriculum(step / RECONSTRUCTION.steps, chance), chance)
-        texts.progress(step / RECONSTRUCTION.steps, "reconstruction")
-        return reconstruction_loss(network, encoder, spans)
+    """The encoder's stage, in place."""
 
     def continuation(step: int) -> Tensor:
-        chance = chance_of(seed, RECONSTRUCTION.steps + step)
+        chance = chance_of(seed, step)
         excerpts = random_excerpts(long, TOGETHER, chance)
         expanded = [mixed(excerpt, chance) for excerpt in excerpts]
         texts.progress(step / CONTINUATION.steps, "continuation")
         return after_losses(network, excerpts, [encoder(network.embed(e.chunks)) for e in excerpts], expanded).mean()
 
-    yield from descend(weights, reconstruction, RECONSTRUCTION, texts.phase("reconstruction"))
-    yield from descend(weights, continuation, CONTINUATION, texts.phase("continuation"))
+    yield from descend(dict(encoder.named_parameters()), continuation, CONTINUATION, texts.phase("continuation"))
 
 
 def trained_policy(
@@ -82,7 +73,7 @@ def trained_policy(
     """The stage of reinforcement, in place."""
 
     def loss(step: int) -> Tensor:
-        chance = chance_of(seed, RECONSTRUCTION.steps + CONTINUATION.steps + step)
+        chance = chance_of(seed, CONTINUATION.steps + step)
         texts.progress(step / POLICY.steps, "policy")
         losses = [excerpt_loss(network, encoder, policy, excerpt, chance)
                   for excerpt in random_excerpts(long, TOGETHER, chance)]
@@ -96,13 +87,6 @@ def chance_of(seed: int, step: int) -> torch.Generator:
 
 
 # --- excerpts ---
-
-def curriculum(share: float, chance: torch.Generator) -> int:
-    """A number of chunks, after a share of the training: mostly short at first, and mostly long at the end."""
-    tilt = 2 * int(share * STAGES) / (STAGES - 1) - 1
-    weights = torch.tensor([2.0 ** (tilt * place) for place in range(len(LENGTHS))])
-    return LENGTHS[int(torch.multinomial(weights, 1, generator=chance))]
-
 
 def random_spans(texts: Sequence[list[int]], count: int, chance: torch.Generator) -> Tensor:
     """Tokens [n, count * k] from random places of texts; fewer chunks if no text is long enough."""
@@ -150,12 +134,6 @@ def chunk_vectors(network: DifferentiableLlama, encoder: ChunkEncoder, spans: Te
     """Vectors [n, m, width] of the chunks of spans [n, m * k]."""
     embedded = network.embed(spans).unflatten(1, (-1, CHUNK))
     return encoder(embedded.flatten(0, 1)).unflatten(0, embedded.shape[:2])
-
-
-def reconstruction_loss(network: DifferentiableLlama, encoder: ChunkEncoder, spans: Tensor) -> Tensor:
-    """Mean cross-entropy of the tokens of spans [n, m * k] after their vectors, in nats."""
-    logits = reconstruction_logits(network, chunk_vectors(network, encoder, spans), spans)
-    return cross_entropy(logits.flatten(0, 1), spans.flatten())
 
 
 def after_losses(
@@ -240,7 +218,7 @@ def excerpt_loss(
 def reconstruction_note(network: DifferentiableLlama, encoder: ChunkEncoder, texts, seed: int) -> str:
     """The share of right tokens in reconstructions of held-out texts, in words."""
     found = []
-    for count in (1, LENGTHS[-1]):
+    for count in LENGTHS:
         spans = random_spans(texts, count, chance_of(seed, 0))
         vectors = chunk_vectors(network, encoder, spans)
         right = [right_tokens(network, given, spans) for given in (vectors, vectors.roll(1, 0))]
