@@ -173,7 +173,7 @@ HEADS = {
     )},
     "falcon": (head("falcon", passes=DEPTH), DEPTH),
     "ppd": (head("ppd", depth=DEPTH, sized="fixed"), 1),
-    **{name: (head(name, depth=DEPTH), 1) for name in ("dflash", "medusa")},  # all levels in one forward
+    **{name: (head(name, depth=DEPTH), 1) for name in ("ddtree", "dflash", "jetspec", "medusa", "p_eagle")},
     "hidden_transfer": (head("hidden_transfer", depth=DEPTH), 2),  # and once to compare the states it guessed
     "kangaroo": (head("kangaroo", depth=DEPTH), DEPTH + 1),  # and once for the time of the first forward
 }

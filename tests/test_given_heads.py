@@ -133,7 +133,11 @@ def refused() -> dict[str, tuple[dict | None, dict[str, Tensor], str]]:
         "layers": ({**library, "target_layer_ids": [0, 9]}, weights, "output of layer 10, and .* has 2 layers"),
         "mask": ({**library, "mask_token_id": 500}, weights, "token 500, and .* has 319"),
         "no config": (None, eagle, "has no config.json"),
-        "another kind": ({"speculators_model_type": "peagle"}, eagle, "of the kind peagle, which is not supported"),
+        "another kind": ({"speculators_model_type": "other"}, eagle, "of the kind other, which is not supported"),
+        "no vector for masks": (
+            {**config, "speculators_model_type": "peagle", "mask_token_id": 3,
+             "eagle_aux_hidden_state_layer_ids": [0, 1, 1]}, eagle, "no network can be made of",
+        ),
         "lacking": (config, {"norm.weight": torch.zeros(WIDTH)}, "lacks the weights fc.weight"),
     }
 

@@ -148,7 +148,7 @@ def cases() -> dict[str, tuple[dict, dict, str]]:
         "layers": (
             {**CONFIG, "eagle_aux_hidden_state_layer_ids": [0, 1, 9]}, eagle, "reads layer 9, and llama has 3 layers"
         ),
-        "kind": ({**CONFIG, "speculators_model_type": "peagle"}, eagle, "of the kind peagle, which is not supported"),
+        "kind": ({**CONFIG, "speculators_model_type": "other"}, eagle, "of the kind other, which is not supported"),
         "half a layer": (
             CONFIG, {**eagle, "layers.1.mlp.up_proj.weight": torch.zeros(96, 32)}, "no network can be made"
         ),

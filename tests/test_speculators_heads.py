@@ -3,56 +3,22 @@
 """
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from pairs import pair
-from safetensors.torch import save_file
 from torch import Tensor
 
 from playground.algorithms.draft_heads.head_layers import HeadCache, NewRows, WholeTexts
 from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
 from playground.contract import find
-from playground.training.public_heads import read_head
-from support.speculators_heads import ANCHOR, LAYERS, MASK, OUT, STEPS, TOKENS, filled, hidden_states
+from support.speculators_heads import LAYERS, MASK, STEPS, TOKENS, hidden_states
+from support.stored_heads import NEAR, REFERENCE, StoredHead, block_outputs, distance
 
-REFERENCE = json.loads(OUT.read_text(encoding="utf-8"))
 EAGLE_3, DFLASH = ([name for name in REFERENCE if name.split(",")[0] == kind] for kind in ("eagle3", "dflash"))
-NEAR = 2e-5  # logits are stored with six decimals; float32 on both sides
 
 
-class Head:
-    """A stored head, read from a folder as a user would name it; `changed` replaces entries of its config."""
-
-    def __init__(self, name: str, folder: Path, **changed):
-        stored = REFERENCE[name]
-        self.config = stored["config"] | changed
-        self.logits = [torch.tensor(step) for step in stored["logits"]]
-        self.all = filled(stored["shapes"])
-        (folder / "config.json").write_text(json.dumps(self.config))
-        save_file({name: tensor.contiguous() for name, tensor in self.all.items()}, folder / "model.safetensors")
-        found = read_head(folder, pair().target)
-        self.strategy, self.weights = found.strategy, found.weights
-
-    @property
-    def network(self):
-        return find(self.strategy).build(self.weights)
-
-    def embed(self, tokens: list[int]) -> Tensor:
-        return self.all["embed_tokens.weight"][tokens]
-
-    def target_embed(self, tokens: list[int]) -> Tensor:
-        """Those of a target that has other embeddings than the head, if the head has its own."""
-        return self.embed(tokens) * (1 - bool(self.config.get("embed_requires_grad")))
-
-    def read_out(self, rows: Tensor) -> Tensor:
-        return rows @ self.all["lm_head.weight"].T
-
-
-def eagle_3_steps(head: Head) -> list[Tensor]:
+def eagle_3_steps(head: StoredHead) -> list[Tensor]:
     """Logits after the target's states, and after the head's own output, as it drafts a chain."""
     network = head.network
     following = network.embedded(TOKENS[1:], head.target_embed)
@@ -70,17 +36,11 @@ def _after(network, embeddings: Tensor, features: Tensor, output: Tensor) -> Ten
     return network(embeddings[count:], output, NewRows(cache, torch.tensor([count])))
 
 
-def distance(found: list[Tensor], stored: list[Tensor]) -> float:
-    """The largest difference of all steps."""
-    assert len(found) == len(stored)
-    return max(float((one - other).abs().max()) for one, other in zip(found, stored))
-
-
 @torch.no_grad()
 @pytest.mark.oracle("eagle_3")
 @pytest.mark.parametrize("name", EAGLE_3)
 def test_an_eagle_3_head_has_the_logits_of_its_own_library(name, tmp_path):
-    head = Head(name, tmp_path)
+    head = StoredHead(name, tmp_path)
     assert head.strategy == "eagle_3" and distance(eagle_3_steps(head), head.logits) < NEAR
 
 
@@ -90,14 +50,14 @@ def test_an_eagle_3_head_has_the_logits_of_its_own_library(name, tmp_path):
     ("normed residual", "norm_before_residual"), ("normed output", "norm_output"),
 ])  # fmt: skip
 def test_a_flag_that_is_not_read_would_be_noticed(name, flag, tmp_path):
-    head = Head(f"eagle3, {name}", tmp_path, **{flag: False})
+    head = StoredHead(f"eagle3, {name}", tmp_path, **{flag: False})
     assert distance(eagle_3_steps(head), head.logits) > 100 * NEAR
 
 
 @torch.no_grad()
 @pytest.mark.refuses("eagle_3")
 def test_a_second_layer_that_is_left_out_would_be_noticed(tmp_path):
-    head = Head("eagle3, two layers", tmp_path)
+    head = StoredHead("eagle3, two layers", tmp_path)
     head.weights = {name: part for name, part in head.weights.items() if not name.startswith("layers.1.")}
     assert distance(eagle_3_steps(head), head.logits) > 100 * NEAR
 
@@ -105,12 +65,12 @@ def test_a_second_layer_that_is_left_out_would_be_noticed(tmp_path):
 @torch.no_grad()
 @pytest.mark.refuses("eagle_3")
 def test_the_targets_embeddings_in_place_of_its_own_would_be_noticed(tmp_path):
-    head = Head("eagle3, own embeddings", tmp_path)
+    head = StoredHead("eagle3, own embeddings", tmp_path)
     head.weights = {name: part for name, part in head.weights.items() if name != "embed_tokens.weight"}
     assert distance(eagle_3_steps(head), head.logits) > 100 * NEAR
 
 
-def mtp_steps(head: Head, ahead: int = 1) -> list[Tensor]:
+def mtp_steps(head: StoredHead, ahead: int = 1) -> list[Tensor]:
     """Logits of each step over the text; `ahead`: the step from a state to the token that is read with it."""
     block = MtpHead(MtpBlock.of(head.weights), STEPS, head.embed, head.read_out)
     rows, cache, count = hidden_states(1), block.new_cache(), len(TOKENS) - STEPS - 1
@@ -124,7 +84,7 @@ def mtp_steps(head: Head, ahead: int = 1) -> list[Tensor]:
 @torch.no_grad()
 @pytest.mark.oracle("mtp")
 def test_an_mtp_layer_has_the_logits_of_its_own_library(tmp_path):
-    head = Head("mtp", tmp_path)
+    head = StoredHead("mtp", tmp_path)
     assert head.strategy == "mtp" and int(head.weights["steps"]) == STEPS
     assert distance(mtp_steps(head), head.logits) < NEAR
 
@@ -132,37 +92,27 @@ def test_an_mtp_layer_has_the_logits_of_its_own_library(tmp_path):
 @torch.no_grad()
 @pytest.mark.refuses("mtp")
 def test_an_mtp_layer_that_reads_the_token_of_the_state_would_be_noticed(tmp_path):
-    head = Head("mtp", tmp_path)
+    head = StoredHead("mtp", tmp_path)
     assert distance(mtp_steps(head, ahead=0), head.logits) > 100 * NEAR
 
 
-def block_logits(head: Head, read: int = ANCHOR) -> list[Tensor]:
-    """Logits of all rows of a block that begins at the anchor, after the states of `read` tokens."""
-    network = head.network
-    return [network.read_out(block_outputs(head, read), None)]
-
-
-def block_outputs(head: Head, read: int = ANCHOR) -> Tensor:
-    """The network's outputs [block, width]."""
-    network, size = head.network, int(head.weights["block_size"])
-    caches = network.new_caches()
-    network.read(hidden_states(2)[:read], torch.arange(read), caches)
-    masks = [int(head.weights["mask_token_id"])] * (size - 1)
-    return network(head.embed([TOKENS[ANCHOR], *masks]), torch.arange(ANCHOR, ANCHOR + size), caches, 0)
+def block_logits(head: StoredHead, **read: int) -> list[Tensor]:
+    """Logits of all rows of a block."""
+    return [head.network.read_out(block_outputs(head, **read), None)]
 
 
 @torch.no_grad()
 @pytest.mark.oracle("dflash")
 @pytest.mark.parametrize("name", DFLASH)
 def test_a_dflash_drafter_has_the_logits_of_its_own_library(name, tmp_path):
-    head = Head(name, tmp_path)
+    head = StoredHead(name, tmp_path)
     assert head.strategy == "dflash" and distance(block_logits(head), head.logits) < NEAR
 
 
 @torch.no_grad()
 @pytest.mark.refuses("dflash")
 def test_a_dflash_drafter_that_lacks_a_state_would_be_noticed(tmp_path):
-    head = Head("dflash", tmp_path)
+    head = StoredHead("dflash", tmp_path)
     assert distance(block_logits(head, read=2), head.logits) > 100 * NEAR
 
 
@@ -175,19 +125,19 @@ def test_a_dflash_drafter_that_lacks_a_state_would_be_noticed(tmp_path):
 ])  # fmt: skip
 def test_a_window_that_is_read_in_another_way_would_be_noticed(name, wrong, tmp_path):
     """The last one counts the window from each row, as the authors do."""
-    head = Head(name, tmp_path, **wrong)
+    head = StoredHead(name, tmp_path, **wrong)
     assert distance(block_logits(head), head.logits) > 100 * NEAR
 
 
 @pytest.mark.parametrize("anchored", [False, True])
 def test_a_drafter_from_its_anchor_drafts_one_token_more(anchored, tmp_path):
     """Its first draft is the guess of the row that reads the newest token."""
-    head = Head("dflash, from its anchor", tmp_path, sample_from_anchor=anchored)
+    head = StoredHead("dflash, from its anchor", tmp_path, sample_from_anchor=anchored)
     drafter = find("dflash")(weights="random")
     drafter.begin_fitted(head.weights)
     drafter.network = head.network
     seen = []
-    drafter.draft = lambda lm, hidden, known, tree: seen.append(hidden[known:]) or iter(())
+    drafter.draft = lambda lm, hidden, rows, tree: seen.append(hidden[rows]) or iter(())
     drafter._catch_up, drafter._filled = lambda lm: None, lambda lm: torch.arange(4.0)[:, None]
     list(drafter.drafted(SimpleNamespace(target=SimpleNamespace(behind=lambda: 1)), 9))
     assert seen[0].flatten().tolist() == ([0, 1, 2, 3] if anchored else [1, 2, 3])

@@ -56,8 +56,8 @@ class Fans(find("ddtree")):
 class OneDepthLate(find("ddtree")):
     """Wrong: the guess for the anchor itself is taken for that after it."""
 
-    def draft(self, lm, hidden, known, tree):
-        return super().draft(lm, hidden[:-1], known - 1, tree)
+    def draft(self, lm, hidden, rows, tree):
+        return super().draft(lm, hidden, range(rows.start - 1, rows.stop - 1), tree)
 
 
 @pytest.mark.refuses("ddtree")

@@ -18,7 +18,10 @@ from playground.errors import Refusal
 Weights = dict[str, Tensor]
 # of what a config gives in place of numbers, lists and objects, and of tensors in shapes that nothing can be made of
 MALFORMED = (TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError)
-RANGES = {"block_size": (1, 1024), "steps": (1, 64), "head_dim": (2, 4096)}
+RANGES = {
+    "block_size": (1, 1024), "steps": (1, 64), "head_dim": (2, 4096), "selector_top_k": (1, 1024),
+    "num_jacobi_passes": (1, 64),
+}
 POSITIVE = ("rope_theta", "rms_norm_eps")
 
 

@@ -1,5 +1,6 @@
-"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, EAGLE-3, DFlash and MTP of
-vLLM's `speculators`, DFlash of its authors and of the transformers library, and Medusa's heads of the second version.
+"""Published draft heads, read from their folders: EAGLE-1 and EAGLE-3 of their authors, DFlash of its authors and the
+transformers library, Medusa's heads of the second version, and all seven kinds of vLLM's `speculators`: EAGLE-3,
+P-EAGLE, DFlash, DFlash 2, DSpark, XPress and MTP.
 
 A folder holds a config.json and safetensors. What does not fit the target, or has a part that is not supported, is
 refused in one sentence. Weights are renamed as the strategies expect them.
@@ -28,6 +29,16 @@ EAGLE_3 = "LlamaForCausalLMEagle3"  # the architecture in the authors' and SpecF
 LIBRARY_DFLASH = "muse_glimmer_assistant"  # the transformers library's model type with a DFlash drafter
 LIBRARY_NAMES = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
 COPIES = ("embed_tokens.", "verifier_norm.", "verifier_lm_head.", "t2d")  # of the target, or not needed
+MASKS = ("mask_token_id", "ptd_token_id", "pard_token")  # what P-EAGLE's configs call the mask
+BLOCK_PARTS = {  # parts that only drafters of one kind have
+    "dspark": {"markov_head", "confidence_head"}, "dflash2": {"candidate_selector"}, "xpress": {"refiner_head"},
+}
+TABLES = (  # of all the target's tokens
+    "markov_head.markov_w1.weight", "candidate_selector.predecessor_codebook", "candidate_selector.successor_codebook",
+    "refiner_head.token_embed.weight",
+)
+BIASES = ("markov_head.markov_w2.weight", "refiner_head.readout.weight")  # of all tokens that are drafted
+COUNTS = ("selector_top_k", "num_jacobi_passes")  # entries of the configs of DFlash 2 and XPress
 PICKLES = ("*.bin", "*.pt", "*.pth")
 MTP_LAYER, MTP_STEPS = "mtp_layers.0.", 3
 MARKS = ("speculators_model_type", "dflash_config", "medusa_num_heads")  # entries that only configs of heads have
@@ -156,9 +167,9 @@ def _kind(folder: Path, config: dict[str, Any], weights: Weights) -> tuple[str, 
             "from",
         )
     if "dflash_config" in config or config.get("model_type") == LIBRARY_DFLASH:
-        return KINDS["dflash"]
+        return KINDS[_block_kind(weights)]
     if EAGLE_3 in _listed(config.get("architectures")):
-        return KINDS["eagle3"]
+        return KINDS["peagle" if "mask_hidden" in weights else "eagle3"]
     if "0.0.linear.weight" in weights:
         return "medusa", _medusa
     if "fc.weight" in weights:
@@ -192,6 +203,13 @@ def _eagle_3(folder: Path, config: dict[str, Any], weights: Weights, model: Mode
     return {**own, **facts, "layers": torch.tensor(layers)}
 
 
+def _p_eagle(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
+    mask = next((config[name] for name in MASKS if config.get(name) is not None), None)
+    found = {**_eagle_3(folder, config, weights, model), "mask_token_id": torch.tensor(mask)}
+    _check_mask(folder, found, model)
+    return found
+
+
 def _eagle(folder: Path, config: dict[str, Any], weights: Weights, model: Model) -> Weights:
     _check_size(folder, "hidden size", weights["fc.weight"].shape[0], model.width, model)
     _check_vocabulary(folder, weights, model)
@@ -214,6 +232,10 @@ def _dflash(folder: Path, config: dict[str, Any], weights: Weights, model: Model
             "from",
         )
     _check_mask(folder, found, model)
+    drafted = len(weights["lm_head.weight"]) if "lm_head.weight" in weights else model.vocabulary
+    mixed = weights["refiner_head.mix_l"].shape[1] if "refiner_head.mix_l" in weights else config["block_size"]
+    if any(len(weights[name]) != drafted for name in BIASES if name in weights) or mixed != config["block_size"]:
+        raise ValueError("parts of different sizes")
     return found
 
 
@@ -235,15 +257,25 @@ def dflash_weights(config: dict[str, Any], weights: Weights) -> Weights:
     layers = config.get("aux_hidden_state_layer_ids") or [index + 1 for index in own["target_layer_ids"]]
     renamed = {_renamed(name): tensor for name, tensor in weights.items() if not name.startswith(COPIES)}
     kind = config.get("speculators_model_type")
+    anchored = config.get("sample_from_anchor", (kind or _block_kind(weights)) == "dspark")
+    non_causal = config.get("sliding_window_non_causal", kind == "dflash2")
+    own = {**config, **own}
     return {
         **renamed,
         **_facts(layer, renamed, "layers.0."),
-        **_reach(layer, kind is not None, bool(config.get("sliding_window_non_causal"))),
+        **_reach(layer, kind is not None, bool(non_causal)),
         "layers": torch.tensor(layers),
         "block_size": torch.tensor(config["block_size"]),
         "mask_token_id": torch.tensor(own["mask_token_id"]),
-        "sample_from_anchor": torch.tensor(bool(config.get("sample_from_anchor"))),
+        "sample_from_anchor": torch.tensor(bool(anchored)),
+        **{name: torch.tensor(own[name]) for name in COUNTS if name in own},
     }
+
+
+def _block_kind(weights: Weights) -> str:
+    """Which of the kinds that fill blocks a drafter is of, by its weights."""
+    begun = {name.split(".")[0] for name in weights}
+    return next((kind for kind, parts in BLOCK_PARTS.items() if begun & parts), "dflash")
 
 
 def _reach(layer: dict[str, Any], speculators: bool, non_causal: bool) -> Weights:
@@ -310,7 +342,7 @@ def _facts(config: dict[str, Any], weights: Weights, layer: str) -> Weights:
 
 
 def _check_vocabulary(folder: Path, weights: Weights, model: Model) -> None:
-    for name in ("t2d", "embed_tokens.weight"):
+    for name in ("t2d", "embed_tokens.weight", *TABLES):
         if name in weights:
             _check_size(folder, "vocabulary", len(weights[name]), model.vocabulary, model)
 
@@ -326,7 +358,11 @@ def _check_size(folder: Path, what: str, found: int, needed: int, model: Model) 
 
 KINDS: dict[str, tuple[str, Convert]] = {
     "eagle3": ("eagle_3", _eagle_3),
+    "peagle": ("p_eagle", _p_eagle),
     "dflash": ("dflash", _dflash),
+    "dflash2": ("dflash_2", _dflash),
+    "dspark": ("dspark", _dflash),
+    "xpress": ("xpress", _dflash),
     "mtp": ("mtp", _mtp),
 }
 """The strategy, and the function that converts the weights, by what `speculators` calls the kind."""

@@ -43,6 +43,6 @@ class DFlash(BlockDrafter):
         settings = {"layers": layers, "block_size": BLOCK, "mask_token_id": MASK}
         return network.state_dict() | {name: torch.tensor(value) for name, value in settings.items()}
 
-    def draft(self, lm, hidden, known, tree):
-        add_chain(lm, tree, self.network.read_out(hidden[known:], lm.read_out), self.network.target_ids)
+    def draft(self, lm, hidden, rows, tree):
+        add_chain(lm, tree, self.network.read_out(hidden[rows], lm.read_out), self.network.target_ids)
         yield chain_figure(lm, tree)

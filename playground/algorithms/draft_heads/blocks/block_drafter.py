@@ -46,19 +46,24 @@ class BlockDrafter(DraftHead):
     def build(cls, weights):
         return DFlashNetwork.of(weights)
 
-    def draft(self, lm: Lane, hidden: Tensor, known: int, tree: TokenTree) -> Iterator:
-        """Add draft tokens for outputs [n, width] of the network; row known + i guesses the i-th token after the text.
-        """
+    def draft(self, lm: Lane, hidden: Tensor, rows: range, tree: TokenTree) -> Iterator:
+        """Add draft tokens for outputs [block, width] of the network, of which these rows guess one token each."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def drafted(self, lm: Lane, budget) -> Iterator:
-        tree, known = TokenTree(self.name), lm.target.behind() - self._anchor
-        count = min(self._block - known, self.depth, budget)
+        tree, first = TokenTree(self.name), lm.target.behind() - self._anchor
+        count = min(self._block - first, self.depth, budget)
         if count > 0:
             self._catch_up(lm)
-            yield from self.draft(lm, self._filled(lm)[:known + count], known, tree)
+            yield from self.draft(lm, self._filled(lm), range(first, first + count), tree)
         return tree
+
+    def before(self, block: list[int], row: int) -> int:
+        """The token before the one that a row guesses, in a block of known and drafted tokens; that of the block's
+        first row is the first token itself.
+        """
+        return block[row if self._anchor else max(0, row - 1)]
 
     def _filled(self, lm: Lane) -> Tensor:
         """The network's outputs [block, width] for a block that begins with the tokens that the target has not read."""

@@ -22,7 +22,9 @@ from playground.algorithms.draft_heads.head_layers import (
 )
 
 Weights = dict[str, Tensor]
-SETTINGS = ("block_size", "mask_token_id", "layers", "sample_from_anchor")  # of a drafter, read by its strategy
+SETTINGS = (  # of a drafter, read by its strategy
+    "block_size", "mask_token_id", "layers", "sample_from_anchor", "selector_top_k", "num_jacobi_passes",
+)
 FACTS = ("head_dim", "rope_theta", "rms_norm_eps", "window", "from_anchor", "causal")  # of a published drafter
 
 
@@ -85,12 +87,14 @@ class DFlashNetwork(Module):
     `reaches` has an entry for each layer.
     """
 
+    layer_class = DFlashLayer
+
     def __init__(
         self, shape: HeadShape, reads: int, reaches: list[Reach], theta: float = THETA, draft_vocabulary: int = 0
     ):
         super().__init__()
         self.fc, self.hidden_norm = Linear(reads, shape.width, bias=False), RMSNorm(shape.width, EPS)
-        self.layers = ModuleList(DFlashLayer(shape, theta, reach) for reach in reaches)
+        self.layers = ModuleList(self.layer_class(shape, theta, reach) for reach in reaches)
         self.norm = RMSNorm(shape.width, EPS)
         self.lm_head = Linear(shape.width, draft_vocabulary, bias=False) if draft_vocabulary else None
         self.register_buffer("d2t", torch.zeros(draft_vocabulary, dtype=torch.long) if draft_vocabulary else None)
@@ -146,6 +150,11 @@ class DFlashNetwork(Module):
         network.load_state_dict(own)
         set_eps(network, float(facts.get("rms_norm_eps", EPS)))
         return network
+
+
+def part(weights: Weights, name: str) -> Weights:
+    """The weights of a part, without its name."""
+    return {key.removeprefix(f"{name}."): tensor for key, tensor in weights.items() if key.startswith(f"{name}.")}
 
 
 def reaches(facts: Weights, layers: int) -> list[Reach]:

@@ -30,7 +30,7 @@ class BlockTreeDrafter(BlockDrafter):
     def drafted(self, lm: Lane, budget) -> Iterator:
         return (yield from super().drafted(lm, budget if self.nodes else 0))
 
-    def draft(self, lm: Lane, hidden: Tensor, known: int, tree: TokenTree) -> Iterator:
-        growing, logits = ScoredTree(lm, tree), self.network.read_out(hidden[known:], lm.read_out)
+    def draft(self, lm: Lane, hidden: Tensor, rows: range, tree: TokenTree) -> Iterator:
+        growing, logits = ScoredTree(lm, tree), self.network.read_out(hidden[rows], lm.read_out)
         self.grow(growing, Marginals.of(logits, self.ranks(), self.network.target_ids))
         yield paths_figure(growing, list(range(len(tree))), "as a product over depths")
