@@ -8,7 +8,8 @@
     print(result.text, result.metrics["tokens_per_second"])
 
 A notebook shows a result as the player of the page. What is refused raises Refusal before a model is loaded, if that
-can be known without one.
+can be known without one. All functions may be called in several threads, also with the same models: runs wait for each
+other. `stop_after` ends them early, `figure` draws results.
 
 torch is imported only when something is loaded or run, so that traces can be read without it.
 """
@@ -17,11 +18,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from playground.errors import Refusal
+from playground.loading_bar import reporting
 from playground.named_arguments import refuses_unknown_arguments
 from playground.player.playable_result import PlayableResult as Result
+from playground.player.result_figures import figure
+from playground.stopping import limit_reached, stop_after
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +39,11 @@ if TYPE_CHECKING:
     from playground.lane_fields import LaneConfig
     from playground.remote.remote_server import RemoteServer
 
-__all__ = ["Refusal", "Result", "compare", "load", "run", "score"]
+__all__ = ["Refusal", "Result", "compare", "figure", "load", "run", "score", "stop_after"]
 
 __version__ = "0.1.0"
 NO_DRAFT = "none"
+_ONE_RUN = RLock()  # two runs at once would share the cores, which slows each other down many times
 Extras = Iterable[str | tuple[str, Mapping[str, Any]]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
 Turns = Iterable[tuple[str, str]] | Iterable[Message]
@@ -51,7 +57,7 @@ def load(
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "auto",
     quantization: str = "none",
-    progress: Callable[[float, str], None] | None = None,
+    progress: bool | Callable[[float, str], None] | None = None,
     shelf: Shelf | None = None,
     draft_device: str | torch.device = "",
 ) -> Models:
@@ -67,44 +73,45 @@ def load(
     draft_device: the device of the draft; empty is the device of the target.
     quantization: of both models, "int8", "nf4" or "fp4"; or weights of the target as a lane has them, such as
         "adapter:FOLDER" or "gptq:bits=4".
-    progress: called with the fraction done, 0 to 1, and a short text.
+    progress: False shows nothing; called, if it can be, with the fraction done, 0 to 1, and a short text. Otherwise one
+        bar is shown in a terminal or notebook. The libraries' own bars are not.
     shelf: a cache of loaded models; calls with the same shelf share them.
     """
-    from playground.decoding import program_input as given
-    from playground.decoding.models import Models
-    from playground.engine.checkpoint import catalogue
-    from playground.engine.loading.load import Loading
-    from playground.training.public_heads import names_head
-    from playground.weight_changes import WeightChanges
-    changes = WeightChanges.of_model(quantization)
-    if changes.layers:
-        models = load(model, draft, device, dtype, changes.loaded or "none", progress, shelf, draft_device)
-        return replace(models, target=_changed(models.target, changes.layers, progress))
-    name, quantization = changes.named(given.read_name(model or catalogue.BUNDLED[0].name)), changes.quantization
-    draft = given.read_name(draft, "draft") if draft else draft
-    if name in catalogue.TABLES:
-        return _table(name, draft or NO_DRAFT)
-    partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
-    options = Loading(given.read_device(device), given.read_dtype(dtype), quantization)
-    report = progress or (lambda share, text: None)
-    quantised_target = partner in catalogue.PACKED
-    draft_name = name if quantised_target else partner
-    draft_options = replace(
-        options,
-        device=given.read_device(draft_device) or options.device,
-        quantization=partner if quantised_target else quantization,
-    )
-    restricted, shelf = shelf is not None, shelf or _new_shelf()  # a caller's model cache may restrict the lookup
-    if partner and not quantised_target:
-        shelf.check_folder(partner)
-        if names_head(partner):
-            return _with_head(shelf.get(name, options, report), partner)
-    if not restricted:
-        _check_found(draft_name, draft_options)
-    if not partner:
-        return Models(shelf.get(name, options, report))
-    target = shelf.get(name, options, lambda done, text: report(done / 2, text))
-    return Models(target, shelf.get(draft_name, draft_options, lambda done, text: report((1 + done) / 2, text)))
+    with reporting(progress) as report:
+        from playground.decoding import program_input as given
+        from playground.decoding.models import Models
+        from playground.engine.checkpoint import catalogue
+        from playground.engine.loading.load import Loading
+        from playground.training.public_heads import names_head
+        from playground.weight_changes import WeightChanges
+        changes = WeightChanges.of_model(quantization)
+        if changes.layers:
+            models = load(model, draft, device, dtype, changes.loaded or "none", report, shelf, draft_device)
+            return replace(models, target=_changed(models.target, changes.layers, report))
+        name, quantization = changes.named(given.read_name(model or catalogue.BUNDLED[0].name)), changes.quantization
+        draft = given.read_name(draft, "draft") if draft else draft
+        if name in catalogue.TABLES:
+            return _table(name, draft or NO_DRAFT)
+        partner = catalogue.partner(name) if draft is None else "" if draft == NO_DRAFT else draft
+        options = Loading(given.read_device(device), given.read_dtype(dtype), quantization)
+        quantised_target = partner in catalogue.PACKED
+        draft_name = name if quantised_target else partner
+        draft_options = replace(
+            options,
+            device=given.read_device(draft_device) or options.device,
+            quantization=partner if quantised_target else quantization,
+        )
+        restricted, shelf = shelf is not None, shelf or _new_shelf()  # a caller's model cache may restrict the lookup
+        if partner and not quantised_target:
+            shelf.check_folder(partner)
+            if names_head(partner):
+                return _with_head(shelf.get(name, options, report), partner)
+        if not restricted:
+            _check_found(draft_name, draft_options)
+        if not partner:
+            return Models(shelf.get(name, options, report))
+        target = shelf.get(name, options, lambda done, text: report(done / 2, text))
+        return Models(target, shelf.get(draft_name, draft_options, lambda done, text: report((1 + done) / 2, text)))
 
 
 def _with_head(target: Model, name: str) -> Models:
@@ -279,13 +286,13 @@ def compare(
     text, limits = Prompt.of(asked), Limits.of(asked)
     if configs or remote is None:
         check_startable(configs, asked.context)
-        session = prepare(with_weights(models or load(), configs), configs, text, limits, memory=memory)
-    else:
-        session = Session([], [])
-    if remote is not None:
-        from playground.remote.remote_lane import add_lane
-        add_lane(session, remote, text, limits)
-    results = _results(session)
+        models = with_weights(models or load(), configs)
+    with _ONE_RUN:
+        session = prepare(models, configs, text, limits, memory=memory) if configs else Session([], [])
+        if remote is not None:
+            from playground.remote.remote_lane import add_lane
+            add_lane(session, remote, text, limits)
+        results = _results(session)
     if not any(result.begun for result in results):
         raise Refusal(results[0].message, results[0].strategy)
     return results
@@ -311,10 +318,16 @@ def score(
     from playground.decoding.scoring import score as read
     asked = given.read_request(text, chat=chat, system=system, context=context)
     given.check_models(models)
-    return _results(read(models or load(), Prompt.of(asked)))
+    models = models or load()
+    with _ONE_RUN:
+        return _results(read(models, Prompt.of(asked)))
 
 
 def _results(session: Session) -> list[Result]:
-    for _ in session:
-        pass
+    """The results at the end of the session, or when the caller's limit is reached."""
+    while not session.finished:
+        if limit_reached():
+            session.stop()
+        else:
+            session.advance()
     return [Result(session.trace.lane(header.lane)) for header in session.headers]

@@ -20,6 +20,7 @@ PRINTED = {
     "draft_acceptance": "tokens per forward",
     "check_schemas": "refused: ",
     "paper_figure": "wrote figure.svg and figure.pdf",
+    "two_lanes": "depth\n1 ",
 }
 
 

@@ -2,22 +2,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from playground.errors import Refusal
 from playground.events import Branches, Commit, Done, Event, Failed, Header, Judged, Note, Reason
 from playground.request_limits import quoted
 from playground.trace import Trace
-from playground.trace.csv_export import COLUMN_TYPES, COLUMNS, rows
+from playground.trace.data_frames import DataFrames
 from playground.trace.lane_metrics import Difference, diff, metrics
-from playground.trace.tables import AlternativeRow, DraftRow, RoundRow, alternatives, draft_tokens, rounds
 from playground.trace.transcript import Written, sequences
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 
 class Output(NamedTuple):
@@ -28,7 +22,7 @@ class Output(NamedTuple):
 
 
 @dataclass(repr=False)
-class Result:
+class Result(DataFrames):
     """One finished lane, computed from its trace alone."""
 
     trace: Trace
@@ -126,25 +120,6 @@ class Result:
         """The first token in which this result and another differ; None if they are the same."""
         return diff(self.trace, other.trace)
 
-    def to_dataframe(self) -> DataFrame:
-        """A pandas DataFrame with one row per token and the columns of the CSV file; the text is sequence 0.
-
-        Raises Refusal if pandas is not installed; so do the other data frames.
-        """
-        return _frame(rows(self.header, self.trace.events), COLUMNS).astype(COLUMN_TYPES)
-
-    def drafts(self) -> DataFrame:
-        """A pandas DataFrame with one row per draft token of every verified draft, with the columns of `DraftRow`."""
-        return _frame(draft_tokens(self.trace.events), DraftRow._fields)
-
-    def rounds(self) -> DataFrame:
-        """A pandas DataFrame with one row per round of drafting and verification, with the columns of `RoundRow`."""
-        return _frame(rounds(self.trace.events), RoundRow._fields).astype({"id": "Int64"})
-
-    def alternatives(self) -> DataFrame:
-        """A pandas DataFrame with one row per recorded candidate of a token, with the columns of `AlternativeRow`."""
-        return _frame(alternatives(self.trace.events), AlternativeRow._fields)
-
     def to_json(self) -> str:
         """`to_dict` as JSON."""
         return json.dumps(self.to_dict())
@@ -172,14 +147,6 @@ class Result:
 
     def _output(self, written: Written) -> Output:
         return Output(cut(written.text, self.header.stop), [token.id for token in written.tokens])
-
-
-def _frame(table: Iterable[Iterable], columns: Iterable[str]) -> DataFrame:
-    try:
-        from pandas import DataFrame
-    except ImportError:
-        raise Refusal("A data frame needs pandas: install it with `pip install pandas`.") from None
-    return DataFrame(list(table), columns=list(columns))
 
 
 def cut(text: str, stops: list[str]) -> str:

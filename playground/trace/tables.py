@@ -1,4 +1,4 @@
-"""Tables of a lane for analysis: its draft tokens, its rounds of drafting, and the alternatives to its tokens.
+"""Tables of a lane for analysis: its draft tokens, its rounds of drafting, the alternatives to its tokens, its caches.
 
 Each is a list of rows in the order of the trace. Imports neither torch nor gradio.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from playground.events import Candidate, Draft, Origin, Stamped, Test, Verdict
+from playground.events import Cache, Candidate, Draft, Origin, Stamped, Test, Verdict
+from playground.trace.cache_contents import live_counts
 from playground.trace.transcript import Written, advance, sequences
 
 
@@ -56,6 +57,20 @@ class AlternativeRow(NamedTuple):
     chosen: bool
 
 
+class CacheRow(NamedTuple):
+    """A KV cache after one commit."""
+
+    stream: str  # target or draft
+    seconds: float  # on the lane's clock
+    length: int  # tokens read so far, evicted ones included
+    live: int  # most live slots of any KV head
+    mean_live: float  # live slots, mean over layers and KV heads
+    evicted: int  # slots freed by this commit, summed over layers and heads
+    merged: int  # of these, slots whose keys and values were merged into others
+    packed: int  # oldest tokens whose slots are quantised
+    bytes: int
+
+
 class JudgedDraft(NamedTuple):
     """A draft, its verdict, and how many tokens its sequence had before."""
 
@@ -70,6 +85,27 @@ def draft_tokens(events: list[Stamped]) -> list[DraftRow]:
 
 def rounds(events: list[Stamped]) -> list[RoundRow]:
     return [_round(found) for found in _rounds(events)]
+
+
+def rounds_of_tokens(events: list[Stamped]) -> dict[tuple[int, int], int]:
+    """The round of drafting that wrote a token, by its sequence and position; others were not written in one."""
+    return {
+        (row.sequence, row.position + place): row.round
+        for row in rounds(events) for place in range(row.accepted + (row.id is not None))
+    }
+
+
+def caches(events: list[Stamped]) -> list[CacheRow]:
+    """A row for every commit and stream, in the order of the events."""
+    stamped = [(stamped.at, stamped.event) for stamped in events if isinstance(stamped.event, Cache)]
+    counts = {stream: live_counts(cache for _, cache in stamped if cache.stream == stream)
+              for stream in {cache.stream for _, cache in stamped}}
+    return [_cache_row(at, cache, next(counts[cache.stream])) for at, cache in stamped]
+
+
+def _cache_row(at: float, cache: Cache, live: list[int]) -> CacheRow:
+    return CacheRow(cache.stream, at, cache.length, max(live, default=0), sum(live) / max(1, len(live)), cache.evicted,
+                    cache.merged, cache.packed, cache.bytes)
 
 
 def alternatives(events: list[Stamped]) -> list[AlternativeRow]:
