@@ -375,6 +375,17 @@ def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     assert seen.returncode == 0, seen.stderr
 
 
+def test_a_run_without_a_chat_imports_neither_the_questions_nor_the_player(pair):
+    """What `run greedy` does not need makes every start slower, and a newcomer's way longer."""
+    seen = outside(
+        "import sys; from playground.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)",
+        "run", "greedy", *PROMPT, *pair, "--max-new-tokens", "2",
+    )
+    assert seen.returncode == 0, seen.stderr
+    unneeded = "playground.questions", "playground.player.standalone", "playground.remote", "playground.bench", "gradio"
+    assert not [name for name in seen.stdout.splitlines()[-1].split() if name.startswith(unneeded)]
+
+
 def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(shell, tmp_path):
     trace = ROOT / "assets" / "traces" / "first_view.jsonl"
     code, out, err = shell("replay", trace, "--csv", tmp_path / "t.csv", "--html", tmp_path / "t.html")

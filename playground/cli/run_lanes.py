@@ -15,14 +15,14 @@ from playground.cli.shared_options import CommandParser, add_count, add_models, 
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
-from playground.questions.questions import judging, known
-from playground.remote.remote_server import RemoteServer
 from playground.run_request import DEFAULT, RunRequest
 from playground.trace.comparison import baseline_of, compared
 from playground.trace.result import Result
 
 if TYPE_CHECKING:
-    from playground.decoding.session import Session
+    from playground.decoding.prompt import Prompt
+    from playground.decoding.session import Judge, Session
+    from playground.remote.remote_server import RemoteServer
 
 
 def run_options(command: CommandParser) -> None:
@@ -138,7 +138,7 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
     from playground.decoding.prompt import Prompt
     from playground.decoding.session import Session, prepare
     asked, limits = Prompt.of(request), Limits.of(request)
-    judge = judging(known(asked.text, asked.before, asked.context) if asked.chat else None)
+    judge = _judge(asked) if asked.chat else None
     if configs:
         models = with_weights(load(options, draft="draft" in needs), configs, show_progress)
         session = prepare(models, configs, asked, limits, judge=judge)
@@ -154,6 +154,12 @@ def _decode(options: Namespace, configs: list[LaneConfig]) -> tuple[Session, boo
     stopped = _drive(session, shown=not options.json)
     _say(f"{result.strategy}: {note}" for result in _results(session) for note in result.notes if note not in said)
     return session, stopped
+
+
+def _judge(asked: Prompt) -> Judge | None:
+    """What scores the texts, if the prompt is a question of the gallery; None for any other."""
+    from playground.questions.questions import judging, known  # late: the whole small world
+    return judging(known(asked.text, asked.before, asked.context))
 
 
 def request_of(options: Namespace, configs: list[LaneConfig]) -> RunRequest:
@@ -183,6 +189,7 @@ def _server(options: Namespace) -> RemoteServer | None:
         if options.remote_model:
             raise Refusal("A remote model needs a server: name its address with --remote.", "remote")
         return None
+    from playground.remote.remote_server import RemoteServer
     return RemoteServer.given(options.remote, options.remote_model, temperature=options.remote_temperature)
 
 

@@ -5,7 +5,6 @@ from html import escape
 from pathlib import Path
 
 from playground.errors import Refusal
-from playground.player.standalone import to_html
 from playground.trace.result import Result
 
 HEIGHT = 640  # pixels of the player in a notebook
@@ -16,7 +15,7 @@ class PlayableResult(Result):
 
     def to_html(self, path: str | Path | None = None) -> str | None:
         """A page that plays the run without a server: returned, or written to `path`. Raises Refusal."""
-        page = to_html(self.trace)
+        page = self._page()
         if path is None:
             return page
         try:
@@ -29,9 +28,13 @@ class PlayableResult(Result):
                 "path",
             ) from None
 
+    def _page(self) -> str:
+        from playground.player.standalone import to_html  # late: the player, which few runs are shown in
+        return to_html(self.trace)
+
     def _repr_html_(self) -> str:
         """The player, in a frame without access to the notebook around it."""
         return (
-            f'<iframe srcdoc="{escape(to_html(self.trace))}" sandbox="allow-scripts allow-downloads" '
+            f'<iframe srcdoc="{escape(self._page())}" sandbox="allow-scripts allow-downloads" '
             f'title="{escape(repr(self))}" style="width: 100%; height: {HEIGHT}px; border: 0"></iframe>'
         )
