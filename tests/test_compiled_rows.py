@@ -88,6 +88,20 @@ def test_tokens_one_by_one_and_a_tree_have_the_librarys_logits(model, compiled):
     assert compiled == [1, 1, 2, 1, 5] and error(long[-1:], [[*TEXT[:6], 40, 3, 1, 2, 3, 4, 5, *more]]) < EXACT
 
 
+def test_layers_are_asked_for_their_memory_again_only_when_one_of_them_has_moved(model, compiled, monkeypatch):
+    asked, plain = [], compiled_rows._is_plain_memory
+    store, buffers = read(model, TEXT[:4]), 2 * model.depth
+    monkeypatch.setattr(compiled_rows, "_is_plain_memory", lambda buffer: asked.append(buffer) or plain(buffer))
+    for count, times in ((5, 1), (6, 1), (7, 2), (8, 2)):
+        if count == 7:
+            store.values[1].rows = store.values[1].rows.clone()
+        assert error(feed(model, store, TEXT[count - 1:count], [-1]), [TEXT[:count]]) < EXACT
+        store.commit(0)
+        assert len(asked) == times * buffers and len(compiled) == count - 4
+    store.keys[0].rows = store.keys[0].rows[:, :8]  # no room for another token
+    assert error(feed(model, store, [9], [-1]), [[*TEXT, 9]]) < EXACT and len(compiled) == 4
+
+
 @pytest.fixture
 def lanes(model) -> list:
     """The caches of three lanes: two that go on differently from one prompt, which they share, and one of its own."""

@@ -51,6 +51,7 @@ class SlotStore(MaskedSlots, PolicyHooks, Protocol):
 
     common: int
     lineage: list[int]
+    quantises: bool  # slots of some layer are quantised
     keys: list[KVBuffer]
     values: list[KVBuffer]
     on_attention: Callable | None
@@ -120,8 +121,7 @@ class Segment:
             and store.slots[0].dense
             and not (self.needs_keys or is_restricted(store, self.end, sliding_window))
         )
-        buffers = (*store.keys, *store.values)
-        return uniform and not self.watched and not any(buffer.quantised_rows for buffer in buffers)
+        return uniform and not (self.watched or store.quantises)
 
     def attend(self, layer: int, new: QKV, scaling: float, sliding_window: Reach = None,
                scoring: Scoring | None = None) -> Tensor:

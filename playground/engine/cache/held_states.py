@@ -155,11 +155,12 @@ class HeldStates(ScratchTree):
 
         encoder(layer, "keys" or "values") encodes them.
         """
-        self.quantises, layers = True, list(layers)
+        layers = list(layers)
         for part, buffers in (("keys", self.keys), ("values", self.values)):
             for layer in layers:
                 buffer, used = buffers[layer], self.slots_of(layer).count
                 if count := due(part, used - buffer.quantised_slots):
+                    self.quantises = True
                     buffer.quantise(count, used + len(self.parents), encoder(layer, part))
 
     def _reorder_scratch(self, order: list[int]) -> None:

@@ -105,7 +105,7 @@ class KVCache(HeldStates):
         twin = KVCache(self.depth, self.device, length=self.length, reported=self.length, devices=self.devices)
         for buffers, copies in ((self.keys, twin.keys), (self.values, twin.values)):
             copies[layer] = buffers[layer].twin(own.count, heads)
-        twin.slots = [own.twin(heads)]
+        twin.slots, twin.quantises = [own.twin(heads)], self.quantises
         return twin
 
     def commit(self, node: int) -> list[int]:

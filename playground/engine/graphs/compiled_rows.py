@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
+from operator import is_
 from typing import TYPE_CHECKING, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -59,21 +61,33 @@ class CompiledRows:
         self._norm, self._head = _array(network.norm.weight), halves(network.head.weight)
         self._scaling, self._turned = first.scaling, first.heads + first.kv_heads  # heads that have a position
         self._window = min((layer.window for layer in network.layers if layer.window), default=None)
+        self._memories: WeakKeyDictionary[KVBuffer, CacheMemory] = WeakKeyDictionary()  # by the first buffer of a cache
 
     def fits(self, call: Call) -> bool:
         """Whether these are few rows of caches that hold their states in memory as they were written, with room."""
         return (
             call.plan.is_plain
             and sum(segment.rows for segment in call.segments) <= MOST_ROWS
-            and all(segment.is_plain(self._window) and _has_room(segment) for segment in call.segments)
+            and all(segment.is_plain(self._window) and self._has_room(segment) for segment in call.segments)
         )
+
+    def _has_room(self, segment: Segment) -> bool:
+        """Whether every layer has memory of its own for the rows' slots, after those that are another cache's."""
+        return segment.starts[0] + segment.rows - segment.store.common <= self._memory_of(segment.store).slots
+
+    def _memory_of(self, store: KVCache) -> CacheMemory:
+        """Where a cache holds its states; the layers are asked again only if one of them has moved to other memory."""
+        held, known = _held_by(store), self._memories.get(store.keys[0])
+        if known is None or not all(map(is_, held, known.held)):
+            known = self._memories[store.keys[0]] = CacheMemory.of(store, held)
+        return known
 
     def __call__(self, ids: Tensor, positions: Tensor, wanted: Tensor | int, segments: list[Segment]) -> Tensor:
         """Logits [n, V] of the wanted rows, an index or 0 for all, of token ids [rows] at positions [rows].
 
         Writes the rows' keys and values.
         """
-        network, parts = self._network, _parts(segments)
+        network, parts = self._network, self._parts(segments)
         hidden = embedding(ids, network.embeddings).numpy()
         angles = network.cos[positions].numpy(), network.sin[positions].numpy()
         for index in range(len(self._layers)):
@@ -82,6 +96,15 @@ class CompiledRows:
         logits = torch.empty(len(hidden), len(self._head))
         self._kernels.read_logits(hidden, self._norm, network.norm.epsilon, self._head, logits.numpy())
         return logits
+
+    def _parts(self, segments: list[Segment]) -> list[OwnRows]:
+        parts, start = [], 0
+        for segment in segments:
+            store, shared = segment.store, segment.store.common
+            rows, trunk = slice(start, start + segment.rows), segment.starts[0] - segment.first - shared
+            parts.append(OwnRows(self._memory_of(store).layers, rows, shared, trunk, segment.ancestors()))
+            start += segment.rows
+        return parts
 
     def _run_layer(self, index: int, hidden: numpy.ndarray, angles: Angles, parts: list[OwnRows]) -> None:
         """One layer over hidden states [rows, d], in place."""
@@ -95,10 +118,32 @@ class CompiledRows:
         kernels.run_after_attention(hidden, mixed, layer.out, *ffn)
 
 
+LayerMemory = tuple[numpy.ndarray, ...]
+"""Keys and values of a layer, [kv_heads, allocated slots, head_dim]: of the cache its prefix belongs to, and its own."""
+
+
+class CacheMemory(NamedTuple):
+    """Where the layers of a cache hold their states, as long as their buffers keep this memory."""
+
+    held: list[Tensor | None]
+    slots: int  # that each layer has room for; 0 if one does not hold them as they were written
+    layers: list[LayerMemory]
+
+    @classmethod
+    def of(cls, store: KVCache, held: list[Tensor | None]) -> CacheMemory:
+        owner, own = store.prefix_owner or store, [*store.keys, *store.values]
+        begins = owner is store or all(map(_begins, [*owner.keys, *owner.values], own))
+        if not (begins and all(map(_is_plain_memory, own))):
+            return cls(held, 0, [])
+        each = zip(owner.keys, owner.values, store.keys, store.values)
+        layers = [tuple(buffer.rows.numpy() for buffer in buffers) for buffers in each]
+        return cls(held, min(buffer.rows.shape[1] for buffer in own), layers)
+
+
 class OwnRows(NamedTuple):
     """The rows of one cache."""
 
-    store: KVCache
+    layers: list[LayerMemory]
     rows: slice  # of all that the forward has
     shared: int  # slots of another cache before its own
     trunk: int  # of its own slots that each row sees
@@ -106,33 +151,15 @@ class OwnRows(NamedTuple):
 
     def states(self, layer: int) -> tuple:
         """What `row_kernels.attend` gets of a layer: key and value states before, how many, and its own."""
-        old, store = self.store.prefix_owner or self.store, self.store
-        before, own = (old.keys[layer], old.values[layer]), (store.keys[layer], store.values[layer])
-        return *map(_memory, before), self.shared, *map(_memory, own), self.trunk, self.seen
+        old_keys, old_values, keys, values = self.layers[layer]
+        return old_keys, old_values, self.shared, keys, values, self.trunk, self.seen
 
 
-def _parts(segments: list[Segment]) -> list[OwnRows]:
-    parts, start = [], 0
-    for segment in segments:
-        shared = segment.store.common
-        rows, trunk = slice(start, start + segment.rows), segment.starts[0] - segment.first - shared
-        parts.append(OwnRows(segment.store, rows, shared, trunk, segment.ancestors()))
-        start += segment.rows
-    return parts
-
-
-def _memory(buffer: KVBuffer) -> numpy.ndarray:
-    """States [kv_heads, allocated slots, head_dim]."""
-    return buffer.rows.numpy()
-
-
-def _has_room(segment: Segment) -> bool:
-    """Whether every layer has memory of its own for the rows' slots, after those that are another cache's."""
-    store, owner = segment.store, segment.store.prefix_owner
-    slots = segment.starts[0] + segment.rows - store.common
-    buffers = (*store.keys, *store.values)
-    owned = owner is None or all(map(_begins, (*owner.keys, *owner.values), buffers))
-    return owned and all(_is_plain_memory(buffer) and buffer.rows.shape[1] >= slots for buffer in buffers)
+def _held_by(store: KVCache) -> list[Tensor | None]:
+    """The memory of a cache, and of the one that its prefix belongs to: of each buffer its rows and what it shares."""
+    caches = [store, store.prefix_owner] if store.prefix_owner else [store]
+    buffers = [buffer for cache in caches for buffer in (*cache.keys, *cache.values)]
+    return [memory for buffer in buffers for memory in (buffer.rows, buffer.prefix)]
 
 
 def _is_plain_memory(buffer: KVBuffer) -> bool:
