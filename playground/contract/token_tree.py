@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
+from playground.engine.cache.scratch_tree import ROOT, path_to
 from playground.events import Draft, Drawn
 
 if TYPE_CHECKING:
     import torch
 
-ROOT = -1
 UNREAD = -1  # in place of a token that only the device knows
 
 
@@ -122,11 +122,7 @@ class TokenTree:
 
     def path(self, node: int) -> list[int]:
         """Nodes from the child of the root down to `node`; empty for the root."""
-        path = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
+        return path_to(node, self.parents)
 
     def prefix(self, node: int) -> list[int]:
         """Tokens from below the root down to `node`."""

@@ -1,12 +1,21 @@
 """The tree of tokens that a KV cache has read but not committed."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy
 
 ROOT = -1  # the parent of a node that continues the committed text
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Nodes of a tree from a child of the root down to `node`, by the parent of each; empty for the root."""
+    path = []
+    while node != ROOT:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 @dataclass(kw_only=True)
@@ -23,11 +32,7 @@ class ScratchTree:
 
     def path(self, node: int) -> list[int]:
         """The nodes from the committed text to a node, itself included."""
-        path = []
-        while node != ROOT:
-            path.append(node)
-            node = self.parents[node]
-        return path[::-1]
+        return path_to(node, self.parents)
 
     def ancestors(self, first: int, end: int) -> numpy.ndarray:
         """Which nodes each node from `first` to `end` descends from, itself included, [end - first, end] of 0 and 1."""
