@@ -152,10 +152,10 @@ def test_unsure_texts_stop_early_and_the_vote_goes_to_the_sure_ones():
 def test_a_window_counts_when_it_is_full():
     decoder = make("deepconf", window=3)
     for window, groups in ((3, [3.0, 4.0]), (1, [1.0, 5.0, 3.0, 4.0]), (9, [3.25])):
-        text = ConfidentText(None, window)
+        text = ConfidentText(None, window=window)
         for value in (1.0, 5.0, 3.0, 4.0):
-            text.add(value)
-        assert text.groups == groups and text.lowest == min(groups) and text.mean == 3.25
+            text.add(-1.0, value)
+        assert text.groups == groups and text.lowest == min(groups) and text.mean_confidence == 3.25 and text.mean == -1.0
     assert decoder.confidence(torch.tensor([0.7, 0.2, 0.1]).log()) == pytest.approx(
         -(math.log(0.7) + math.log(0.2) + math.log(0.1)) / 3)
 

@@ -1,13 +1,12 @@
 """DeepConf."""
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
-from playground.algorithms.search.final_answer import final_answer, last_words, whole_text
+from playground.algorithms.search.answer_votes import Votes, answer_in, answer_knob, by_answer, elected, words_knob
+from playground.algorithms.search.parallel_samples import SampledText, whole
 from playground.contract import Decoder, Lane, Strategy, knob, make
 from playground.engine.sampling import largest
 from playground.errors import Refusal
@@ -15,42 +14,38 @@ from playground.events import Branches, Event, Figure, Note
 
 
 @dataclass(eq=False)
-class ConfidentText:
+class ConfidentText(SampledText):
     """One text with the model's confidence at each of its tokens."""
 
-    leaf: Any  # its sequence
-    window: int  # tokens over which confidence is averaged
-    logp: float = 0.0  # of its tokens under the model, in nats
+    window: int = 1  # tokens over which confidence is averaged
     confidences: list[float] = field(default_factory=list)
     full: list[float] = field(default_factory=list)  # mean confidence of every full window
     stopped: bool = False  # it fell below the bar and was abandoned
 
-    def add(self, confidence: float) -> None:
+    def add(self, logp: float, confidence: float) -> None:
+        """Note a token that was drawn."""
+        self.logp, self.drawn = self.logp + logp, self.drawn + 1
         self.confidences.append(confidence)
         if len(self.confidences) >= self.window:
             self.full.append(sum(self.confidences[-self.window:]) / self.window)
 
     @property
-    def mean(self) -> float:
+    def mean_confidence(self) -> float:
         return sum(self.confidences) / len(self.confidences)
 
     @property
     def groups(self) -> list[float]:
         """Mean confidence of every full window; of the whole text if it is shorter."""
-        return self.full or [self.mean]
+        return self.full or [self.mean_confidence]
 
     @property
     def lowest(self) -> float:
         return min(self.groups)
 
-    @property
-    def label(self) -> str:
-        return f"#{self.leaf.number}"
-
 
 WEIGHTS = {
     "lowest": lambda text: text.lowest,
-    "mean": lambda text: text.mean,
+    "mean": lambda text: text.mean_confidence,
     "tail": lambda text: text.groups[-1],
     "equal": lambda text: 1.0,
 }
@@ -85,10 +80,8 @@ class DeepConf(Decoder):
         "lowest", choices=tuple(WEIGHTS),
         help="what a vote counts: the least confident window, the mean of all tokens, the last window, or 1",
     )
-    answer: str = knob(
-        "number", choices=("number", "words", "text"),
-        help="the answer of a text: the one it states, or its last number; its last two words; or the whole text",
-    )
+    answer: str = answer_knob()
+    words: int = words_knob()
     temperature: float = knob(
         0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
@@ -116,7 +109,7 @@ class DeepConf(Decoder):
         yield lm.keep(self._winner(texts, votes).leaf)
 
     def _begun(self, lm: Lane, count: int) -> list[ConfidentText]:
-        return [ConfidentText(leaf, self.window) for leaf in lm.fork(count)]
+        return [ConfidentText(leaf, window=self.window) for leaf in lm.fork(count)]
 
     def _write(self, lm: Lane, texts: list[ConfidentText], bar: float) -> Iterator:
         """Write texts side by side until each ends, or a window of it falls below the bar."""
@@ -124,8 +117,7 @@ class DeepConf(Decoder):
             rows = yield lm.extend([text.leaf for text in growing])
             choices = [lm.pick(row) for row in rows]
             for text, row, choice in zip(growing, rows, choices):
-                text.logp += float(row.logp[0, choice.token])
-                text.add(self.confidence(row.logp[0]))
+                text.add(float(row.logp[0, choice.token]), self.confidence(row.logp[0]))
             yield lm.keep(choices)
             for text in growing:
                 text.stopped = bool(text.full) and text.full[-1] < bar
@@ -151,26 +143,20 @@ class DeepConf(Decoder):
         lows = torch.tensor([text.lowest for text in texts], dtype=torch.float64)
         return float(lows.quantile(self.percentile / 100))
 
-    def _votes(self, texts: list[ConfidentText], bar: float) -> dict[str, list[ConfidentText]]:
+    def _votes(self, texts: list[ConfidentText], bar: float) -> Votes[ConfidentText]:
         """Texts by answer. Those that fell below the bar or have no answer do not vote, nor those that the length limit
         cut, unless all were cut.
         """
         above = [text for text in texts if not text.stopped and text.lowest >= bar]
-        votes = defaultdict(list)
-        for text in [text for text in above if text.leaf.reason != "length"] or above:
-            if (answer := self._read(text.leaf.text)) is not None:
-                votes[answer].append(text)
-        return votes
+        return by_answer(whole(above), self._read)
 
-    def _elected(self, votes: dict[str, list[ConfidentText]]) -> str:
-        """The answer with the largest weight; of equal ones that with the larger sum of log-probabilities."""
-        return max(votes, key=lambda each: (self._weight(votes[each]), sum(text.logp for text in votes[each])))
+    def _elected(self, votes: Votes[ConfidentText]) -> str:
+        return elected(votes, self._weight)
 
-    def _winner(self, texts: list[ConfidentText], votes: dict[str, list[ConfidentText]]) -> ConfidentText:
+    def _winner(self, texts: list[ConfidentText], votes: Votes[ConfidentText]) -> ConfidentText:
         """The most probable text with the elected answer; if none votes, the most probable that was not stopped."""
-        complete = [text for text in texts if not text.stopped]
-        voters = votes[self._elected(votes)] if votes else [
-            text for text in complete if text.leaf.reason != "length"] or complete
+        complete = whole([text for text in texts if not text.stopped])
+        voters = votes[self._elected(votes)] if votes else complete
         return max(voters, key=lambda text: text.logp)
 
     def _weight(self, texts: list[ConfidentText]) -> float:
@@ -178,11 +164,9 @@ class DeepConf(Decoder):
         return sum(WEIGHTS[self.weight](text) for text in texts)
 
     def _read(self, text: str) -> str | None:
-        if self.answer == "words":
-            return last_words(text, 2)
-        return {"number": final_answer, "text": whole_text}[self.answer](text)
+        return answer_in(text, self.answer, self.words)
 
-    def _shown(self, texts: list[ConfidentText], votes: dict[str, list[ConfidentText]]) -> Iterator[Event]:
+    def _shown(self, texts: list[ConfidentText], votes: Votes[ConfidentText]) -> Iterator[Event]:
         weights = [*map(self._weight, votes.values())]
         yield Figure("bars", "weight of the answers", {"labels": list(votes), "values": weights})
         labels = [text.label + " stopped" * text.stopped for text in texts]

@@ -1,9 +1,8 @@
 """Self-consistency."""
 import math
-from collections import defaultdict
 from collections.abc import Iterator
 
-from playground.algorithms.search.final_answer import final_answer, last_words, whole_text
+from playground.algorithms.search.answer_votes import answer_in, answer_knob, by_answer, elected, words_knob
 from playground.algorithms.search.parallel_samples import draw_many, whole
 from playground.algorithms.search.rewards import Rewarded, classifier_knob
 from playground.contract import Lane, Strategy, knob, make
@@ -27,12 +26,8 @@ class SelfConsistency(Rewarded):
     _weights = None  # reward of each text, by sequence number
 
     n: int = knob(8, 1, 64, step=1, help="texts to sample; 1 is plain sampling")
-    answer: str = knob(
-        "number",
-        choices=("number", "words", "text"),
-        help="the answer of a text: the one it states, or its last number; its last words; or the whole text",
-    )
-    words: int = knob(2, 1, 20, step=1, help="number of last words that make up the answer")
+    answer: str = answer_knob()
+    words: int = words_knob()
     temperature: float = knob(
         0.7, 0.0, 2.0, step=0.05, help="below 1 sharpens, above 1 flattens; at 0 every text is the greedy one"
     )
@@ -60,21 +55,14 @@ class SelfConsistency(Rewarded):
         yield Note(self._outcome(samples, votes))
         yield lm.keep(max(voters, key=lambda sample: sample.logp).leaf)
 
-    def _read(self, text) -> str | None:
-        return {"number": final_answer, "text": whole_text, "words": lambda text: last_words(text, self.words)}[
-            self.answer
-        ](text)
+    def _read(self, text: str) -> str | None:
+        return answer_in(text, self.answer, self.words)
 
     def _votes(self, samples) -> dict:
-        """Samples by answer, answers in the order of their first sample."""
-        votes = defaultdict(list)
-        for sample in whole(samples):
-            votes[self._read(sample.leaf.text)].append(sample)
-        votes.pop(None, None)
-        return votes
+        return by_answer(whole(samples), self._read)
 
     def _winner(self, votes) -> str:
-        return max(votes, key=lambda answer: (self._weight(votes[answer]), sum(s.logp for s in votes[answer])))
+        return elected(votes, self._weight)
 
     def _weigh(self, lm: Lane, voters) -> Iterator:
         """Ask the reward for the weight of each text, if votes are weighted by one."""
