@@ -323,6 +323,9 @@ class Failed(Event):
     message: str = ""
 
 
+OfSequence = Step | TopLogprobs | Draft | Verdict | Commit | Rollback | Mask | Switch | Fill | Figure | Note
+"""Events that concern one sequence of a lane; all others concern the lane."""
+
 EVENTS: dict[str, type[Event]] = {cls.kind: cls for cls in Event.__subclasses__()}
 
 

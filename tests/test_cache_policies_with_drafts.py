@@ -14,8 +14,8 @@ from toys import byte_tokenizer
 from playground.bench.models.tiny_networks import tiny_network
 from playground.contract import DecidesByHead, Decoder, find, make
 from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.decoding.acting_policy import ActingPolicy
 from playground.decoding.cache_lines import Lines
-from playground.decoding.cache_manager import CacheManager
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits
@@ -208,18 +208,18 @@ def test_where_a_policy_changes_nothing_rows_are_read_as_without_it(name, knobs,
 @pytest.mark.parametrize("name", AS_IT_GOES)
 @pytest.mark.parametrize("tightly", [True, False])
 def test_a_policy_that_rests_changes_nothing(name, tightly, monkeypatch):
-    said, apply = [], CacheManager._apply
+    said, apply = [], ActingPolicy.act
 
-    def checked(manager: CacheManager, moment: str, next_position: int):
-        store = manager.store
-        rests = moment == "keep" and manager.rests(store.length)
+    def checked(acting: ActingPolicy, moment: str, next_position: int):
+        store = acting.store
+        rests = moment == "keep" and acting.rests(store.length)
         before = contents(store)
-        settled = apply(manager, moment, next_position)
+        settled = apply(acting, moment, next_position)
         said.append(rests)
         assert not rests or contents(store) == before
         return settled
 
-    monkeypatch.setattr(CacheManager, "_apply", checked)
+    monkeypatch.setattr(ActingPolicy, "act", checked)
     decoded("greedy", (name, tight(name) if tightly else {}))
     assert len(said) > 10
 

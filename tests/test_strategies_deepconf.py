@@ -155,7 +155,8 @@ def test_a_window_counts_when_it_is_full():
         text = ConfidentText(None, window=window)
         for value in (1.0, 5.0, 3.0, 4.0):
             text.add(-1.0, value)
-        assert text.groups == groups and text.lowest == min(groups) and text.mean_confidence == 3.25 and text.mean == -1.0
+        assert text.groups == groups and text.lowest == min(groups)
+        assert text.mean_confidence == 3.25 and text.mean == -1.0
     assert decoder.confidence(torch.tensor([0.7, 0.2, 0.1]).log()) == pytest.approx(
         -(math.log(0.7) + math.log(0.2) + math.log(0.1)) / 3)
 

@@ -2,11 +2,11 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform, get_type_hints
 
-from playground.contract.knobs import Knob
+from playground.contract.knobs import Knob, knob, slot
 
 if TYPE_CHECKING:
     from playground.contract.early_exit import EarlyExit
@@ -35,6 +35,7 @@ NEEDS = (
 REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only afterwards
 
 
+@dataclass_transform(field_specifiers=(knob, slot, field))
 class Strategy:
     """Base of every kind. A subclass with a `name` is registered and becomes a dataclass over its knobs."""
 

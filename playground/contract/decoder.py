@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from playground.contract.base import Strategy
 
@@ -51,6 +51,10 @@ class CanvasDecoder(Decoder):
     kind = "canvas_decoder"
     attention = ("full",)
     refuses = ("sampler", "cache_policy", "compute_policy", "overlay")
+
+    def decode(self, lm: Any) -> Iterator:
+        """Yield events and requests; `lm` is a `playground.decoding.canvas.Canvas`."""
+        raise NotImplementedError
 
     @property
     def left_to_right(self) -> bool:

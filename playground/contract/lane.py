@@ -17,7 +17,7 @@ records costs, keeps grammar, caches, policies and samplers in step with the tex
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from playground.contract.token_tree import ROOT
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from playground.contract.interfaces import (
         ChainInterface,
         ChoiceInterface,
+        Drawn,
+        ExitInterface,
         RequestInterface,
         RowsInterface,
         SequenceInterface,
@@ -56,7 +58,7 @@ class LaneRandomness(Protocol):
         """Sample a token from a distribution p [V] for a position of the sequence."""
         raise NotImplementedError
 
-    def draw_each(self, p: Tensor, keys: list[list[tuple[str, int]]]) -> list[list[tuple[int, float | None]]]:
+    def draw_each(self, p: Tensor, keys: list[list[tuple[str, int]]]) -> Drawn:
         """Sample tokens [n, k] from distributions p [n, V], for keys (purpose, position).
 
         A GPU is waited for once, and also says the probability of each token.
@@ -232,7 +234,7 @@ class LaneModels(Protocol):
         """
         raise NotImplementedError
 
-    def exit(self, layer: int) -> StreamInterface:
+    def exit(self, layer: int) -> ExitInterface:
         """The early exit of the target after `layer` layers."""
         raise NotImplementedError
 
@@ -251,7 +253,7 @@ class LaneModels(Protocol):
 class LaneBranches(Protocol):
     """Sequences that grow side by side and share the KV cache of their common prefixes."""
 
-    def fork(self, count: int, leaf: SequenceInterface | None = None) -> list[SequenceInterface]:
+    def fork(self, count: int, leaf: SequenceInterface | None = None) -> Sequence[SequenceInterface]:
         """Start `count` sequences at the end of the text, or of a sequence.
 
         The first sequence of the lane uses the same random numbers as the lane itself.
@@ -279,14 +281,14 @@ class LaneRequests(Protocol):
         """
         raise NotImplementedError
 
-    def reading(self, ids: list[int], name: str = "target") -> list[RequestInterface]:
+    def reading(self, ids: list[int], name: str = "target") -> Sequence[RequestInterface]:
         """Requests that read another text with the model of a stream, from an empty cache that is discarded.
 
         There is one request for each piece of the text, to be yielded in order; each answers with a `Piece`.
         """
         raise NotImplementedError
 
-    def extend(self, what: TokenTree | list[SequenceInterface] | None = None) -> RequestInterface:
+    def extend(self, what: TokenTree | Sequence[SequenceInterface] | None = None) -> RequestInterface:
         """Request one forward of the target.
 
         It answers with Rows for the end of the text and every node of a tree, or for a list of sequences with one Rows
@@ -294,7 +296,9 @@ class LaneRequests(Protocol):
         """
         raise NotImplementedError
 
-    def keep(self, what: ChoiceInterface | Verdict | SequenceInterface | list[ChoiceInterface]) -> RequestInterface:
+    def keep(
+        self, what: ChoiceInterface | Verdict | SequenceInterface | Sequence[ChoiceInterface]
+    ) -> RequestInterface:
         """Commit a chosen token, the accepted path of a verdict and the token after it, or the text of a sequence.
 
         In a list of choices each is committed to its own sequence; the lane's text does not change yet.

@@ -262,7 +262,7 @@ def assemble(config: LaneConfig) -> Assembly:
     added = [make(cls.name, **knobs) for cls, knobs in extras if cls.kind not in slots]
     _check_refuses(decoder, added)
     for toggle in [*decoder.toggles(), *added]:
-        _add(assembly, toggle)
+        add_toggle(assembly, toggle)
     assembly.samplers.sort(key=lambda sampler: (STAGES.index(sampler.stage), sampler.rank))
     _check_exactness(assembly)
     _check_compute(assembly)
@@ -320,7 +320,8 @@ def _check_refuses(decoder: Decoder, toggles: list[Strategy]) -> None:
             )
 
 
-def _add(assembly: Assembly, toggle: Strategy) -> None:
+def add_toggle(assembly: Assembly, toggle: Strategy) -> None:
+    """Add a sampler, a constraint or a policy to a lane. Raises Refusal if the lane cannot take it."""
     decoder = assembly.decoder
     if toggle.kind == "constraint" and isinstance(decoder, CanvasDecoder) and not decoder.left_to_right:
         raise Refusal(

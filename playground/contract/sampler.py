@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from playground.contract.base import Strategy
@@ -44,10 +45,10 @@ class Sampler(Strategy):
     row_wise: ClassVar[bool] = True  # False if scores depend on how earlier tokens were chosen
     streams: ClassVar[tuple[str, ...]] = ()  # others it reads: "without_context", of `instructions` or `unprompted`
     if TYPE_CHECKING:  # set by the lane, or a test; without annotations at run time, which would make them knobs
-        start: int  # length of the prompt in tokens, once the lane has begun
-        piece: Callable[[int], str]  # the text of a token
-        end_ids: frozenset[int]  # tokens that end the text
-        chance: Callable[[float, Sequence[int], str], bool]
+        start: int = field(init=False)  # length of the prompt in tokens, once the lane has begun
+        piece: Callable[[int], str] = field(init=False)  # the text of a token
+        end_ids: frozenset[int] = field(init=False)  # tokens that end the text
+        chance: Callable[[float, Sequence[int], str], bool] = field(init=False)
     else:
         start, piece, end_ids, chance = 0, str, frozenset(), staticmethod(no_chance)
 

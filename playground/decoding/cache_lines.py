@@ -1,53 +1,19 @@
 """Caches of one layer after tokens that are not committed, on each of which the cache policy has acted."""
 from __future__ import annotations
 
-from collections import defaultdict
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from playground.contract import DecidesByHead
+from playground.decoding.acting_policy import ActingPolicy
 from playground.engine.attention.eager_attention import Scoring
 from playground.engine.attention.segment_attention import QKV, Reach, Segment
-from playground.engine.cache.kv_cache import Attention, KVCache
+from playground.engine.cache.kv_cache import Attention
 from playground.engine.host_copies import on_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from playground.contract import CachePolicy
-
-
-class Manager(Protocol):
-    """What connects a policy to a cache (`decoding.cache_manager.CacheManager`)."""
-
-    policy: CachePolicy
-    store: KVCache
-    rehearsing: bool  # whether probe tokens are read
-
-    @property
-    def is_due(self) -> bool:
-        """Whether tokens were committed since the policy acted."""
-        raise NotImplementedError
-
-    def rests(self, length: int) -> bool:
-        """Whether the policy changes nothing once the text has `length` tokens."""
-        raise NotImplementedError
-
-    def watch(self) -> Callable[[int], bool] | None:
-        """By position, whether the policy wants a row's attention; None if it wants none."""
-        raise NotImplementedError
-
-    def act_on(self, layer: int) -> None:
-        """Let the policy act on one layer after a token was committed."""
-        raise NotImplementedError
-
-    def beside(self, store: KVCache, policy: CachePolicy) -> Manager:
-        """The same for a copy of the policy and a copy of the cache."""
-        raise NotImplementedError
 
 
 class LineToken(NamedTuple):
@@ -82,7 +48,7 @@ class Lines:
     """
 
     layer: int
-    manager: Manager
+    acting: ActingPolicy
     count: int = 1  # lines
 
     def read(self, new: QKV, scaling: float, sliding_window: Reach, scoring: Scoring | None) -> Tensor:
@@ -94,7 +60,7 @@ class Lines:
 
     def noted(self, at: LineToken) -> NotedWeights | None:
         """The attention of one of the tokens read last; None if the policy does not read it."""
-        store = self.manager.store
+        store = self.acting.store
         if not store.attention:
             return None
         return NotedWeights(store.attention[-1].layers[self.layer], self.slots, self.count, at)
@@ -102,17 +68,17 @@ class Lines:
     @property
     def slots(self) -> int:
         """Slots of each line without the scratch."""
-        return self.manager.store.slots[0].count
+        return self.acting.store.slots[0].count
 
     def go_on(self, token: int) -> Lines:
         """Commit the same one of the tokens read last in every line; the policy acts on it."""
-        self.manager.store.commit(token)
-        self.manager.act_on(self.layer)
+        self.acting.store.commit(token)
+        self.acting.act_on(self.layer)
         return self
 
     def branched(self, places: list[LineToken]) -> Lines:
         """Copies that go on with tokens read last, one line for each of them."""
-        store, policy = self.manager.store, self.manager.policy
+        store, policy = self.acting.store, self.acting.policy
         heads, tokens = self._copied(places)
         held = [buffers[self.layer].read(self.slots + len(store.parents)) for buffers in (store.keys, store.values)]
         states = [rows[heads.to(rows.device), (self.slots + tokens).to(rows.device)][:, None] for rows in held]
@@ -121,39 +87,41 @@ class Lines:
             twin, policy = store.twin_of_layer(self.layer, heads), policy.for_heads(self.layer, heads)
         else:  # which acts on one line at a time
             twin, policy = store.twin_of_layer(self.layer), changing_alone(policy)
-        return Lines(self.layer, self.manager.beside(twin, policy), len(places)).append(states, weights)
+        return Lines(self.layer, self.acting.beside(twin, policy), len(places)).append(states, weights)
 
     def repeated(self, count: int) -> Lines:
         """So many copies of a single line, for a policy that decides by head."""
-        store = self.manager.store
+        store, policy = self.acting.store, self.acting.policy
+        if not isinstance(policy, DecidesByHead):
+            raise TypeError(f"{policy.name} does not decide by head")
         heads = on_device([*range(store.heads)] * count, store.device)
-        policy = self.manager.policy.for_heads(self.layer, heads)
-        return Lines(self.layer, self.manager.beside(store.twin_of_layer(self.layer, heads), policy), count)
+        policy = policy.for_heads(self.layer, heads)
+        return Lines(self.layer, self.acting.beside(store.twin_of_layer(self.layer, heads), policy), count)
 
     def append(self, states: list[Tensor], weights: Tensor | None) -> Lines:
         """Go on with a token of each line, given its key and value states [lines * kv_heads, 1, d] and its attention
         weights [lines * kv_heads, 1, slots + 1].
         """
         self._begin(1).write(self.layer, *states)
-        self.manager.store.attention = [] if weights is None else [Attention([0], {self.layer: weights})]
+        self.acting.store.attention = [] if weights is None else [Attention([0], {self.layer: weights})]
         return self.go_on(0)
 
     @property
     def bytes(self) -> int:
         """Memory of its keys and values."""
-        store = self.manager.store
+        store = self.acting.store
         return store.keys[self.layer].bytes(self.slots) + store.values[self.layer].bytes(self.slots)
 
     def _copied(self, places: list[LineToken]) -> tuple[Tensor, Tensor]:
         """For each head of a copy, the head it is copied from and the token it goes on with."""
-        store = self.manager.store
+        store = self.acting.store
         heads = store.heads // self.count
         pairs = [(place.line * heads + head, place.token) for place in places for head in range(heads)]
         return on_device([head for head, _ in pairs], store.device), on_device([at for _, at in pairs], store.device)
 
     def _weights(self, heads: Tensor, tokens: Tensor) -> Tensor | None:
         """Attention weights of tokens read last over the slots and themselves, [n, 1, slots + 1], for n heads."""
-        store = self.manager.store
+        store = self.acting.store
         if not store.attention:
             return None
         own = store.attention[-1].layers[self.layer][heads, tokens]
@@ -161,8 +129,8 @@ class Lines:
         return torch.cat([own[:, :self.slots], itself], 1)[:, None]
 
     def _begin(self, count: int) -> Segment:
-        segment = self.manager.store.extend([-1] * count)
-        watches = self.manager.watch()
+        segment = self.acting.store.extend([-1] * count)
+        watches = self.acting.watch()
         if watches and watches(segment.positions[0]):
             segment.watched = list(range(count))
         return segment
@@ -188,9 +156,10 @@ def _for_lines(scoring: Scoring | None, lines: int) -> Scoring | None:
 def changing_alone(state: Any) -> Any:
     """A copy of a policy, or of a part of it, that changes on its own. Tensors are shared: policies replace them."""
     if isinstance(state, dict):
-        return type(state)(*[state.default_factory] if isinstance(state, defaultdict) else [], {
-            key: changing_alone(value) for key, value in state.items()
-        })
+        alone = copy(state)
+        for key, value in state.items():
+            alone[key] = changing_alone(value)
+        return alone
     if isinstance(state, list | set):
         return type(state)(map(changing_alone, state))
     if isinstance(state, Tensor) or not hasattr(state, "__dict__") or callable(state):

@@ -1,4 +1,4 @@
-"""Applies a lane's cache policy to the target's KV cache: after the prefill, and after every commit."""
+"""When a lane's cache policy acts on the target's KV cache: after the prefill, and after every commit."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
@@ -11,8 +11,6 @@ from playground.contract import (
     AddsMemory,
     CachePolicy,
     CutsPrompt,
-    Held,
-    Merges,
     Quantises,
     ReadsAttention,
     ReadsInChunks,
@@ -22,15 +20,14 @@ from playground.contract import (
     SelectsPerRow,
     Strategy,
 )
-from playground.decoding.policy_connection import PolicyConnection, RotateBack, renumbers
+from playground.decoding.acting_policy import ActingPolicy
+from playground.decoding.policy_connection import RotateBack, renumbers
 from playground.decoding.recorder import Recorder, Settled, combined
 from playground.decoding.rows_in_turn import RowsInTurn
 from playground.engine.heap_memory import give_back
-from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
-    from playground.engine.cache.kv_buffer import MergedTokens
     from playground.engine.cache.kv_cache import KVCache
     from playground.engine.model import Model
     from playground.events import Event
@@ -39,7 +36,7 @@ LONG = 1024  # prompt length, in tokens, from which returning evicted memory to 
 
 
 class CacheManager:
-    """Connects one cache policy, or none, to one KV cache."""
+    """Says when a cache policy acts on one KV cache, and records what it did; or, without a policy, the cache alone."""
 
     def __init__(
         self,
@@ -51,25 +48,18 @@ class CacheManager:
     ):
         """`rotate_back` is the model's. Raises Refusal if the policy needs it and the model has none."""
         self.policy, self.store, self.prompt, self.recorder = policy, store, prompt, recorder
-        self._rotate_back = rotate_back
+        self.acting = ActingPolicy(policy, store, prompt, rotate_back) if policy else None
         self.turns: RowsInTurn | None = None  # of a policy that acts between the rows of a forward
-        self._acted_at = 0  # tokens of the text when the policy acted last
         self._before: list[Settled] = []  # what it did between the tokens of a commit
-        self._connection = PolicyConnection(policy, store, prompt, rotate_back) if policy else None
 
     def take_turns(self) -> None:
-        """Let the policy act between the rows of a forward, as it does when each is read alone."""
-        self.turns = self.store.in_turn = RowsInTurn(self)
-
-    def beside(self, store: KVCache, policy: CachePolicy) -> CacheManager:
-        """A manager of a copy of the policy for a copy of the cache."""
-        return CacheManager(policy, store, self.prompt, self.recorder, self._rotate_back)
+        """Let the policy, if there is one, act between the rows of a forward, as it does when each is read alone."""
+        if self.acting:
+            self.turns = self.store.in_turn = RowsInTurn(self.acting)
 
     def watch(self) -> Callable[[int], bool] | None:
         """By position, whether the policy wants a row's attention; None if it wants none."""
-        if not isinstance(self.policy, ReadsAttention):
-            return None
-        return lambda position: self.policy.wants_attention(position, self.prompt)
+        return self.acting.watch() if self.acting else None
 
     @property
     def prefill_chunk(self) -> int:
@@ -92,26 +82,16 @@ class CacheManager:
         """Logits [V] of the first generated token, if they are not those after the last prompt token."""
         return self.policy.logits_after_prompt() if isinstance(self.policy, AddsMemory) else None
 
-    def select_prompt(self, layer: int) -> Tensor:
-        """Which prompt tokens held by the layer before `layer` continue, bool [slots]. Later layers hold no others."""
-        held = self._held(layer - 1, "prefill", self.prompt)
-        selected = self.policy.select_prompt(held)
-        selected = selected | (held.positions == self.prompt - 1)  # the last row gives the first token
-        self.store.evict_from(layer, selected)
-        return selected[0]
-
-    @property
-    def rehearsing(self) -> bool:
-        """Whether probe tokens are read."""
-        return bool(self._connection and self._connection.rehearsing)
-
     @contextmanager
     def rehearsal(self) -> Iterator[None]:
-        """Inside, probe tokens are read; at the end the policy receives their attention."""
-        self._connection.rehearsing = True
+        """Inside, probe tokens are read; at the end the policy, if there is one, receives their attention."""
+        connection = self.acting.connection if self.acting else None
+        if connection:
+            connection.rehearsing = True
         yield
-        self._connection.rehearsing = False
-        self._connection.observe_probes()
+        if connection:
+            connection.rehearsing = False
+            connection.observe_probes()
 
     def settle(self, moment: str, next_position: int, drafted: int = 0) -> list[Event]:
         """Let the policy act, and return the events that show the result.
@@ -127,106 +107,36 @@ class CacheManager:
             give_back()
         return [*events, *self.policy.explain(self.prompt, self.store.depth)]
 
-    # --- one token after the other ---
-
-    @property
-    def is_due(self) -> bool:
-        """Whether tokens were committed since the policy acted."""
-        return self.store.length > self._acted_at
-
-    def rests(self, length: int) -> bool:
-        """Whether the policy changes nothing once the text has `length` tokens, if it was not shortened before."""
-        policy, store = self.policy, self.store
-        added = length - store.length
-        if isinstance(policy, Quantises) and type(policy).retain is Quantises.retain:
-            return not any(
-                policy.quantise_count(part, store.slots_of(layer).count + added - buffers[layer].quantised_slots)
-                for part, buffers in (("keys", store.keys), ("values", store.values)) for layer in range(store.depth)
-            )
-        return policy.rests(max(slots.count for slots in store.slots) + added, length, self.prompt)
-
     def commit(self, node: int) -> None:
         """Append the path to a scratch node to the trunk, and let a policy that takes turns act between its tokens."""
-        store = self.store
-        if not (self.turns and self.turns.active) or node == -1:
+        store, acting = self.store, self.acting
+        if not (acting and self.turns and self.turns.active) or node == -1:
             store.commit(node)
             return
         path = store.path(node)
         while path:
-            if self.is_due:
-                self._before.append(self._apply("keep", store.length))
+            if acting.is_due:
+                self._before.append(acting.act("keep", store.length))
             first, *others = path
             remaining = store.commit(first)
             path = [remaining.index(each) for each in others]
 
-    def act_on(self, layer: int) -> None:
-        """Let the policy act on one layer after a token was committed."""
-        policy, store = self.policy, self.store
-        policy.text_length = store.length
-        if isinstance(policy, Quantises):
-            store.quantise([layer], policy.quantise_count, self._encoder)
-        held = self._held(layer, "keep", store.length)
-        live = policy.retain_all([held])
-        if isinstance(policy, Merges):
-            self._merge(policy, held, live[0])
-        store.evict(live)
-
-    # --- acting ---
-
     def _settled(self, moment: str, next_position: int) -> Settled:
         """What the policy does now, together with what it did between the tokens of a commit."""
-        if not self.policy or not self.store.length:  # another model may write the first tokens
+        if not self.acting or not self.store.length:  # another model may write the first tokens
             return Settled()
         if self.turns:
             self.turns.active = self.turns.active or moment != "chunk"
             if moment == "branch":  # each text has its own cache until one is chosen
                 return Settled()
         before, self._before = self._before, []
-        settled = [*before, self._apply(moment, next_position)]
+        settled = [*before, self.acting.act(moment, next_position)]
         return combined(settled, lambda layer: self.store.slots_of(layer).positions)
 
     def _bytes_beside(self) -> int:
         """Memory of what a policy holds beside the slots, and of the caches of texts that are not committed."""
         own = self.policy.memory_bytes if isinstance(self.policy, AddsMemory) else 0
         return own + (self.turns.bytes() if self.turns else 0)
-
-    def _apply(self, moment: str, next_position: int) -> Settled:
-        """Evict, merge and quantise as the policy decides."""
-        policy, store = self.policy, self.store
-        policy.text_length = self._acted_at = store.length
-        if isinstance(policy, Quantises):
-            store.quantise(range(store.depth), policy.quantise_count, self._encoder)
-        if policy.row_wise:
-            next_row = on_device([[next_position]], store.device)
-            return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
-        held = [self._held(layer, moment, next_position) for layer in range(store.depth)]
-        live = policy.retain_all(held)
-        joined = []
-        if isinstance(policy, Merges):
-            joined = [self._merge(policy, layer, retained) for layer, retained in zip(held, live)]
-        return Settled(store.evict(live), joined if any(joined) else [])
-
-    def _merge(self, policy: Merges, held: Held, live: Tensor) -> MergedTokens | None:
-        """Merge evicted slots of a layer into live ones; returns which, or None."""
-        retained = (live & held.live).expand(self.store.heads, -1)
-        evicted = held.live & ~retained
-        merge = policy.merge(held, retained, evicted) if bool(evicted.any()) else None
-        return self.store.merge(held.layer, *merge) if merge else None
-
-    def _encoder(self, layer: int, part: str) -> Callable:
-        return lambda rows, packed: self.policy.quantise_layer(layer, part, rows, packed)
-
-    def _held(self, layer: int, moment: str, next_position: int) -> Held:
-        store = self.store
-        slots = store.slots_of(layer)
-
-        def read(part: str) -> Tensor:
-            return getattr(store, part)[layer].read(slots.count).to(store.device)
-
-        def write(part: str, rows: Tensor) -> None:
-            getattr(store, part)[layer].write(0, rows.to(store.device_of(layer)))
-
-        return Held(layer, store.depth, moment, self.prompt, next_position, slots.positions, read, write)
 
 
 def check_policy(policy: CachePolicy, store: KVCache, model: Model) -> None:

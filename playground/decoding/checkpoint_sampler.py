@@ -1,6 +1,7 @@
 """The processors that the author of a checkpoint set in generation_config.json, as a sampler of every lane."""
 from __future__ import annotations
 
+from collections.abc import Sized
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -8,13 +9,13 @@ import torch
 
 from playground.contract import Sampler
 from playground.contract.lane_config import Assembly
+from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.engine.text.generation_settings import TOGGLES, GenerationSettings, TextFrame, kept_scores
 from playground.events import Note
 
 if TYPE_CHECKING:
     from playground.decoding.canvas import Canvas
-    from playground.decoding.lane import Lane
     from playground.engine.model import Model
 
 NAME = "generation_config"
@@ -33,7 +34,7 @@ class CheckpointSampler(Sampler):
         """Of these settings, for texts of at most `most` tokens, prompt included, without the entries that the lane
         replaces.
         """
-        self.name, self.settings, self.most, self.without = NAME, settings, most, without
+        self.settings, self.most, self.without = settings, most, without
         self._processors = None
         return self
 
@@ -49,6 +50,9 @@ class CheckpointSampler(Sampler):
             for row, history in zip(scores.clone(), histories)
         ]
         return kept_scores(scores, torch.cat(rows))
+
+
+CheckpointSampler.name = NAME  # here, because a class that is made with a name is registered
 
 
 def add_settings(assembly: Assembly, settings: GenerationSettings | None, most: int) -> None:
@@ -70,7 +74,7 @@ def with_stops(limits: Limits, settings: GenerationSettings | None) -> Limits:
 def note_settings(lane: Lane | Canvas, target: Model) -> None:
     """Record in a lane what the author of its model set for the choice of tokens, if anything."""
     settings = getattr(target, "settings", None)
-    if settings and lane.assembly.decoder.kind != "canvas_decoder" and (line := settings.without_lengths().line()):
+    if settings and isinstance(lane, Lane) and (line := settings.without_lengths().line()):
         lane.record(Note(f"Of the generation_config.json of {target.name}: {line}."))
 
 
@@ -80,4 +84,6 @@ def _after_mixing(assembly: Assembly) -> int:
 
 
 def _plain(value: object) -> str | int | float | bool:
-    return value if isinstance(value, (str, int, float, bool)) else f"{len(value)} entries"
+    if isinstance(value, str | int | float | bool):
+        return value
+    return f"{len(value)} entries" if isinstance(value, Sized) else str(value)

@@ -50,5 +50,8 @@ def vocabulary_of(network: PreTrainedModel) -> int:
 
 def moved(models: Models) -> Models:
     """The models on the device of this process; what is on one already stays where it is."""
-    target, draft = (one.moved if isinstance(one, HostModel) else one for one in (models.target, models.draft))
-    return Models(target, draft)
+    return Models(_moved(models.target), models.draft and _moved(models.draft))
+
+
+def _moved(model: Model | HostModel) -> Model:
+    return model.moved if isinstance(model, HostModel) else model

@@ -5,15 +5,16 @@ Work is computed from the shapes of forwards and not measured. A clock is the me
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from playground.contract import CanvasDecoder, Decoder
 from playground.contract.lane_config import Assembly
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
@@ -22,7 +23,7 @@ from playground.decoding.requests import Feed, Pause, Request
 from playground.engine.forward_timer import ForwardTimer
 from playground.engine.hooks import LayerPlan
 from playground.errors import Refusal
-from playground.events import Done, Event, Failed, Forward, rounded
+from playground.events import Done, Event, Failed, Forward, Reason, rounded
 
 MOST_EVENTS = 10_000  # events without a request after which a strategy is considered to be in an endless loop
 ROWS_AT_ONCE = 16  # rows of a forward that take about as long to compute as the weights take to read
@@ -30,6 +31,38 @@ PAUSED = 1.0  # forwards of one row that a part of a long computation counts as
 POLLING = 8.0  # forwards of one row that others may run each time a lane only waits for another process
 HOST = torch.device("cpu")
 log = logging.getLogger(__name__)
+
+
+class LaneRun(Protocol):
+    """One lane in a session: a `Runner`, a `Refused`, or the lane of a server (`playground.remote`)."""
+
+    @property
+    def remote(self) -> bool:
+        """Whether a server generates the text."""
+
+    @property
+    def finished(self) -> bool: ...
+
+    @property
+    def clock(self) -> float:
+        """Seconds that it took."""
+
+    @property
+    def work(self) -> float:
+        """In forwards of one row, computed from shapes."""
+
+    @property
+    def feeds(self) -> Sequence[Feed]:
+        """Forwards that it waits for."""
+
+    def arrived(self, patience: float) -> bool:
+        """Whether a server has sent something, which is waited for so many seconds."""
+
+    def go_on(self) -> list[Event]:
+        """Run up to the next forwards, which have run before; returns the events."""
+
+    def stop(self) -> list[Event]:
+        """End it now; the text so far remains."""
 
 
 class TimedShare(NamedTuple):
@@ -44,22 +77,26 @@ class Runner:
 
     remote = False  # whether a server generates the text; see playground.remote
 
-    def __init__(self, lane: Lane, assembly: Assembly):
+    def __init__(self, lane: Lane | Canvas, assembly: Assembly):
         self.lane, self.clock = lane, 0.0
         self.work = 0.0  # in forwards of one row, computed from shapes
         target = lane.target_model
         self._one_row = target.flops(1, 0, target.depth)
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
-        self._reading = reading_of(lane, target, assembly.overlays)  # of the complete text
+        # of the complete text, for overlays
+        self._reading = reading_of(lane, lane.target_model, assembly.overlays) if isinstance(lane, Lane) else None
         self._ran: list[Forward] = []  # forwards that do not count as work yet
         self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
-        self._started = self._answered = self.finished = False
+        self._answered = self.finished = False
 
     @property
     def feeds(self) -> list[Feed]:
         """Pending forwards of the lane; empty if it can continue, as when another lane ran a shared forward."""
         return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
+
+    def arrived(self, patience: float) -> bool:
+        return False
 
     def advance(self) -> list[Event]:
         """Run the pending forwards and the strategy up to its next ones; returns the events."""
@@ -93,12 +130,12 @@ class Runner:
         return flops / self._one_row
 
     def _go_on(self) -> None:
-        if not self._started:
-            self._started = True
+        request = self._request
+        if request is None:  # nothing has run yet
             self.lane.begin()
             self._resume(None)
-        elif self._answered or self._request.go_on():
-            self._resume(self._request.result)
+        elif self._answered or request.go_on():
+            self._resume(request.result)
 
     def fail(self, error: Exception) -> None:
         """End the lane with an error, turned into a message that says what to do."""
@@ -116,32 +153,34 @@ class Runner:
 
     def _resume(self, answer: object) -> None:
         """Run the strategy until it yields a request or the text is complete."""
-        while not self.lane.reason:
+        reason = self.lane.reason
+        while not reason:
             if len(self.lane.events) > MOST_EVENTS:
                 raise RuntimeError(f"it yielded {MOST_EVENTS} events without a request: it may be in an endless loop")
             try:
                 yielded = self._generator.send(answer)
             except StopIteration:
-                self.lane.reason = "end"
+                reason = self.lane.reason = "end"
                 break
             answer = None
             if isinstance(yielded, Request):
                 self._request, self._answered = yielded, yielded.go_on()
-                if self._answered and self.lane.reason:  # a commit completed the text
-                    break
-                return
-            if not isinstance(yielded, Event):
+                if not (self._answered and self.lane.reason):  # otherwise a commit completed the text
+                    return
+            elif isinstance(yielded, Event):
+                self.lane.record(yielded)
+            else:
                 raise TypeError(f"a strategy yields events and requests, not {type(yielded).__name__}")
-            self.lane.record(yielded)
-        self._close()
+            reason = self.lane.reason
+        self._close(reason)
 
-    def _close(self) -> None:
+    def _close(self, reason: Reason) -> None:
         """The text is complete: end the lane, once its overlays have read it."""
         reading, self._reading = self._reading, None
         if reading and not reading.go_on():
             self._request, self._answered = reading, False
             return
-        self._finish(Done(self.lane.reason, self.lane.limit))
+        self._finish(Done(reason, self.lane.limit))
 
     def stop(self) -> list[Event]:
         """End the lane now; the text so far remains."""
@@ -186,7 +225,7 @@ class PendingFeed(NamedTuple):
     runners: list[Runner]
 
 
-def advance(runners: list[Runner | Refused]) -> list[list[Event]]:
+def advance(runners: Sequence[LaneRun]) -> list[list[Event]]:
     """A turn of these lanes: their pending forwards, then their strategies up to the next ones; returns the events of
     each.
     """
@@ -196,10 +235,10 @@ def advance(runners: list[Runner | Refused]) -> list[list[Event]]:
     return [runner.stop() if runner.finished else runner.go_on() for runner in runners]
 
 
-def _batches(runners: list[Runner | Refused]) -> Iterable[list[PendingFeed]]:
+def _batches(runners: Sequence[LaneRun]) -> Iterable[list[PendingFeed]]:
     """The pending forwards of these lanes, those of one model together."""
     pending: dict[int, PendingFeed] = {}
-    for runner in runners:
+    for runner in [runner for runner in runners if isinstance(runner, Runner)]:
         for feed in runner.feeds:
             pending.setdefault(id(feed), PendingFeed(feed, [])).runners.append(runner)
     batches: dict[int, list[PendingFeed]] = {}
@@ -275,29 +314,44 @@ def _charge(runners: list[Runner], event: Forward, share: TimedShare) -> None:
         runner.charge(event if event.readers == 1 else replace(event), share)  # events are mutable: a copy for each
 
 
-def _decode(assembly: Assembly, lane: Lane | Canvas) -> Iterator[Event | Request]:
+def _decode(assembly: Assembly, lane: Lane | Canvas) -> Generator[Event | Request, Any, None]:
     """What samplers yield before the prompt is read, then what the decoder yields.
 
     It runs when the lane is first scheduled, so that errors belong to this lane.
     """
-    steps = assembly.decoder.decode(lane)
+    steps = _steps(assembly.decoder, lane)
     if not isinstance(steps, Iterator):
         raise TypeError(
             f"decode of {type(assembly.decoder).__name__} returned {type(steps).__name__}: it has to be a generator, "
             "so write `yield`"
         )
-    for sampler in assembly.samplers:
-        yield from sampler.prepare(lane)
+    if isinstance(lane, Lane):
+        for sampler in assembly.samplers:
+            yield from sampler.prepare(lane)
     return (yield from steps)
+
+
+def _steps(decoder: Decoder, lane: Lane | Canvas) -> Iterator[Event | Request]:
+    """What a decoder yields for a lane, or a decoder of canvases for a canvas."""
+    if isinstance(lane, Lane):
+        return decoder.decode(lane)
+    if not isinstance(decoder, CanvasDecoder):
+        raise TypeError(f"{decoder.title} continues a text and fills no canvas")
+    return decoder.decode(lane)
 
 
 class Refused:
     """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
 
-    clock, work, feeds, remote = 0.0, 0.0, (), False
+    clock = work = 0.0
+    feeds: tuple[Feed, ...] = ()
+    remote = False
 
     def __init__(self, message: str):
         self._message, self.finished = message, False
+
+    def arrived(self, patience: float) -> bool:
+        return False
 
     def go_on(self) -> list[Event]:
         self.finished = True
@@ -307,7 +361,7 @@ class Refused:
         return [] if self.finished else self.go_on()
 
 
-def batchable(runner: Runner, other: Runner) -> bool:
+def batchable(runner: LaneRun, other: LaneRun) -> bool:
     """Whether the pending forwards of two lanes can share a batch."""
     batches = {feed.batch for feed in other.feeds}
     return all(feed.batch in batches for feed in runner.feeds)

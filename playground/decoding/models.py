@@ -8,6 +8,8 @@ from functools import cached_property
 from torch import Tensor
 
 from playground.contract.lane_config import Assembly, translating
+from playground.engine.canvas.denoiser import CanvasNetwork
+from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.loading.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -50,6 +52,13 @@ class Models:
                 "weights",
             )
         return replace(self, target=own)
+
+    @property
+    def denoiser(self) -> CanvasNetwork | OracleDenoiser:
+        """The target, if it fills canvases. Raises TypeError if it continues texts."""
+        if isinstance(self.target, CanvasNetwork | OracleDenoiser):
+            return self.target
+        raise TypeError(f"{self.target.name} continues texts")
 
     @cached_property
     def differences(self) -> str:

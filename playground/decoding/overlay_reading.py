@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from playground.contract.lane import Lane
-    from playground.engine.layer_choices import FeedForwardPart
+    from playground.engine.layer_choices import FeedForwardPart, NetworkParts
     from playground.engine.model import Model
 
 Reader = TypeVar("Reader", bound=Overlay)
@@ -54,11 +54,11 @@ class NotedRouting(ExpertRouting):
 class WatchedChannels(LayerChoices):
     """Runs every layer whole, and passes on the channels of its feed-forward network."""
 
-    def __init__(self, model: Model, readers: list[ReadsChannels], first: int):
-        self._model, self._readers, self._first = model, readers, first
+    def __init__(self, parts: NetworkParts, readers: list[ReadsChannels], first: int):
+        self._parts, self._readers, self._first = parts, readers, first
 
     def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
-        channels = full.activations(self._model.parts.ffn_input(layer, hidden))
+        channels = full.activations(self._parts.ffn_input(layer, hidden))
         for reader in self._readers:
             reader.read_channels(layer, self._first, channels)
         return [SharedFeedForward(None, full)]
@@ -70,7 +70,8 @@ class OverlayReading:
     name, reads_again, captures = "overlay", True, frozenset[int]()
 
     def __init__(self, lane: Lane, model: Model, overlays: Sequence[Overlay]):
-        self.model, self.prompt, self._lane, self._overlays = model, [], lane, overlays
+        self.model, self._lane, self._overlays = model, lane, overlays
+        self.prompt: list[int] = []
         self._first = 0  # position of the first row of the running forward
         self._store = model.new_store()
 
@@ -114,8 +115,8 @@ class OverlayReading:
 
     def _plan(self) -> LayerPlan:
         layers = {layer for overlay in self._of(ReadsStates) for layer in overlay.layers(self.model.depth)}
-        channels, first = self._of(ReadsChannels), self._first
-        choices = (lambda positions: WatchedChannels(self.model, channels, first)) if channels else None
+        channels, first, parts = self._of(ReadsChannels), self._first, self.model.parts
+        choices = (lambda positions: WatchedChannels(parts, channels, first)) if channels and parts else None
         return LayerPlan(
             capture=frozenset(layers),
             compute=ComputePass(choices) if choices else None,
@@ -124,15 +125,15 @@ class OverlayReading:
 
     def _pass_on(self, feed: Feed, logits: Tensor) -> None:
         """Let the overlays read what a forward returned."""
-        for overlay in self._of(ReadsLogits):
-            overlay.read_logits(self._first, logits)
-        for overlay in self._of(ReadsStates):
-            layers = overlay.layers(self.model.depth)
-            overlay.read_states(self._first, {layer: feed.captured[layer] for layer in layers})
+        for of_logits in self._of(ReadsLogits):
+            of_logits.read_logits(self._first, logits)
+        for of_states in self._of(ReadsStates):
+            layers = of_states.layers(self.model.depth)
+            of_states.read_states(self._first, {layer: feed.captured[layer] for layer in layers})
         routing = feed.plan.routing
         for number, rows in enumerate(routing.routed if isinstance(routing, NotedRouting) else ()):
-            for overlay in self._of(ReadsExperts):
-                overlay.read_experts(number, self._first, rows)
+            for of_experts in self._of(ReadsExperts):
+                of_experts.read_experts(number, self._first, rows)
 
     def _read_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:
         """Attention weights [kv_heads, group, n, slots] of a layer, as the KV cache reports them."""

@@ -57,16 +57,16 @@ class PolicyConnection:
         if isinstance(policy, SelectsPerRow):
             # bound, so that a copied lane uses its own policy
             by_states = policy.select_by_states if isinstance(policy, SelectsByStates) else None
-            lines = isinstance(policy, SelectsLines)
-            along = LineChoice(policy.sampled_rows, policy.select_lines, self.prompt) if lines else None
+            along = None
+            if isinstance(policy, SelectsLines):
+                along = LineChoice(policy.sampled_rows, policy.select_lines, self.prompt)
             store.focus = Focus(policy.select_for_rows, self._selects_for, by_states, along)
         if isinstance(policy, AddsMemory):
             store.memory = policy.attend_memory
-        if renumbers(policy):
-            store.renumbering = self._renumbering(rotate_back)
+        if isinstance(policy, RenumbersPositions) and policy.renumbers_positions:
+            store.renumbering = self._renumbering(policy, rotate_back)
 
-    def _renumbering(self, rotate_back: RotateBack | None) -> Renumbering:
-        policy = self.policy
+    def _renumbering(self, policy: RenumbersPositions, rotate_back: RotateBack | None) -> Renumbering:
         if rotate_back is None:
             raise Refusal(
                 f"{policy.title} cannot renumber the positions of this model: switch renumbering off.", "positions"
@@ -78,7 +78,7 @@ class PolicyConnection:
         return 0 if isinstance(self.policy, RestrictsPrompt) and self.policy.restricts_prompt else self.prompt
 
     def _selects_for(self, position: int) -> bool:
-        return self.policy.selects_for(position, self.prompt)
+        return isinstance(self.policy, SelectsPerRow) and self.policy.selects_for(position, self.prompt)
 
     # --- what the policy receives ---
 
@@ -97,11 +97,13 @@ class PolicyConnection:
     ) -> None:
         """Pass the attention of committed rows to the policy."""
         self.policy.text_length = self.store.length
-        self.policy.observe_attention(layer, weights, query_positions, key_positions)
+        if isinstance(self.policy, ReadsAttention):
+            self.policy.observe_attention(layer, weights, query_positions, key_positions)
 
     def _observe_queries(self, layer: int, query_states: Tensor, positions: list[int]) -> None:
         """Pass the query states of prompt rows to the policy."""
-        if fresh := self._fresh(self._queries_observed, layer, positions):
+        fresh = self._fresh(self._queries_observed, layer, positions)
+        if fresh and isinstance(self.policy, ReadsQueries):
             self.policy.observe_queries(layer, query_states[:, :, fresh])
 
     def _observe_query_heads(self, layer: int, weights: Tensor, positions: list[int]) -> None:

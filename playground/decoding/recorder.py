@@ -34,6 +34,11 @@ class CommittedToken(NamedTuple):
     node: int = ROOT
 
 
+def rows_of(committed: list[CommittedToken]) -> Rows | None:
+    """The rows that tokens of one commit were chosen from; None if all are forced."""
+    return next((item.rows for item in committed if item.rows is not None), None)
+
+
 class Settled(NamedTuple):
     """What a policy did to a cache."""
 
@@ -69,20 +74,19 @@ class Recorder:
     tokens: Tokens
     top: int = CANDIDATES  # candidates recorded for each token
 
-    def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
-        """Events of new tokens: a Step, and with a grammar a Mask, for each that has a row, then the Commit."""
+    def committed(self, committed: list[CommittedToken], start: int, text: str) -> tuple[list[Event], Commit]:
+        """Events of new tokens: a Step, and with a grammar a Mask, for each that has a row; and the Commit."""
         events: list[Event] = []
         logprobs: list[float | None] = [None] * len(committed)
-        with_rows = [(i, item) for i, item in enumerate(committed) if item.rows is not None]
-        if with_rows:
-            events, found = self._steps([item for _, item in with_rows], [start + i for i, _ in with_rows])
-            for (i, _), logprob in zip(with_rows, found):
+        chosen = [i for i, item in enumerate(committed) if item.rows is not None]
+        if (rows := rows_of(committed)) is not None:
+            events, found = self._steps(rows, [committed[i] for i in chosen], [start + i for i in chosen])
+            for i, logprob in zip(chosen, found):
                 logprobs[i] = logprob
         forced = [item.token for item in committed if item.rows is None]
         for mask in [event for event in events if isinstance(event, Mask)][-1:]:
             mask.forced = forced
-        events.append(self._commit(committed, start, text, logprobs))
-        return events
+        return events, self._commit(committed, start, text, logprobs)
 
     def _commit(
         self, committed: list[CommittedToken], start: int, text: str, logprobs: list[float | None]
@@ -90,9 +94,11 @@ class Recorder:
         ids, origins = [item.token for item in committed], [item.origin for item in committed]
         return Commit(start, ids, self.tokens.pieces(ids), text, logprobs, origins)
 
-    def _steps(self, committed: list[CommittedToken], positions: list[int]) -> tuple[list[Event], list[float]]:
+    def _steps(
+        self, rows: Rows, committed: list[CommittedToken], positions: list[int]
+    ) -> tuple[list[Event], list[float]]:
         """Steps and Masks, and log-probabilities. The tokens of one commit come from one forward and are batched."""
-        rows, tokens = committed[0].rows, [item.token for item in committed]
+        tokens = [item.token for item in committed]
         events: list[Event] = []
         records = read_records(rows, [item.node for item in committed], tokens, self.top)
         facts = [rounded_each([row.entropy, row.final_entropy, row.logprob]) for row in records]
@@ -117,13 +123,13 @@ class Recorder:
         return Mask(
             position,
             int(count),
-            rows.masks.shape[1],
+            rows.raw.shape[1],
             rounded(banned_mass),
             favourites,
             [],
             bool(may_end),
             rows.grammar_state,
-            rounded(rows.mask_seconds / len(rows.masks)),
+            rounded(rows.mask_seconds / rows.count),
         )
 
     def cache(self, store: KVCache, drafted: int, settled: Settled) -> list[Event]:
@@ -180,8 +186,8 @@ class Silent(Recorder):
 
     top: int = 0
 
-    def committed(self, committed: list[CommittedToken], start: int, text: str) -> list[Event]:
-        return [self._commit(committed, start, text, [None] * len(committed))]
+    def committed(self, committed: list[CommittedToken], start: int, text: str) -> tuple[list[Event], Commit]:
+        return [], self._commit(committed, start, text, [None] * len(committed))
 
     def cache(self, store: KVCache, drafted: int, settled: Settled) -> list[Event]:
         return []

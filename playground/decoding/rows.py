@@ -24,8 +24,11 @@ from playground.errors import Refusal
 
 if TYPE_CHECKING:
     from playground.contract import EarlyExit
+    from playground.decoding.checked_text import CheckedText
     from playground.decoding.sequence import Sequence as Text
     from playground.engine.forward_input import Expected
+    from playground.events import Origin
+    from playground.grammar.matcher import Matcher
 
 
 @dataclass
@@ -50,7 +53,7 @@ class MaskedRows:
         self.chain, self.length = self.sequence.chain, len(self.sequence.tokens)
         self._host_masks: Tensor | None = None
         if self.chain.matcher and self.chain.computes_masks:  # now, because the matcher advances with every commit
-            self.masks = self._masks()
+            self.masks = self._masks(self.chain.matcher)
 
     @property
     def count(self) -> int:
@@ -85,12 +88,12 @@ class MaskedRows:
         """Position in the sequence of the token that follows a node."""
         return self.length + len(self.tree.path(node))
 
-    def _masks(self) -> Tensor:
+    def _masks(self, matcher: Matcher | CheckedText) -> Tensor:
         """Tokens the grammar allows after each node, [n, V]."""
-        self.grammar_state = self.chain.matcher.state
+        self.grammar_state = matcher.state
         tokens, parents = self.tree.tokens[:self._last + 1], self.tree.parents[:self._last + 1]
         start = perf_counter()
-        masks = self.chain.matcher.masks_of_tree(tokens, parents)[self.first + 1 :, : self.raw.shape[1]]
+        masks = matcher.masks_of_tree(tokens, parents)[self.first + 1 :, : self.raw.shape[1]]
         if self.chain.constraint and self.chain.constraint.narrows:
             masks = self.chain.constraint.narrow(
                 masks, Histories(self.committed, self.tree, range(self.first, self._last + 1))
@@ -117,9 +120,10 @@ class MaskedRows:
         """Whether the constraint allows a token at the end of the text, without its mask. Call it before a commit."""
         if self.length != len(self.sequence.tokens):
             raise RuntimeError("the text has grown since these rows were computed: call it before a token is committed")
-        if not self.chain.matcher.allows(token):
-            return False
-        return self.chain.constraint.permits(self.committed, token, self.raw.shape[1])
+        matcher, constraint = self.chain.matcher, self.chain.constraint
+        if matcher is None or constraint is None:
+            return True
+        return matcher.allows(token) and constraint.permits(self.committed, token, self.raw.shape[1])
 
     @property
     def _last(self) -> int:
@@ -313,7 +317,7 @@ class TokenChoice:
     token: int
     rows: Rows
     node: int = ROOT
-    origin: str = "sampled"
+    origin: Origin = "sampled"
     by: Text | None = None
 
     @property
@@ -334,8 +338,8 @@ def read_records(rows: Rows, nodes: list[int], tokens: list[int], count: int) ->
     indices = rows.rows_of(nodes)
     if rows.raw.is_cpu:
         return [record for (record,), _ in _read(rows, indices, torch.tensor(tokens)[:, None], count)]
-    known = [rows.record_of(row, token) for row, token in zip(indices, tokens)]
-    if None not in known:
+    known = [record for row, token in zip(indices, tokens) if (record := rows.record_of(row, token)) is not None]
+    if len(known) == len(tokens):
         return known
     chosen = on_device(tokens, rows.raw.device, torch.long)[:, None]
     return [record for (record,), _ in _read(rows, indices, chosen, count)]
@@ -352,9 +356,10 @@ def _read(
     parts = _parts(rows, indices, scores, chosen, min(count, rows.raw.shape[1]))
     found = []
     for row in read_together(*parts, *others):
-        facts, tokens, logprobs, ids, p, final_p, removed, *mask = row[:len(parts)]
-        shared = list(map(int, ids)), p, final_p, [names[int(number)] for number in removed], mask
-        records = [RowRecord(int(token), *facts, logprob, *shared) for token, logprob in zip(tokens, logprobs)]
+        (entropy, final_entropy), tokens, logprobs, ids, p, final_p, removed, *mask = row[:len(parts)]
+        first = RowRecord(0, entropy, final_entropy, 0.0, list(map(int, ids)), p, final_p,
+                          [names[int(number)] for number in removed], mask)
+        records = [first._replace(token=int(token), logprob=logprob) for token, logprob in zip(tokens, logprobs)]
         found.append((records, row[len(parts):]))
     return found
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from playground.contract import DecidesByHead
-from playground.decoding.cache_lines import Lines, LineToken, Manager, NotedWeights, changing_alone
+from playground.decoding.acting_policy import ActingPolicy
+from playground.decoding.cache_lines import Lines, LineToken, NotedWeights, changing_alone
 from playground.engine.attention.segment_attention import QKV, Reach, Scoring, Segment
 from playground.engine.host_copies import on_device
 
@@ -37,8 +38,8 @@ class End(NamedTuple):
 class RowsInTurn:
     """The rows that a cache policy acted between, of the scratch of one KV cache."""
 
-    def __init__(self, manager: Manager):
-        self._manager = manager
+    def __init__(self, acting: ActingPolicy):
+        self._acting = acting
         self.active = False  # once the policy has acted on the prompt
         self._ends: dict[int, dict[int, End]] = defaultdict(dict)  # by layer and node
         self._weights: dict[tuple[int, int], NotedWeights] = {}  # by layer and node
@@ -47,11 +48,11 @@ class RowsInTurn:
 
     def applies(self, first: int, rows: int) -> bool:
         """Whether rows are read in turn: if the policy changes something after the trunk or at a token before them."""
-        manager = self._manager
-        if not self.active or manager.rehearsing:
+        acting = self._acting
+        if not self.active or acting.rehearsing:
             return False
-        length, depth = manager.store.length, max(manager.store.depths[first:first + rows], default=0)
-        return not all(map(manager.rests, range(length + (not manager.is_due), length + depth + 1)))
+        length, depth = acting.store.length, max(acting.store.depths[first:first + rows], default=0)
+        return not all(map(acting.rests, range(length + (not acting.is_due), length + depth + 1)))
 
     def attend(self, layer: int, segment: Segment, new: QKV, scaling: float, sliding_window: Reach,
                scoring: Scoring | None) -> Tensor:
@@ -70,9 +71,9 @@ class RowsInTurn:
 
         Several nodes at once were not read in turn.
         """
-        store = self._manager.store
+        store = self._acting.store
         for layer in range(store.depth if len(path) == 1 and store.length > store.reported else 0):
-            if noted := self._weights.get((layer, path[0])):
+            if store.on_attention and (noted := self._weights.get((layer, path[0]))):
                 position = torch.full((1,), store.length - 1, device=store.device)
                 store.on_attention(layer, noted.row(), position, store.slots_of(layer).positions)
         self.keep_only(remaining)
@@ -112,7 +113,7 @@ class RowsInTurn:
         for node in nodes:
             end = self._ends[layer].get(node)
             read_last[end and end.lines].append(node)
-        together = isinstance(self._manager.policy, DecidesByHead)
+        together = isinstance(self._acting.policy, DecidesByHead)
         for lines, each in read_last.items():
             for some in [each] if together else [[node] for node in each]:
                 yield self._continued(layer, lines, some) if lines else self._read_again(layer, some), some
@@ -127,27 +128,27 @@ class RowsInTurn:
         return lines.branched(places)
 
     def _from_trunk(self, layer: int) -> Lines:
-        manager, number = self._manager, self._begun[layer]
+        acting, number = self._acting, self._begun[layer]
         self._begun[layer] += 1
         if number == len(self._copies):
-            self._copies.append(changing_alone(manager.policy))
-        lines = Lines(layer, manager.beside(manager.store.twin_of_layer(layer), self._copies[number]))
-        if manager.is_due:
-            lines.manager.act_on(layer)
+            self._copies.append(changing_alone(acting.policy))
+        lines = Lines(layer, acting.beside(acting.store.twin_of_layer(layer), self._copies[number]))
+        if acting.is_due:
+            lines.acting.act_on(layer)
         return lines
 
     def _read_again(self, layer: int, nodes: list[int]) -> Lines:
         """Lines to nodes of one depth that other rows have followed, or that were not read in turn, from what is known
         of them.
         """
-        lines, store = self._from_trunk(layer), self._manager.store
+        lines, store = self._from_trunk(layer), self._acting.store
         trunk, scratch = store.slots_of(layer).count, len(store.parents)
         held = [buffers[layer].read(trunk + scratch) for buffers in (store.keys, store.values)]
         lines = lines.repeated(len(nodes)) if len(nodes) > 1 else lines
         for each in zip(*map(store.path, nodes)):
             states = [torch.cat([rows[:, trunk + node:trunk + node + 1] for node in each]) for rows in held]
-            weights = [self._known_weights(layer, node) for node in each]
-            lines.append(states, None if None in weights else torch.cat(weights))
+            weights = [known for node in each if (known := self._known_weights(layer, node)) is not None]
+            lines.append(states, torch.cat(weights) if len(weights) == len(each) else None)
         return lines
 
     def _known_weights(self, layer: int, node: int) -> Tensor | None:
@@ -155,7 +156,7 @@ class RowsInTurn:
         noted = self._weights.get((layer, node))
         if noted:
             return noted.row()
-        store = self._manager.store
+        store = self._acting.store
         found = [(each, each.nodes.index(node)) for each in store.attention if node in each.nodes]
         if not found:
             return None
@@ -167,7 +168,8 @@ class RowsInTurn:
 
 def _by_depth(segment: Segment) -> Iterator[Followers]:
     """The rows of a segment by the nodes they follow, for each depth in the tree in turn."""
-    store, depths = segment.store, {}
+    store = segment.store
+    depths: dict[int, Followers] = {}
     for row in range(segment.rows):
         node = segment.first + row
         depths.setdefault(store.depths[node], {}).setdefault(store.parents[node], []).append(row)

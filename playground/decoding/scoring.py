@@ -7,11 +7,12 @@ those of any lane. The first token serves as the prompt. With a draft model of t
 """
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import replace
 
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly
+from playground.contract.lane import Lane as LaneInterface
+from playground.contract.lane_config import Assembly, add_toggle
 from playground.contract.token_tree import chain
 from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane
@@ -20,6 +21,8 @@ from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
+from playground.decoding.requests import Request
+from playground.decoding.rows import Rows
 from playground.decoding.sequence import Bounds
 from playground.decoding.session import Session, header_of
 from playground.decoding.stream import chunk_of
@@ -36,7 +39,9 @@ class AsWritten(Decoder):
 
     text: tuple[int, ...] = ()
 
-    def decode(self, lm: Lane) -> Iterator:
+    def decode(self, lm: LaneInterface) -> Generator[Request, Rows, None]:
+        if not isinstance(lm, Lane):
+            raise TypeError("given tokens are committed by a lane of the playground")
         yield lm.prefill()
         piece = min(PIECE, chunk_of(lm.target.model))
         for start in range(0, len(self.text), piece):
@@ -74,13 +79,9 @@ def _runner(model: Model, ids: list[int], recorder: type[Recorder]) -> Runner | 
             raise Refusal(
                 f"The text has {len(ids)} tokens, but {model.name} reads at most {model.context}: shorten it.", "prompt"
             )
-        lane = Lane(
-            ids[:1],
-            {"target": model},
-            Assembly(decoder, [make("temperature", t=1.0)]),
-            Limits(),
-            recorder(model.tokens),
-        )
+        assembly = Assembly(decoder)
+        add_toggle(assembly, make("temperature", t=1.0))
+        lane = Lane(ids[:1], {"target": model}, assembly, Limits(), recorder(model.tokens))
     except Refusal as refusal:
         return Refused(str(refusal))
     lane.main.bounds = Bounds(len(ids), frozenset())

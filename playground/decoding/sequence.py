@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal
-from playground.events import Reason
+from playground.events import Origin, Reason
 
 if TYPE_CHECKING:
     from playground.decoding.sampler_chain import Chain
@@ -42,7 +42,7 @@ class Sequence:
         self.named = ""  # the same with the names of special tokens, if a stop string has one
         self.reason: Reason | None = None  # why it is complete
         self.logprobs: list[float | None] = []
-        self.origins: list[str] = []
+        self.origins: list[Origin] = []
         chain.follow(self)
         # its node in the lane's tree of branches, and the number of tokens up to that node
         self.node, self.placed = ROOT, len(prompt)

@@ -12,7 +12,7 @@ synchronous object without threads; it pauses while its caller does not call `ad
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -22,7 +22,7 @@ from playground.contract.lane_config import Assembly, LaneConfig, assemble, chec
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.checkpoint_sampler import add_settings, note_settings, with_stops
 from playground.decoding.lane import Lane
-from playground.decoding.lane_runner import Refused, Runner, advance, batchable
+from playground.decoding.lane_runner import LaneRun, Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt
@@ -56,14 +56,14 @@ def leave_a_core() -> None:
 class Session:
     """Lanes over one prompt. `trace` grows while they run. A `judge` scores the text of every lane that completes."""
 
-    def __init__(self, headers: list[Header], runners: list[Runner | Refused], judge: Judge | None = None):
+    def __init__(self, headers: list[Header], runners: Sequence[LaneRun], judge: Judge | None = None):
         self.trace = Trace(headers)
-        self._runners, self.judge = runners, judge
+        self._runners, self.judge = list(runners), judge
         _share_prefixes(
             [runner.lane for runner in runners if isinstance(runner, Runner) and isinstance(runner.lane, Lane)]
         )
 
-    def add(self, header: Header, runner: Runner) -> None:
+    def add(self, header: Header, runner: LaneRun) -> None:
         """Add a lane before the run begins; its header gets the next number."""
         header.lane = len(self.headers)
         self.trace = Trace([*self.headers, header])
@@ -144,16 +144,15 @@ class Session:
 
     def _stamp(self, lane: int, events: list[Event]) -> list[Stamped]:
         """Record events; the score of a completed text comes before its Done."""
-        if not (events and self._is_judged(lane, events[-1])):
+        if self.judge is None or not (events and self._completes_a_text(lane, events[-1])):
             return self._recorded(lane, events)
         text = self._recorded(lane, events[:-1])
         score = self.judge(Result(self.trace.lane(lane)).text)
         return text + self._recorded(lane, [score, events[-1]])
 
-    def _is_judged(self, lane: int, event: Event) -> bool:
-        """Whether an event completes a text that is scored. Stopped lanes and canvases are not."""
-        complete = isinstance(event, Done) and event.reason != "stopped"
-        return complete and self.judge is not None and not self.headers[lane].canvas
+    def _completes_a_text(self, lane: int, event: Event) -> bool:
+        """Whether an event completes a text that can be scored. Those of stopped lanes and of canvases cannot."""
+        return isinstance(event, Done) and event.reason != "stopped" and not self.headers[lane].canvas
 
     def _recorded(self, lane: int, events: list[Event]) -> list[Stamped]:
         clock, first = round(self._runners[lane].clock, 6), len(self.trace.events)  # rounded as in a saved trace
@@ -177,7 +176,8 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
     limits.check()
     ids = prompt.encode(models.target)
     remarks = prompt.remarks(models.target, ids)
-    headers, runners = [], []
+    headers: list[Header] = []
+    runners: list[LaneRun] = []
     for index, config in enumerate(configs):
         lane_limits = _limits_of(limits, config)
         header = header_of(models, prompt, ids, lane_limits)
@@ -203,7 +203,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             note_settings(lane, own.target)
             draw_weights(lane, own.target)
             header.memory = memory.digest() if memory and assembly.remembers() else ""
-            header.canvas = getattr(lane, "length", 0)
+            header.canvas = lane.length if isinstance(lane, Canvas) else 0
             runners.append(Runner(lane, assembly))
         except Refusal as refusal:
             runners.append(Refused(str(refusal)))
@@ -244,9 +244,9 @@ def _new_lane(
     ids, by_stream = prompt.encode(models.target), models.by_stream(assembly)
     lane_recorder = recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
-        return Canvas(ids, by_stream, assembly, limits, lane_recorder)
+        return Canvas(ids, {"target": models.denoiser}, assembly, limits, lane_recorder)
     others = _other_prompts(assembly, prompt, models.target)
-    if "draft" in by_stream and models.differences:
+    if models.draft and "draft" in by_stream and models.differences:
         others["draft"] = prompt.tokens(models.draft)
     lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
     lane.question, lane.passage = prompt.text, prompt.context.strip()

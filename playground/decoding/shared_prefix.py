@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 STORED_ONCE = 256
 
 
+PrefixReading = tuple[str, int, tuple[int, ...]]
+"""What reads which prompt: name of the stream, its model (by id), and the prompt."""
+
+
 class SharedPrefix:
     """One prompt read by one model, for all streams that start with it."""
 
@@ -38,7 +42,8 @@ class SharedPrefix:
     def __init__(self, stream: Stream, state_layers: frozenset[int]):
         """`state_layers` are those whose inputs some lane reads for the whole prompt."""
         self.name, self.model, self.prompt, self.captures = stream.name, stream.model, stream.prompt, stream.captures
-        self._state_layers, self._states = state_layers, []
+        self._state_layers = state_layers
+        self._states: list[dict[int, Tensor]] = []
         self.store = stream.model.new_store(Capacity(len(self.prompt), len(self.prompt)))
         self._pending: Feed | None = None
         self._last: Feed | None = None
@@ -74,8 +79,7 @@ class SharedPrefix:
         Returns the row after it, [1, V + captured]; None if `captures` includes layers that were not captured.
         """
         store.start_from(self.store, shared=len(self.prompt) >= STORED_ONCE)
-        return answer_of(self._last, captures) if captures <= self.captures else None
-
+        return answer_of(self._last, captures) if self._last and captures <= self.captures else None
 
     def captured(self, layers: tuple[int, ...]) -> dict[int, Tensor] | None:
         """Hidden states [prompt, hidden_size] before these layers; None if some were not captured."""
@@ -88,18 +92,18 @@ class SharedPrefixes:
     """The prefixes that at least two lanes of a session share."""
 
     def __init__(self, lanes: Iterable[LaneState] = ()):
-        self._readers, self._state_layers = Counter(), defaultdict(frozenset)
+        self._readers: Counter[PrefixReading] = Counter()
+        self._state_layers: defaultdict[PrefixReading, frozenset[int]] = defaultdict(frozenset)
         for lane in lanes:
             for name, reading in lane.readings().items():
                 self._readers[name, *reading] += 1
                 self._state_layers[name, *reading] |= frozenset(lane.state_layers(name))
-        self._prefixes: dict[tuple, SharedPrefix] = {}
+        self._prefixes: dict[PrefixReading, SharedPrefix] = {}
 
     def of(self, stream: Stream) -> SharedPrefix | None:
         """The prefix that a stream starts with; None if no other lane shares its prompt."""
         reading = stream.lane.readings().get(stream.name)
-        key = (stream.name, *reading) if reading else None
-        if self._readers[key] < 2:
+        if reading is None or self._readers[key := (stream.name, *reading)] < 2:
             return None
         if key not in self._prefixes:
             self._prefixes[key] = SharedPrefix(stream, self._state_layers[key])

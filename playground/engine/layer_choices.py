@@ -16,7 +16,9 @@ from torch import Tensor
 class FeedForwardPart(Protocol):
     """A feed-forward network, or a part of one: hidden states [m, d] after the norm in, [m, d] out."""
 
-    weights: int
+    @property
+    def weights(self) -> int:
+        """Numbers in its matrices."""
 
     def __call__(self, hidden: Tensor) -> Tensor:
         """What it adds to the hidden states."""
@@ -28,8 +30,13 @@ class FeedForwardPart(Protocol):
 class NetworkParts(Protocol):
     """The network whose layers a compute policy selects from."""
 
-    depth: int  # decoder layers
-    width: int  # of the hidden states
+    @property
+    def depth(self) -> int:
+        """Decoder layers."""
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
 
     def channels(self, layer: int) -> int:
         """Width of the feed-forward network of a layer, between its projections."""

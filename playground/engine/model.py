@@ -26,7 +26,7 @@ from playground.engine.graphs.graph_replay import GraphReplay
 from playground.engine.hooks import Call, LayerPlan, layer_devices, running
 from playground.engine.host_copies import on_device
 from playground.engine.implementations import Implementations
-from playground.engine.layer_choices import ComputePass, NetworkParts
+from playground.engine.layer_choices import ComputePass
 from playground.engine.recurrent.recurrent_layers import Recurrence
 from playground.engine.row_numbers import row_numbers
 from playground.errors import Refusal
@@ -87,7 +87,7 @@ class Model(ModelFacts):
         return self.library is None
 
     @property
-    def parts(self) -> NetworkParts | None:
+    def parts(self) -> FusedLlama | None:
         """What a compute policy selects from; None if this model's layers always run whole."""
         return self.fused
 

@@ -1,6 +1,8 @@
 """What the host reads of rows of logits, in one tensor."""
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -43,7 +45,7 @@ def removing_stages(stages: list[Tensor], tokens: Tensor) -> Tensor:
     return first
 
 
-def mask_numbers(p: Tensor, allowed: Tensor, ends: list[int]) -> list[Tensor]:
+def mask_numbers(p: Tensor, allowed: Tensor, ends: Iterable[int]) -> list[Tensor]:
     """Of masks, bool [n, V], over distributions p [n, V]: the probabilities of the most probable masked tokens, these
     tokens, and [n, 3]: the probability that is masked, the number of allowed tokens, and whether one of `ends` is.
     """

@@ -65,7 +65,7 @@ def _header(server: RemoteServer, prompt: Prompt, limits: Limits) -> Header:
 class RemoteLane:
     """The runner of a remote lane. `silent`: seconds without a sign of the server after which it fails."""
 
-    remote, feeds = True, ()
+    remote, feeds, work = True, (), 0.0
 
     def __init__(self, request: CompletionRequest, silent: float = SILENT):
         self.clock, self.finished = 0.0, False

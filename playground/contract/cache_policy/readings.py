@@ -2,7 +2,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import field
+from typing import TYPE_CHECKING
 
 from playground.contract.cache_policy.base_policy import CachePolicy
 
@@ -53,7 +54,10 @@ class ReadsProbes(CachePolicy, capability=True):
     If it also derives from `ReadsAttention`, `observe_attention` receives their attention, without that to each other.
     """
 
-    spell: ClassVar[Callable[[str], list[int]]] = staticmethod(lambda text: [])  # text to token ids; set before the run
+    if TYPE_CHECKING:  # set before the run; without an annotation at run time, which would make it a knob
+        spell: Callable[[str], list[int]] = field(init=False)  # text to token ids
+    else:
+        spell = staticmethod(lambda text: [])
 
     def probe_texts(self, text: list[int], room: int) -> list[list[int]]:
         """The texts, of at most `room` tokens each; every one is appended to the prompt and discarded."""

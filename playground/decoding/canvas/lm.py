@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from playground.contract import Decoder
     from playground.contract.lane_config import Assembly
     from playground.decoding.limits import Limits
-    from playground.engine.canvas.denoiser import CanvasStates, MaskedDenoiser
+    from playground.engine.canvas.denoiser import CanvasNetwork, CanvasStates
     from playground.engine.canvas.table_denoiser import OracleDenoiser
     from playground.engine.model import Model
 
 
-def check_fit(decoder: Decoder, model: Model | MaskedDenoiser | OracleDenoiser) -> None:
+def check_fit(decoder: Decoder, model: Model | CanvasNetwork | OracleDenoiser) -> None:
     """Raise Refusal if the decoder fills masked positions and the model continues text, or vice versa, or if it cannot
     run with the model's attention.
     """
@@ -49,7 +49,7 @@ class Canvas(CanvasText):
     def __init__(
         self,
         prompt: list[int],
-        models: dict[str, OracleDenoiser | MaskedDenoiser],
+        models: dict[str, OracleDenoiser | CanvasNetwork],
         assembly: Assembly,
         limits: Limits,
         recorder: Recorder,
@@ -194,7 +194,9 @@ class Canvas(CanvasText):
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
         self.sequence.extend(self.ids)
         self.sequence.finish()
-        self.events += self.recorder.committed(self._filled.committed(self.sequence.written, self._rows), 0, self.text)
+        filled = self._filled.committed(self.sequence.written, self._rows)
+        steps, commit = self.recorder.committed(filled, 0, self.text)
+        self.events += [*steps, commit]
         unfinished = self.grammar is not None and self.grammar.unfinished
         stopped = self.sequence.reason == "stop_string"
         self.reason = "stop_string" if stopped else "length" if unfinished else "end"

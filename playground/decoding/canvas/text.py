@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from playground.decoding.sequence import Sequence
-    from playground.engine.canvas.denoiser import MaskedDenoiser
+    from playground.engine.canvas.denoiser import CanvasNetwork
     from playground.engine.canvas.table_denoiser import OracleDenoiser
 
 
 class CanvasText:
     """What a strategy reads of a canvas without a forward."""
 
-    model: OracleDenoiser | MaskedDenoiser
+    model: OracleDenoiser | CanvasNetwork
     sequence: Sequence
     length: int  # positions to fill
     ids: list[int | None]  # None is masked

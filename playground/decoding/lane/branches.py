@@ -2,15 +2,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from playground.contract.lane import LaneBranches
 from playground.contract.token_tree import ROOT, TokenTree
+from playground.decoding.lane.handed_back import handed_back
 from playground.decoding.lane.streams import ModelStreams
 from playground.decoding.sequence import Sequence
 from playground.events import Branches
 
+if TYPE_CHECKING:
+    from playground.contract.interfaces import SequenceInterface
 
-class Branching(ModelStreams, LaneBranches):
+
+class Branching(ModelStreams):
     """The text with the sequences that were forked from it, whose tokens form one tree in the KV caches."""
 
     def _start(self, prompt: list[int]) -> None:
@@ -18,8 +22,8 @@ class Branching(ModelStreams, LaneBranches):
         self.leaves: dict[int, Sequence] = {}  # parallel sequences by number, without dropped ones
         self._forked, self._branches = 0, TokenTree()
 
-    def fork(self, count: int, leaf: Sequence | None = None) -> list[Sequence]:
-        parent = leaf or self.main
+    def fork(self, count: int, leaf: SequenceInterface | None = None) -> list[Sequence]:
+        parent = self.main if leaf is None else handed_back(leaf, Sequence)
         if parent is self.main:  # its tokens are committed, whichever sequence generated them
             parent.node, parent.placed = ROOT, len(parent.tokens)
         children = [parent.fork(self._forked + i) for i in range(1, count + 1)]
@@ -28,7 +32,7 @@ class Branching(ModelStreams, LaneBranches):
         self.record(Branches(born=[(child.number, parent.number) for child in children]))
         return children
 
-    def drop(self, leaves: Iterable[Sequence]) -> None:
+    def drop(self, leaves: Iterable[SequenceInterface]) -> None:
         dropped = [leaf.number for leaf in leaves]
         if dropped:
             self.leaves = {number: leaf for number, leaf in self.leaves.items() if number not in dropped}

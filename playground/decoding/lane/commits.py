@@ -1,6 +1,8 @@
 """How the text of a lane grows: what is committed, and what follows it."""
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from playground.contract import Strategy
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.commit_observers import observe_commit
@@ -9,7 +11,11 @@ from playground.decoding.recorder import CommittedToken
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sequence import Sequence
 from playground.errors import Refusal
-from playground.events import Branches, Commit, Note, Rollback, Verdict
+from playground.events import Branches, Commit, Note, OfSequence, Rollback, Verdict
+
+if TYPE_CHECKING:
+    from playground.contract import Constraint
+    from playground.decoding.compute_manager import ComputeManager
 
 
 class Commits(Branching):
@@ -31,6 +37,8 @@ class Commits(Branching):
     def _accepted(self, verdict: Verdict) -> list[CommittedToken]:
         """The accepted path of a verdict and the token after it."""
         rows = self.target.seen
+        if rows is None:
+            raise RuntimeError("a verdict is about rows of the target: request them first")
         path = [rows.tree.tokens[node] for node in verdict.kept]
         parents = [ROOT, *verdict.kept]
         drafted = [CommittedToken(token, "draft", rows, parent) for token, parent in zip(path, parents)]
@@ -73,26 +81,27 @@ class Commits(Branching):
     def _up_to_stop(self, tokens: list[CommittedToken]) -> list[CommittedToken]:
         """The tokens up to the first row after which the compute policy ends the text, with the end in its place."""
         policy = self.assembly.compute_policy
-        if policy is None or not policy.may_stop:
+        if policy is None or not policy.may_stop or (computing := self.target.computing) is None:
             return tokens
         for place, (_, _, rows, node) in enumerate(tokens):
-            if self._stops(rows, node):
+            if self._stops(computing, rows, node):
                 return [*tokens[:place], CommittedToken(min(self.end_ids), "forced", rows, node)]
         return tokens
 
-    def _stops(self, rows: Rows | None, node: int) -> bool:
+    def _stops(self, computing: ComputeManager, rows: Rows | None, node: int) -> bool:
         """Whether the compute policy ends the text after a node; never where the model or the grammar has no end."""
         if not self.end_ids or rows is None or rows.stream != "target":
             return False
         if not rows.may_follow(min(self.end_ids), node):
             return False
-        return self.target.computing.stops([*rows.committed, *rows.tree.prefix(node)])
+        return computing.stops([*rows.committed, *rows.tree.prefix(node)])
 
     # --- one sequence ---
 
     def _commit(self, tokens: list[CommittedToken], sequence: Sequence) -> None:
         """Append tokens to a text until it is complete, then the tokens that the grammar forces after them."""
-        start, committed, text = sequence.generated, [], ""
+        committed: list[CommittedToken] = []
+        start, text = sequence.generated, ""
         while tokens and not sequence.reason:
             count, piece = sequence.extend([item.token for item in tokens])
             committed, text = committed + tokens[:count], text + piece
@@ -104,11 +113,12 @@ class Commits(Branching):
 
     def _record_commit(self, committed: list[CommittedToken], start: int, text: str, sequence: Sequence) -> None:
         path = [(item.node, item.token) for item in committed if item.rows is not None]
-        events = [*observe_commit(committed[0].rows, path, sequence)] if path else []
-        events += self.recorder.committed(committed, start, text)
-        for event in events:
-            event.sequence = sequence.number
-        commit = events[-1]
+        rows = committed[0].rows  # of all that have some: forced tokens come after them
+        said = [*observe_commit(rows, path, sequence)] if rows is not None else []
+        steps, commit = self.recorder.committed(committed, start, text)
+        for event in (events := [*said, *steps, commit]):
+            if isinstance(event, OfSequence):
+                event.sequence = sequence.number
         sequence.logprobs += commit.logprobs
         sequence.origins += commit.origins
         self.events += events
@@ -117,15 +127,15 @@ class Commits(Branching):
         """Tokens without an alternative under the grammar; they need no forward, unless their probability counts."""
         chain = sequence.chain
         forced = chain.matcher.forced() if chain.matcher and chain.forcing else []
-        if forced and chain.constraint.narrows_forced:
-            forced = self._permitted(forced, sequence)
+        if forced and chain.constraint and chain.constraint.narrows_forced:
+            forced = self._permitted(chain.constraint, forced, sequence)
         return [CommittedToken(token, "forced") for token in forced]
 
-    def _permitted(self, forced: list[int], sequence: Sequence) -> list[int]:
+    def _permitted(self, constraint: Constraint, forced: list[int], sequence: Sequence) -> list[int]:
         """Forced tokens up to the first one that the constraint forbids: the next row is then empty, and refused."""
-        permits, vocabulary = sequence.chain.constraint.permits, self.target_model.vocabulary
+        vocabulary = self.target_model.vocabulary
         for place, token in enumerate(forced):
-            if not permits(sequence.tokens + forced[:place], token, vocabulary):
+            if not constraint.permits(sequence.tokens + forced[:place], token, vocabulary):
                 return forced[:place]
         return forced
 
@@ -137,7 +147,8 @@ class Commits(Branching):
         `drafted` is how many slots the draft tokens of the round took.
         """
         target = self.target
-        self.events += target.cache_manager.settle(moment, self._next_position(target.store.length), drafted)
+        if target.cache_manager:
+            self.events += target.cache_manager.settle(moment, self._next_position(target.store.length), drafted)
         if target.computing:
             self.events += target.computing.report(self.main, self.piece)
 
@@ -164,5 +175,5 @@ class Commits(Branching):
 
     def _irreversible(self) -> list[Strategy]:
         """Toggles that may have evicted slots needed again, or learned from the tokens that would be removed."""
-        learners = [sampler for sampler in self.chain.samplers if not sampler.row_wise]
-        return ([self.assembly.cache_policy] if self.assembly.cache_policy else []) + learners
+        policy = self.assembly.cache_policy
+        return [*([policy] if policy else []), *(sampler for sampler in self.chain.samplers if not sampler.row_wise)]

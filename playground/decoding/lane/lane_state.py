@@ -22,7 +22,7 @@ class PrefixPool(Protocol):
 
 
 class LaneState(Lane, Protocol):
-    """A lane with what a run, but no strategy, reads of it."""
+    """A lane with what a run, but no strategy, reads of it. The layers of `decoding.lane` from `streams` on are one."""
 
     limits: Limits
     main: Sequence

@@ -1,8 +1,8 @@
 """The lane: one strategy's run over one text. Strategies receive it as `lm` and use nothing else."""
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -11,7 +11,7 @@ from playground.contract.token_tree import TokenTree
 from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.forward_times import forward_times
 from playground.decoding.lane.commits import Commits
-from playground.decoding.lane.lane_state import LaneState
+from playground.decoding.lane.handed_back import all_handed_back, handed_back
 from playground.decoding.lane.running_text import ModelsByStream
 from playground.decoding.lane.streams import FittedWeights
 from playground.decoding.limits import Limits
@@ -24,8 +24,11 @@ from playground.decoding.visitor_memory import Memory
 from playground.engine.sequence_classifier import load_classifier
 from playground.events import Verdict
 
+if TYPE_CHECKING:
+    from playground.contract.interfaces import ChoiceInterface, RequestInterface, SequenceInterface
 
-class Lane(Commits, LaneState):
+
+class Lane(Commits):
     """One strategy's run over one text: what it may request. `contract.lane` describes the members."""
 
     def __init__(
@@ -57,19 +60,23 @@ class Lane(Commits, LaneState):
         stream_name = "reading" if name == "target" else f"{name} reading"
         return reading(Stream(stream_name, self.stream(name).model, self, ids), ids, self.shows_hidden(name))
 
-    def extend(self, what: TokenTree | list[Sequence] | None = None) -> Request:
-        return self.target.grow(what) if isinstance(what, list) else self.target.extend(what)
+    def extend(self, what: TokenTree | Iterable[SequenceInterface] | None = None) -> Request:
+        if what is None or isinstance(what, TokenTree):
+            return self.target.extend(what)
+        return self.target.grow(all_handed_back(what, Sequence))
 
-    def keep(self, what: TokenChoice | Verdict | Sequence | list[TokenChoice]) -> Request:
-        if isinstance(what, list):
-            return self._text_change(lambda: self._commit_each(what))
-        if isinstance(what, Sequence):
-            return self._text_change(lambda: self._adopt(what))
-        tokens = (
-            [CommittedToken(what.token, what.origin, what.rows, what.node)]
-            if isinstance(what, TokenChoice)
-            else self._accepted(what)
-        )
+    def keep(self, what: ChoiceInterface | Verdict | SequenceInterface | Iterable[ChoiceInterface]) -> Request:
+        if isinstance(what, TokenChoice):
+            return self._keep_tokens([CommittedToken(what.token, what.origin, what.rows, what.node)])
+        if isinstance(what, Verdict):
+            return self._keep_tokens(self._accepted(what))
+        if isinstance(what, list | tuple):
+            choices = all_handed_back(what, TokenChoice)
+            return self._text_change(lambda: self._commit_each(choices))
+        leaf = handed_back(what, Sequence)
+        return self._text_change(lambda: self._adopt(leaf))
+
+    def _keep_tokens(self, tokens: list[CommittedToken]) -> Request:
         return self._text_change(lambda: self._commit_main(self._up_to_stop(tokens)))
 
     def roll_back(self, count: int) -> Request:
@@ -84,11 +91,12 @@ class Lane(Commits, LaneState):
         self._last_change = Immediate(act)
         return self._last_change
 
-    def together(self, *requests: Request) -> Request:
-        return Together(*requests)
+    def together(self, *requests: RequestInterface) -> Request:
+        return Together(*all_handed_back(requests, Request))
 
-    def aside(self, request: Request) -> Request:
-        return Immediate(lambda: AsyncRequest(request))
+    def aside(self, request: RequestInterface) -> Request:
+        own = handed_back(request, Request)
+        return Immediate(lambda: AsyncRequest(own))
 
     def pause(self) -> Request:
         return Pause()

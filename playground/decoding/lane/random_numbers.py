@@ -1,14 +1,20 @@
 """The random numbers of a lane."""
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from playground.contract.lane import LaneRandomness
 from playground.contract.token_tree import ROOT
+from playground.decoding.lane.handed_back import handed_back
 from playground.decoding.rng import Draws, Remaining, within
 from playground.decoding.rows import Rows, TokenChoice
 from playground.decoding.sequence import Sequence
 from playground.engine.sampling import first_largest
+
+if TYPE_CHECKING:
+    from playground.contract.interfaces import Drawn, RowsInterface, SequenceInterface
 
 
 class RandomNumbers(LaneRandomness):
@@ -17,7 +23,8 @@ class RandomNumbers(LaneRandomness):
     def __init__(self, seed: int):
         self.draws = Draws(seed)
 
-    def pick(self, rows: Rows, node: int = ROOT, purpose: str = "token") -> TokenChoice:
+    def pick(self, rows: RowsInterface, node: int = ROOT, purpose: str = "token") -> TokenChoice:
+        rows = rows if isinstance(rows, Rows) else handed_back(rows, Rows)  # no call for each token
         if not rows.raw.is_cpu and not rows.read_together:
             return TokenChoice(self._pick_on_device(rows, node, purpose), rows, node)
         if not rows.chain.draws:
@@ -36,15 +43,16 @@ class RandomNumbers(LaneRandomness):
         p = rows.distribution(node)
         return within(take(rows, self.draws.index(p, *key), node), p)
 
-    def choose(self, rows: Rows, token: int, node: int = ROOT, leaf: Sequence | None = None) -> TokenChoice:
-        return TokenChoice(token, rows, node, by=leaf)
+    def choose(
+        self, rows: RowsInterface, token: int, node: int = ROOT, leaf: SequenceInterface | None = None
+    ) -> TokenChoice:
+        by = None if leaf is None else handed_back(leaf, Sequence)
+        return TokenChoice(token, handed_back(rows, Rows), node, by=by)
 
     def draw(self, p: torch.Tensor, position: int, purpose: str) -> int:
         return self.draws.pick(p, purpose, position)
 
-    def draw_each(
-        self, p: torch.Tensor, keys: list[list[tuple[str, int]]]
-    ) -> list[list[tuple[int, float | None]]]:
+    def draw_each(self, p: torch.Tensor, keys: list[list[tuple[str, int]]]) -> Drawn:
         if p.is_cpu:
             return [[(self.draw(row, at, purpose), None) for purpose, at in own] for row, own in zip(p, keys)]
         return self.draws.pick_each(p, keys)

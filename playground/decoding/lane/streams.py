@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from playground.contract import ReadsParts, ReadsProbes, Strategy
-from playground.contract.lane import LaneModels
 from playground.contract.lane_config import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
 from playground.decoding.compute_manager import ComputeManager
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
+from playground.decoding.lane.lane_state import LaneState, PrefixPool
 from playground.decoding.lane.running_text import ModelsByStream, RunningText
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
@@ -30,7 +30,7 @@ FittedWeights = Mapping[str, dict[str, torch.Tensor]]
 """By strategy, its weights by name."""
 
 
-class ModelStreams(RunningText, LaneModels):
+class ModelStreams(RunningText, LaneState):
     """The text with the models that read it, each in step with it."""
 
     def __init__(
@@ -53,9 +53,10 @@ class ModelStreams(RunningText, LaneModels):
         self.routings = read_routings(assembly.samplers, models["target"])
         own = {"target": prompt, **dict.fromkeys(self.routings, prompt), **(prompts or {})}
         super().__init__(own, models, assembly, limits, recorder)
-        self.prefixes = SharedPrefixes()  # prompts shared with other lanes
+        self.prefixes: PrefixPool = SharedPrefixes()  # prompts shared with other lanes
         self._streams: dict[str, Stream] = {}
-        self._memory, self._recalled = Memory() if memory is None else memory, {}  # an empty Memory is falsy
+        self._memory = Memory() if memory is None else memory  # an empty Memory is falsy
+        self._recalled: dict[str, Any] = {}
         parts, target = assembly.strategies(), self.target_model
         self.inner = [exit for part in parts for exit in part.inner(target.depth, target.tied)]
         others = [part for part in parts if part is not assembly.compute_policy]
@@ -129,7 +130,7 @@ class ModelStreams(RunningText, LaneModels):
             check_policy(policy, stream.store, model)
             if isinstance(policy, ReadsProbes):
                 policy.spell = lambda text: self.spell(text)
-            if isinstance(policy, ReadsParts):
+            if isinstance(policy, ReadsParts) and model.parts:
                 policy.begin(model.parts)
         manager = CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
         if self.assembly.takes_turns and model.attends:
@@ -157,8 +158,8 @@ class ModelStreams(RunningText, LaneModels):
 
     def _is_draft_full(self) -> bool:
         """Whether the draft model can read nothing after the text."""
-        if "draft" in self.prompts and "draft" in self._streams:
-            return self._streams["draft"].full
+        if isinstance(draft := self._streams.get("draft"), CrossTokenizerStream):
+            return draft.full
         return len(self.prompts.get("draft", self.main.tokens)) >= self._models["draft"].context
 
     # --- what the forwards of a stream have to return ---

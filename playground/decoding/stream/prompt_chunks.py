@@ -5,6 +5,7 @@ from collections.abc import Generator
 
 from torch import Tensor
 
+from playground.decoding.acting_policy import ActingPolicy
 from playground.decoding.cache_manager import CacheManager
 from playground.decoding.requests import Feed, Steps
 from playground.decoding.stream.forwards import EarlyRows, StreamForwards, answer_of, chunk_of, in_chain
@@ -45,8 +46,8 @@ class PromptReading(StreamForwards):
     def _catch_up(self) -> Steps:
         """Read the text in chunks until at most one chunk is unread."""
         manager = self.cache_manager
-        if manager and not self.store.length and manager.cut_layers():
-            yield from self._prefill_in_segments(manager)
+        if manager and manager.acting and not self.store.length and (cuts := manager.cut_layers()):
+            yield from self._prefill_in_segments(manager.acting, cuts)
         if self.behind() < 2:  # a decode step
             return
         chunk = self._chunk_size()
@@ -97,15 +98,15 @@ class PromptReading(StreamForwards):
 
     # --- a prompt that becomes shorter at some layers ---
 
-    def _prefill_in_segments(self, manager: CacheManager) -> Steps:
+    def _prefill_in_segments(self, acting: ActingPolicy, cuts: list[int]) -> Steps:
         """Prefill that continues at each cut with the tokens that the cache policy retains.
 
         The layers before the first cut read the whole prompt. The row after the last token becomes the root.
         """
-        first, *others = manager.cut_layers()
+        first, *others = cuts
         early = yield from self._read_before(first)
         for end in (*others, self.model.depth):
-            feed, early = yield from self._read_segment(manager, early, end)
+            feed, early = yield from self._read_segment(acting, early, end)
         self._root = answer_of(feed, self.captures)
 
     def _read_before(self, cut: int) -> Generator[list[Feed], None, EarlyRows]:
@@ -124,13 +125,13 @@ class PromptReading(StreamForwards):
         return early
 
     def _read_segment(
-        self, manager: CacheManager, early: EarlyRows, end: int
+        self, acting: ActingPolicy, early: EarlyRows, end: int
     ) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
         """Run the retained tokens through the layers from one cut to `end`, the next cut or the model's depth.
 
         What earlier layers captured of the last token is added to the last feed.
         """
-        onward = manager.select_prompt(early.layer)
+        onward = acting.select_prompt(early.layer)
         states, late = early.entering(early.layer)[onward], EarlyRows(end)
         positions = self.store.slots_of(early.layer).positions[0].tolist()
         for start in range(0, len(positions), self._chunk_size()):

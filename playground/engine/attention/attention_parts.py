@@ -18,9 +18,17 @@ class Projections(NamedTuple):
 class AttentionParts(Protocol):
     """The network whose cache a policy manages."""
 
-    depth: int  # decoder layers
-    width: int  # of the hidden states
-    norms_heads: bool  # queries and keys are normalised between their projection and the rotary embedding
+    @property
+    def depth(self) -> int:
+        """Decoder layers."""
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states."""
+
+    @property
+    def norms_heads(self) -> bool:
+        """Whether queries and keys are normalised between their projection and the rotary embedding."""
 
     def attention_projections(self, layer: int) -> Projections:
         """The weights of the attention of a layer."""

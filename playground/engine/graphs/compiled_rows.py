@@ -119,7 +119,7 @@ class CompiledRows:
 
 
 LayerMemory = tuple[numpy.ndarray, ...]
-"""Keys and values of a layer, [kv_heads, allocated slots, head_dim]: of the cache its prefix belongs to, and its own."""
+"""Keys and values of a layer, [kv_heads, allocated slots, head_dim]: of the cache with its prefix, and its own."""
 
 
 class CacheMemory(NamedTuple):
