@@ -107,6 +107,16 @@ def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):
     assert classes == expected
 
 
+def test_the_card_of_a_token_has_the_words_of_an_overlay(page, feed):
+    show(page, feed, MIXED)
+    said = page.locator(".live .card .said")
+    for place, words in ((0, "green tokens\ngreen"), (2, "won coin flips\n0.30")):
+        tokens(page).nth(place).click()
+        expect(said).to_have_text(re.compile(words.replace("\n", r"\s*")))
+    tokens(page).nth(1).click()
+    expect(said).to_have_count(0)
+
+
 def test_the_colour_that_was_chosen_is_remembered(page, feed):
     show(page, feed, MIXED)
     page.select_option(".live .metric", "latency")

@@ -10,7 +10,7 @@ from pairs import pair, pair_for
 from registry import registered
 from tables import TableModel
 
-from playground.contract import Overlay, ReadsChannels, ReadsExperts, ReadsHeads, find
+from playground.contract import LooksAhead, Overlay, ReadsAnotherText, ReadsChannels, ReadsExperts, ReadsHeads, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
@@ -23,12 +23,26 @@ from playground.trace import check
 
 OVERLAYS = [cls.name for cls in registered("overlay")]
 every_overlay = pytest.mark.parametrize("name", OVERLAYS)
+PLAIN = "greedy"
 LANES = {
     "greedy": LaneConfig("greedy"),
     "sampled": LaneConfig("greedy", {}, [("temperature", {"t": 1.0})], seed=3),
     "speculative": LaneConfig("speculative", {}, [("draft_model", {}), ("greedy_match", {})]),
     "beams": LaneConfig("beam_search"),
 }
+
+
+def overlaid_alone(name: str) -> LaneConfig:
+    """A lane with only this overlay: a greedy one, unless it watches another decoder."""
+    return overlaid(LANES[PLAIN] if takes(PLAIN, name) else LANES["beams"], name)
+
+
+def takes(lane: str, name: str) -> bool:
+    try:
+        assemble(overlaid(LANES[lane], name))
+    except Refusal:
+        return False
+    return True
 
 
 def run(*configs: LaneConfig, models: Models | None = None, length: int = 12) -> Session:
@@ -57,8 +71,7 @@ def without_overlays(session: Session, lane: int = 0) -> list:
     return [{key: value for key, value in event.to_json().items() if key != "seconds"} for event in own]
 
 
-@every_overlay
-@pytest.mark.parametrize("lane", LANES)
+@pytest.mark.parametrize("name, lane", [(name, lane) for name in OVERLAYS for lane in LANES if takes(lane, name)])
 def test_text_and_probabilities_are_to_the_bit_those_without_it(name, lane):
     config = overlaid(LANES[lane], name)
     models = pair_for(config)
@@ -72,16 +85,16 @@ def test_text_and_probabilities_are_to_the_bit_those_without_it(name, lane):
 
 @every_overlay
 def test_lanes_beside_it_write_to_the_bit_what_they_write_beside_a_plain_one(name):
-    config = overlaid(LANES["greedy"], name)
-    models = pair_for(config)
-    plain, with_it = (run(first, LANES["sampled"], models=models) for first in (LANES["greedy"], config))
+    config = overlaid_alone(name)
+    models, alone = pair_for(config), replace(config, extras=[])
+    plain, with_it = (run(first, LANES["sampled"], models=models) for first in (alone, config))
     for lane in (0, 1):
         assert written(with_it, lane) == written(plain, lane)
 
 
 @every_overlay
 def test_a_lane_draws_once_its_text_is_complete_in_a_consistent_trace(name):
-    session = run(overlaid(LANES["greedy"], name))
+    session = run(overlaid_alone(name))
     events = events_of(session)
     assert check(session.trace) == [] and isinstance(events[-1], Done)
     last = max(index for index, event in enumerate(events) if isinstance(event, Commit))
@@ -95,7 +108,7 @@ def test_a_lane_draws_once_its_text_is_complete_in_a_consistent_trace(name):
 
 @every_overlay
 def test_its_spans_are_generated_tokens_and_its_shades_are_shares(name):
-    found = [event for event in events_of(run(overlaid(LANES["greedy"], name))) if isinstance(event, Figure)]
+    found = [event for event in events_of(run(overlaid_alone(name))) if isinstance(event, Figure)]
     spans = [span for figure in found if figure.data.get("shades") for span in figure.data["spans"]]
     assert spans and all(0 <= first < end <= 12 and 0 <= value <= 1 for first, end, _, value in spans)
 
@@ -116,24 +129,24 @@ def test_a_lane_without_overlays_pays_nothing(monkeypatch):
 
 @every_overlay
 def test_a_reading_is_one_pass_over_the_text_unless_it_looks_ahead(name):
-    session = run(overlaid(LANES["greedy"], name))
+    session = run(overlaid_alone(name))
     reads = [event for event in events_of(session) if isinstance(event, Forward) and event.stream == "overlay"]
-    length = len(session._runners[0].lane.tokens)
-    assert reads[0].tokens == length and reads[0].phase == "decode" and reads[0].flops > 0
-    assert len(reads) == 1 or "look" in type(find(name)).__name__.lower() or hasattr(find(name), "read_ahead")
+    own = not issubclass(find(name), ReadsAnotherText)
+    assert reads[0].tokens == len(session._runners[0].lane.tokens) or not own
+    assert reads[0].phase == "decode" and reads[0].flops > 0 and (len(reads) == 1 or issubclass(find(name), LooksAhead))
 
 
 def test_several_overlays_share_one_pass():
-    names = [name for name in OVERLAYS if not hasattr(find(name), "read_ahead")
-             and not issubclass(find(name), ReadsExperts)]
+    apart = (LooksAhead, ReadsExperts, ReadsAnotherText)
+    names = [name for name in OVERLAYS if takes(PLAIN, name) and not issubclass(find(name), apart)]
     reads = [event for event in events_of(run(overlaid(LANES["greedy"], *names)))
              if isinstance(event, Forward) and event.stream == "overlay"]
-    assert len(reads) == 1
+    assert len(names) > 1 and len(reads) == 1
 
 
 @every_overlay
 def test_a_lane_that_is_stopped_while_it_is_read_has_its_whole_text(name):
-    config = overlaid(LANES["greedy"], name)
+    config = overlaid_alone(name)
     session = prepare(pair_for(config), [config], Prompt("The green bird"), Limits(0, 6))
     while session._runners[0].lane.generated < 6:
         session.advance()
@@ -148,13 +161,13 @@ def test_a_lane_that_is_stopped_while_it_is_read_has_its_whole_text(name):
 @pytest.mark.parametrize("beside", ["h2o", "ffn_skip"])
 def test_beside_a_policy_it_is_refused(name, beside):
     with pytest.raises(Refusal, match="lets the whole model read the text"):
-        assemble(LaneConfig("greedy", {}, [(name, {}), (beside, {})]))
+        assemble(LaneConfig(overlaid_alone(name).strategy, {}, [(name, {}), (beside, {})]))
 
 
 @every_overlay
 def test_twice_in_a_lane_or_on_a_canvas_it_is_refused(name):
     with pytest.raises(Refusal, match="in this lane already"):
-        assemble(LaneConfig("greedy", {}, [(name, {}), (name, {})]))
+        assemble(LaneConfig(overlaid_alone(name).strategy, {}, [(name, {}), (name, {})]))
     with pytest.raises(Refusal, match="does not work with an overlay such as"):
         assemble(LaneConfig("masked_diffusion", {}, [(name, {})]))
 

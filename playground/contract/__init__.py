@@ -47,12 +47,14 @@ from playground.contract.overlay import (
     LooksAhead,
     OverlaidText,
     Overlay,
+    ReadsAnotherText,
     ReadsChannels,
     ReadsExperts,
     ReadsHeads,
     ReadsLogits,
     ReadsStates,
     RoutedRows,
+    WatchesBeams,
 )
 from playground.contract.registry import KINDS, discover, find, make
 from playground.contract.reward import Reward, RewardedText
@@ -95,6 +97,7 @@ __all__ = [
     "Overlay",
     "Preset",
     "Quantises",
+    "ReadsAnotherText",
     "ReadsAttention",
     "ReadsChannels",
     "ReadsExperts",
@@ -121,6 +124,7 @@ __all__ = [
     "Study",
     "Variant",
     "Verifier",
+    "WatchesBeams",
     "WeightChange",
     "discover",
     "find",

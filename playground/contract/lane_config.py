@@ -21,6 +21,7 @@ from playground.contract import (
     Sampler,
     Strategy,
     Verifier,
+    WatchesBeams,
     discover,
     find,
     make,
@@ -396,6 +397,13 @@ def _check_compute(assembly: Assembly) -> None:
 
 def _check_overlays(assembly: Assembly) -> None:
     """Raise Refusal for an overlay beside what the whole model, which reads the text for it, does not do."""
+    for overlay in assembly.overlays:
+        if isinstance(overlay, WatchesBeams) and assembly.decoder.name not in overlay.decoders:
+            raise Refusal(
+                f"{overlay.title} watches {' or '.join(find(name).title for name in overlay.decoders)}, and this "
+                f"lane's decoder is {assembly.decoder.title}: choose the former, or remove {overlay.title}.",
+                overlay.name,
+            )
     part: Strategy | None = assembly.cache_policy or assembly.compute_policy
     if part is None and assembly.decoder.replaces_prompt:
         part = assembly.decoder

@@ -9,7 +9,7 @@ Row t of a reading has read token t and predicts token t + 1. A figure says on w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from playground.contract.base import Strategy
 from playground.errors import Refusal
@@ -17,7 +17,7 @@ from playground.errors import Refusal
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.events import Figure, Note
+    from playground.events import Event, Figure, Note
 
 
 class OverlaidText(NamedTuple):
@@ -63,6 +63,16 @@ class Overlay(Strategy):
     def reads_hidden(self) -> tuple[str, ...]:
         """None: an overlay asks nothing of the forwards that the text is generated with."""
         return ()
+
+
+class WatchesBeams(Overlay):
+    """Receives the events of a lane of one of these decoders as they happen, before the reading."""
+
+    decoders: ClassVar[tuple[str, ...]] = ()  # names
+
+    def watch(self, event: Event) -> None:
+        """Something happened in the lane."""
+        raise NotImplementedError
 
 
 class ReadsLogits(Overlay):
@@ -141,6 +151,14 @@ class ReadsChannels(Overlay):
                 f"models that are not quantised: remove it, or choose another model than {model.name}.",
                 self.name,
             )
+
+
+class ReadsAnotherText(ReadsLogits):
+    """Reads another continuation of the prompt in place of the lane's text, in a reading of its own."""
+
+    def continuation(self, text: OverlaidText, model: Any) -> list[int]:
+        """The tokens to read after the prompt. `text` is the lane's, of which `begin` gets a copy with these tokens."""
+        raise NotImplementedError
 
 
 class LooksAhead(ReadsLogits):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from playground.contract import CanvasDecoder, Decoder
+from playground.contract import CanvasDecoder, Decoder, WatchesBeams
 from playground.contract.lane_config import Assembly
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
@@ -86,6 +86,7 @@ class Runner:
         self._request: Request | None = None
         # of the complete text, for overlays
         self._reading = reading_of(lane, lane.target_model, assembly.overlays) if isinstance(lane, Lane) else None
+        self._watching = [overlay for overlay in assembly.overlays if isinstance(overlay, WatchesBeams)]
         self._ran: list[Forward] = []  # forwards that do not count as work yet
         self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
         self._answered = self.finished = False
@@ -215,6 +216,9 @@ class Runner:
             for event, share in untimed:
                 event.seconds = rounded(share.timer.seconds() * share.part)
         events, self.lane.events = self.lane.events, []
+        for overlay in self._watching:
+            for event in events:
+                overlay.watch(event)
         return events
 
 

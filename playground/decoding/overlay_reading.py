@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from playground.contract import LayerChoices, LooksAhead, ReadsChannels, ReadsExperts, ReadsHeads, ReadsStates
-from playground.contract.overlay import OverlaidText, Overlay, ReadsLogits, RoutedRows
+from playground.contract.overlay import OverlaidText, Overlay, ReadsAnotherText, ReadsLogits, RoutedRows
 from playground.decoding.requests import Feed, Request, Steps
 from playground.decoding.stream import chunk_of
 from playground.decoding.stream.forwards import in_chain, logits_of
@@ -37,7 +37,15 @@ WEIGHTS = 2 ** 17  # most attention weights of one head per forward
 
 def reading_of(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Request | None:
     """The request that lets overlays read the lane's text and draw it; None without overlays."""
-    return Request(OverlayReading(lane, model, overlays).steps()) if overlays else None
+    return Request(_readings(lane, model, overlays)) if overlays else None
+
+
+def _readings(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Steps:
+    """One reading of the lane's text, and one of every other text that an overlay wants to read."""
+    apart = [overlay for overlay in overlays if isinstance(overlay, ReadsAnotherText)]
+    together = [overlay for overlay in overlays if overlay not in apart]
+    for group in filter(None, [together, *([overlay] for overlay in apart)]):
+        yield from OverlayReading(lane, model, group).steps()
 
 
 @dataclass
@@ -77,8 +85,7 @@ class OverlayReading:
 
     def steps(self) -> Steps:
         """The forwards over the text, then what the overlays draw, which the lane records."""
-        lane = self._lane
-        text = OverlaidText(list(lane.tokens), len(lane.tokens) - lane.generated, lane.piece, lane.end_ids)
+        text, lane = self._text(), self._lane
         for overlay in self._overlays:
             overlay.begin(text, self.model)
         if self._of(ReadsHeads):
@@ -90,6 +97,13 @@ class OverlayReading:
         for overlay in self._overlays:
             for event in overlay.draw():
                 lane.record(event)
+
+    def _text(self) -> OverlaidText:
+        lane = self._lane
+        text = OverlaidText(list(lane.tokens), len(lane.tokens) - lane.generated, lane.piece, lane.end_ids)
+        for other in self._of(ReadsAnotherText):
+            text = text._replace(tokens=[*text.tokens[:text.start], *other.continuation(text, self.model)])
+        return text
 
     def _of(self, kind: type[Reader]) -> list[Reader]:
         """The overlays that read something of this kind."""
