@@ -141,6 +141,6 @@ def test_a_grammar_after_a_trigger_is_not_forced_by_llguidance_either():
     assert not ENGINE.compile("triggered", packed).forces
 
 
-@pytest.mark.parametrize("kind, source", [("regex", "the tree"), ("choice", "the tree|the trees"), ("json_schema", "{}")])
-def test_kinds_without_terminals_of_ones_own_are_forced_by_llguidance(kind, source):
-    assert ENGINE.compile(kind, source).forces
+@pytest.mark.parametrize("kind", ["regex", "choice"])
+def test_kinds_without_terminals_of_ones_own_are_forced_by_llguidance(kind):
+    assert ENGINE.compile(kind, "the tree").forces
