@@ -24,7 +24,7 @@ ROWS = (1, 16, 4, 32, 8, 64, 2, 24, 48)  # those that say most come first, since
 CONTEXTS = (32, 256)  # tokens before the rows
 REPEATS, LEAST = 5, 3  # measurements of each size after one that warms up; sizes that are measured in any case
 PATIENCE = 1.5  # seconds
-_one_at_a_time = Lock()  # two measurements at once would slow each other, and lanes of a model should know the same
+_one_at_a_time = Lock()  # two at once would slow each other, and lanes should know the same times
 
 
 def forward_times(model: Model) -> ForwardTimes:
