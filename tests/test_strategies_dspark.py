@@ -17,7 +17,7 @@ from support.speculators_heads import ANCHOR, TOKENS
 from support.stored_heads import NEAR, REFERENCE, StoredHead, block_outputs, distance
 
 NAME, DEPTH = "dspark", 5
-BRIEF = {"dspark": {"weights": "random", "depth": 2, "verify": "all"}}
+BRIEF = {"dspark": {"weights": "random", "depth": 2}}
 COLLAPSES = {"dspark": collapses("dspark", weights="random", depth=0)}
 KINDS = [name for name in REFERENCE if name.startswith("dspark")]
 
@@ -139,7 +139,7 @@ def best_length(chances: list[float], unread: int) -> int:
 
 def verified(cls, chances: list[float]) -> int:
     """The length of the tree of a drafter whose confidences are these."""
-    drafter = head(NAME, random_weights("dflash"), cls, depth=len(chances))
+    drafter = head(NAME, random_weights("dflash"), cls, depth=len(chances), verify="machine")
     drafter._seconds, drafter.network.confidence_head = SECONDS, object()
 
     def draft(lm, hidden, rows, tree):

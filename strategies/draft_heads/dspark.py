@@ -129,17 +129,17 @@ class DSpark(BlockDrafter):
 
     The table is a product of two thin matrices, and reading it costs no layer, so the block is still one forward. A
     second head says how likely each guess is to be accepted if those before it are. The product of these chances is how
-    likely a guess counts at all, and as many are verified as bring the most expected tokens per second on this machine,
-    by forwards that are measured before the first round; `verify = all` verifies them all. The cut knows the guesses
-    and nothing that the target draws, so the text stays exact. Choosing for one text alone is our special case of the
-    paper's scheduler for many. depth = 0 is plain decoding. DeepSeek-AI and Peking University 2026.
+    likely a guess counts at all. With `verify = machine` as many are verified as bring the most expected tokens per
+    second on this machine, by forwards that are measured before the first round. The cut knows the guesses and nothing
+    that the target draws, so the text stays exact. Choosing for one text alone is our special case of the paper's
+    scheduler for many. depth = 0 is plain decoding. DeepSeek-AI and Peking University 2026.
     """
 
     name, title, paper, sheet = "dspark", "DSpark", "DeepSeek-AI 2026", "draft-heads/dspark"
     guarantee, new_in = ("collapses",), "2026"
 
     verify: str = knob(
-        MACHINE, choices=(MACHINE, ALL), help="as many guesses as pay on this machine by their confidence, or all"
+        ALL, choices=(ALL, MACHINE), help="all guesses, or as many as pay on this machine by their confidence"
     )
 
     def __post_init__(self):
