@@ -62,7 +62,7 @@ class WeightMaker:
         self._source, bits, read = digest_of(network), dict[str, float](), list[str]()
         for text, change in each_change(tuple(layers)):
             read += [self._calibrated_on(change)]
-            key = key_of(self._source, text, [about for about in read if about])
+            key = key_of(self._source, text, [about for about in read if about], self._held_out)
             made = find(key)
             if made is None:
                 made = self._made(text, change, network, bits)
