@@ -334,3 +334,36 @@ def test_the_weights_of_a_stack_are_judged_against_the_loaded_model(base):
     one, two = (changed_model(base, layers).weights_card for layers in (["rtn:group=16"], ["rtn:group=16", ROUGH]))
     assert one["KL"] < two["KL"] and two["weights"] == f"rtn:group=16 + {ROUGH}"
     assert change_weights.summary(two).startswith("3.12 bits per weight")
+
+
+# --- calibration ---
+
+def test_a_change_is_calibrated_on_inputs_from_blocks_that_are_changed_already(base, monkeypatch):
+    """The inputs of the last layer are those of a network whose first block was pruned."""
+    seen, own = [], find("wanda").changed
+    monkeypatch.setattr(find("wanda"), "changed", lambda self, weight, inputs: seen.append(inputs) or own(
+        self, weight, inputs))
+    changed_model(base, ["wanda:samples=3"])
+    pruned, caught = changed_model(base, ["wanda:samples=3"]).network, []
+    half = network()
+    half.model.layers[0].load_state_dict(pruned.model.layers[0].state_dict())
+    half.model.layers[1].self_attn.q_proj.register_forward_hook(lambda module, given, out: caught.append(given[0][0]))
+    for ids in random_texts(1)[:3]:
+        half(input_ids=torch.tensor([ids]))
+    assert torch.allclose(seen[7], torch.cat(caught), atol=1e-5) and not torch.allclose(seen[7], seen[0])
+
+
+def test_own_texts_are_named_by_a_digest_and_needed_until_it_is_made(shell, tmp_path):
+    (tmp_path / "own.txt").write_text("The red fox said to the owl: sing! " * 20)
+    card = json.loads(shell("variant", "wanda", "--texts", tmp_path / "own.txt", "--json")[1])
+    assert card["weights"].startswith("wanda:calibration=") and "your own texts" in card["calibrated on"]
+    assert json.loads(shell("variant", card["weights"], "--json")[1]) == card
+    code, _, err = shell("variant", f"{card['weights']},sparsity=0.3")
+    assert code == 2 and "calibrated on texts that are not here" in err
+
+
+@pytest.mark.parametrize(("text", "says"), [(" \n", "The texts are empty"), ("a", "fewer than two tokens")])
+def test_calibration_texts_without_text_are_refused(shell, tmp_path, text, says):
+    (tmp_path / "own.txt").write_text(text)
+    code, _, err = shell("variant", "wanda", "--texts", tmp_path / "own.txt")
+    assert code == 2 and says in err and err.count("\n") == 1
