@@ -12,7 +12,7 @@ WHOLE = 16.0  # bits of a weight that is kept
 
 
 def lowest(scores: Tensor, share: float) -> Tensor:
-    """Which entries of each row are pruned: the share with the lowest scores, rounded down. Of equal ones the first stay.
+    """Which entries of each row are pruned: a share with the lowest scores, rounded down. Of equal ones the first stay.
     """
     order = scores.flip(-1).argsort(dim=-1, stable=True)[..., :int(share * scores.shape[-1])]
     mask = torch.zeros_like(scores, dtype=torch.bool)
