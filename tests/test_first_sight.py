@@ -295,6 +295,65 @@ def test_a_phone_shows_one_lane_a_sheet_and_the_timeline(page, address):
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+SETS_SPEED = "(speed, wanted) => { speed.value = wanted; speed.dispatchEvent(new Event('change')); }"
+
+
+def test_a_text_at_reading_speed_rests_where_the_run_is_stopped(page, address):
+    """Nothing moves after Stop; what was written meanwhile is there to be played."""
+    visit(page, address, Settings(prompt="The red fox", length=400, lanes=[{"strategy": "greedy"}]))
+    page.locator(".live .speed").evaluate(SETS_SPEED, "reading")
+    page.click("#run")
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+    page.click("#stop")
+    expect(page.locator(".live .player [data-do='play']")).to_have_attribute("aria-label", re.compile("^Play"))
+    expect(page.locator("#run")).to_be_visible()
+    resting = tokens(page, 0).count()
+    page.wait_for_timeout(600)
+    assert tokens(page, 0).count() == resting < 400
+    page.locator(".live .player [data-do='play']").click()
+    expect(tokens(page, 0).nth(resting)).to_be_attached()
+    page.locator(".live .speed").evaluate(SETS_SPEED, "live")
+
+
+def test_a_lower_stage_keeps_the_newest_line_in_sight(page, address):
+    arrive(page, address, *SIZES["laptop"])
+    below = """() => {
+        const text = document.querySelector(".live .lane[data-lane='0'] .text");
+        const last = [...text.querySelectorAll(".tokens > .t")].filter((one) => one.offsetHeight).at(-1);
+        return last.getBoundingClientRect().bottom - text.getBoundingClientRect().bottom;
+    }"""
+    assert page.evaluate(below) <= 0
+    page.evaluate("document.querySelector('.live .scene').style.height = '380px'")  # something was unfolded above it
+    page.wait_for_timeout(500)
+    assert page.evaluate(below) <= 0
+
+
+def test_a_lane_added_on_a_phone_is_still_in_sight_after_run_and_its_tab_is_chosen(page, address):
+    page.set_viewport_size(dict(zip(("width", "height"), SIZES["phone"])))
+    visit(page, address, TWO)
+    page.click("#run")
+    expect(tokens(page, 1).nth(11)).to_be_attached()
+    page.locator(".lane-adder .add-lane").click()
+    page.locator(".lane-adder .option[data-name='sample']").click()
+    expect(page.locator(".live .waiting")).to_be_in_viewport()
+    page.click("#run")
+    expect(tokens(page, 2).nth(11)).to_be_attached()
+    expect(page.locator(".live .tab[data-lane='2']")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator(".live .lane[data-lane='2'] .text")).to_be_in_viewport()
+    visit(page, address, TWO)  # the browser keeps the lanes for the next visit
+
+
+def test_a_checked_box_of_the_view_menu_can_be_seen(page, address):
+    arrive(page, address, *SIZES["laptop"])
+    page.locator(".live .view-menu > .quiet").click()
+    box = page.locator(".live .prompts")
+    looks = "box => { const look = getComputedStyle(box); return [look.appearance, look.accentColor, look.color]; }"
+    box.check()
+    appearance, accent, _ = box.evaluate(looks)
+    assert (appearance, accent) == ("auto", page.evaluate("getComputedStyle(document.querySelector('.live')).color"))
+    expect(page.locator(".live .lane[data-lane='0'] .prompt")).to_be_visible()
+
+
 # --- a newcomer ---
 
 COUNTS_CLICKS = """window.clicks = 0;

@@ -53,12 +53,17 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         follower.fill("[name=code]", "1")
         follower.click("button[type=submit]")
         expect(follower.locator(".join-trouble")).to_contain_text("not the code of the class")
+        expect(follower.locator("[name=code]"), "to be typed anew").to_be_focused()
+        assert follower.evaluate("getSelection().toString()") == "1"
         follower.fill("[name=code]", invitation["Code"])
         follower.fill("[name=name]", NAME)
         follower.click("button[type=submit]")
         expect(follower.locator(".who")).to_contain_text(NAME)
 
-        expect(follower.locator(".welcome")).to_contain_text("Waiting for the presenter")  # who cannot press Run
+        welcome = follower.locator(".welcome")
+        expect(welcome).to_contain_text("You are in. Waiting for the presenter")  # who cannot press Run
+        place = welcome.bounding_box()
+        assert place["height"] > 500 and follower.locator(".who .hint").is_hidden(), "nothing else is there yet"
 
         presenter.goto(invitation["Presenter"])
         slide = presenter.locator(".class-slide")  # the class sees first how to join

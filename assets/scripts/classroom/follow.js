@@ -21,7 +21,7 @@ const trigger = (name) => { if (name === "missed") connect(); };
 const connect = () => {
   stream?.close();
   stream = new EventSource("/classroom/stream");
-  stream.addEventListener("frame", ({ data }) => { props.value = data; taken(); });
+  stream.addEventListener("frame", ({ data }) => { document.body.classList.add("has-run"); props.value = data; taken(); });
   stream.addEventListener("state", ({ data }) => drawState(JSON.parse(data)));
   stream.addEventListener("error", () => { if (stream.readyState === EventSource.CLOSED) ask(); });
 };
@@ -35,8 +35,8 @@ const follow = () => {
     const source = JSON.parse(find("#source").textContent);
     Function("element", "trigger", "props", "watch", "SOURCE", source)(main, trigger, props, (name, act) => { taken = act; }, source);
     const [title, says] = main.querySelectorAll(".welcome p");
-    title.textContent = "Waiting for the presenter";
-    says.textContent = "The next run appears here while it is generated. You can open a saved trace meanwhile.";
+    title.textContent = "You are in. Waiting for the presenter";
+    says.textContent = "The next run appears here by itself, while it is generated.";
   }
   connect();
 };
@@ -58,14 +58,17 @@ form.addEventListener("submit", async (event) => {
   try {
     const answer = await send("join", { code: form.elements.code.value, name: form.elements.name.value });
     if (answer.ok) follow();
-    else trouble.textContent = (await answer.json()).detail;
+    else {
+      trouble.textContent = (await answer.json()).detail;
+      form.elements.code.select();
+    }
   } catch (reason) {
     trouble.textContent = "The presenter's machine cannot be reached: check that you are on its network.";
   }
 });
 
 const drawState = (state) => {
-  find(".who").textContent = `${state.name}: you follow the presenter's runs. Pause and look around; “Live” in the player brings you back.`;
+  find(".who").replaceChildren(el("b", "", state.name), el("span", "hint", "You follow the presenter's runs. Pause and look around; “Live” in the player brings you back."));
   find(".controls-yours").hidden = !state.control;
   drawVote(state);
 };

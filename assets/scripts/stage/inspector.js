@@ -55,6 +55,7 @@ export class Inspector {
   /** Another run is shown. */
   begin() {
     this.showRuns(false);
+    this.swiped(); // a lane that waited for Run is in sight
     if (OWN_HEADS.includes(this.pressed)) this.pressed = null;
     this.row.hidden = false;
   }
