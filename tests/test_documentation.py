@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from run_documents import blocks, lines
 
 import playground
 from playground.cli import main, parser
@@ -27,13 +28,9 @@ SHORTENED = {"bench survey": ["--questions", "1", "--max-new-tokens", "4"]}  # u
 ADDRESS = "http://127.0.0.1:7860"
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL)
-
-
 def commands(page: str) -> Iterator[list[str]]:
     """The words of every command of a page, in their order."""
-    for line in "".join(blocks(page, "bash")).replace("\\\n", " ").splitlines():
+    for line in lines(page):
         yield from (shlex.split(part, comments=True) for part in line.split("&&"))
 
 
@@ -117,6 +114,33 @@ def test_every_link_of_a_page_leads_to_a_file(page):
         assert (ROOT / page).parent.joinpath(link).exists(), link
 
 
+def test_every_refusal_that_the_help_explains_is_one_that_the_code_gives():
+    """A sentence may be divided among several strings of the code."""
+    code = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "playground").rglob("*.py"))
+    code = re.sub(r'"\s+f?"', "", code)
+    table = (ROOT / "docs/help.md").read_text(encoding="utf-8").split("## Refusals")[1].split("## ")[0]
+    explained = re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE)
+    assert len(explained) >= 7 and [sentence for sentence in explained if sentence not in code] == []
+
+
+def test_every_strategy_that_the_help_recommends_exists():
+    table = (ROOT / "docs/help.md").read_text(encoding="utf-8").split("## Which strategy when")[1].split("\n## ")[0]
+    said = [words.split() for words in re.findall(r"`([^`]+)`", table) if not words.startswith("python")]
+    names = {word.partition(":")[0] for words in said for word in words if not word.startswith("--")}
+    assert len(names) >= 12 and names <= discover().keys()
+
+
+def test_the_hardware_table_has_the_numbers_of_the_benchmark():
+    help_page, benchmark = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("help.md", "benchmark.md"))
+    rows = re.findall(r"^\| ([\w. ]+B) \| \w+ \| [\d.]+ GB \| ([\d.]+) s \| ([\d.]+) s \|$", help_page, re.MULTILINE)
+    assert len(rows) == 3
+    for shape, first, later in rows:
+        for heading, said, digits in (("First token", first, 1), ("Lanes together", later, 2)):
+            part = benchmark.split(f"## {heading}\n")[1].split("\n## ")[0]
+            measured = re.findall(rf"^\| [ABD] \| {shape} \| 128 \| ([\d.]+)", part, re.MULTILINE)
+            assert float(said) in {round(float(number) / 1000, digits) for number in measured}, (shape, heading)
+
+
 def test_the_index_lists_every_page():
     pages = {path.name for kind in ("*.md", "*.html") for path in (ROOT / "docs").glob(kind)} - {"README.md"}
     assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == pages
@@ -162,11 +186,16 @@ def test_the_python_examples_of_a_page_run_as_written(page, place, monkeypatch, 
     monkeypatch.setattr(base, "REGISTERED", dict(discover()))  # an example defines a strategy
     for example in blocks(page, "python"):
         run_as_written(example, page)
-    assert capsys.readouterr().out
+        out = capsys.readouterr().out
+        printed = re.findall(r"print\(.*# -> (.*)$", example, re.MULTILINE)
+        assert all(text in out for text in printed), out
+        assert out or "print(" not in example
 
 
 def test_the_example_of_the_http_api_runs_against_a_page(app, capsys):
     example, = blocks("docs/api.md", "python")
     assert ADDRESS in example
     run_as_written(example.replace(ADDRESS, app), "docs/api.md")
-    assert "True" in capsys.readouterr().out
+    assert "# -> True, in less than half of the forwards" in example
+    same, drafted, plain = capsys.readouterr().out.split()[-3:]
+    assert same == "True" and int(drafted) < int(plain) / 2

@@ -1,0 +1,53 @@
+"""The script that runs every command of the documents."""
+from __future__ import annotations
+
+import sys
+
+import pytest
+import run_documents
+from run_documents import Command, Outcome, commands, main, run
+
+PAGE = """# A page
+
+```bash
+python -c "print(1)"   # a remark
+python -c "import sys; sys.exit(3)"
+no-such-program --help
+cd elsewhere
+```
+
+```python
+open("written.txt", "w").write("x")
+```
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with one page."""
+    (tmp_path / "page.md").write_text(PAGE)
+    monkeypatch.setattr(run_documents, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_the_table_has_a_line_for_each_command_and_failures_give_the_exit_code(project, capsys):
+    assert main(["page.md"]) == 1
+    rows = [line.split(None, 4) for line in capsys.readouterr().out.splitlines()]
+    assert [(row[0], row[-1]) for row in rows if row[0] != "not"] == [
+        ("0", 'python -c "print(1)"'), ("3", 'python -c "import sys; sys.exit(3)"'), ("0", "Python example 1")]
+    assert [row[0] for row in rows].count("not") == 2
+    assert not (project / "written.txt").exists(), "nothing is written beside the sources"
+
+
+def test_a_command_that_does_not_end_is_stopped(tmp_path):
+    outcome = run(Command("page", "python", [sys.executable, "-c", "import time; time.sleep(600)"]), tmp_path, 1.0)
+    assert outcome.code == "stopped" and outcome.seconds < 60 and not outcome.failed
+
+
+@pytest.mark.parametrize(("code", "failed"), [("0", False), ("2", True), ("-11", True), ("not here", False)])
+def test_only_exit_codes_are_failures(code, failed):
+    assert Outcome(Command("page", "x", ["bash"]), code, 0.0).failed == failed
+
+
+def test_every_page_with_commands_is_read():
+    assert sum(command.page == "docs/command-line.md" for command in commands("docs/command-line.md")) > 25
