@@ -11,7 +11,7 @@ from registry import TEXT, TOGGLES, can_be_had, lanes, registered, title
 from tables import TableModel, write
 from toys import byte_tokenizer
 
-from playground.contract import ReadsChannels, ReadsParts
+from playground.contract import ReadsChannels, ReadsParts, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
@@ -23,14 +23,24 @@ from support.contract_lanes import ALL, LANES, each_of, events, ids, in_groups, 
 
 # --- toggles, and lanes that require one ---
 
+def toggles() -> list[str]:
+    """Those that need no model of another kind than the pairs of these tests."""
+    return [cls.name for cls in registered(*TOGGLES) if "state_space" not in cls.needs]
+
+
+def decoder_of(toggle: str) -> str:
+    """Greedy decoding, unless the toggle watches another decoder."""
+    return getattr(find(toggle), "decoders", ("greedy",))[0]
+
+
 REGEX = ("regex", {"pattern": "(ab|cd|efg){2,9}"})
 BESIDE = {"h2o": [("h2o", {"heavy": 3, "recent": 3})], "mirostat": [("mirostat", {})]}
 COMPANY = {
     title(config): config
     for config in [
         *(
-            LaneConfig("greedy", {}, [REGEX if name == "regex" else (name, {})])
-            for name in sorted(cls.name for cls in registered(*TOGGLES))
+            LaneConfig(decoder_of(name), {}, [REGEX if name == "regex" else (name, {})])
+            for name in toggles()
         ),
         *(
             LaneConfig("speculative", {}, [("draft_model", {"width": 2}), ("rejection", {}), *beside])
@@ -120,10 +130,6 @@ def outcome(config: LaneConfig, models: dict) -> str:
         assert str(refusal).endswith(".") and "\n" not in str(refusal)
         return "refused"
     return write(assembly, models, [54, 71, 71], Limits(1, 6), Draws(1)).reason
-
-
-def toggles() -> list[str]:
-    return [cls.name for cls in registered(*TOGGLES)]
 
 
 @pytest.fixture(scope="module")

@@ -135,6 +135,7 @@ MISSING = {
     "mtp": "No bundled model",
     "refrag": "not trained further",
     "s2d": "left out",
+    "ssm_dynamics": "No bundled model",
     "wedlm": "No bundled model",
 }
 

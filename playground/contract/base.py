@@ -31,6 +31,7 @@ NEEDS = (
     "hidden_states",
     "attention_scores",
     "experts",
+    "state_space",
 )
 REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only afterwards
 

@@ -217,8 +217,8 @@ class Runner:
                 event.seconds = rounded(share.timer.seconds() * share.part)
         events, self.lane.events = self.lane.events, []
         for overlay in self._watching:
-            for event in events:
-                overlay.watch(event)
+            for happened in events:
+                overlay.watch(happened)
         return events
 
 

@@ -42,9 +42,9 @@ def reading_of(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Request
 
 def _readings(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Steps:
     """One reading of the lane's text, and one of every other text that an overlay wants to read."""
-    apart = [overlay for overlay in overlays if isinstance(overlay, ReadsAnotherText)]
-    together = [overlay for overlay in overlays if overlay not in apart]
-    for group in filter(None, [together, *([overlay] for overlay in apart)]):
+    apart: list[Overlay] = [overlay for overlay in overlays if isinstance(overlay, ReadsAnotherText)]
+    groups = [[overlay for overlay in overlays if overlay not in apart], *([overlay] for overlay in apart)]
+    for group in filter(None, groups):
         yield from OverlayReading(lane, model, group).steps()
 
 

@@ -36,6 +36,7 @@ NEEDS = {
     "hidden_states": "the model's hidden states",
     "attention_scores": "the model's attention weights",
     "experts": "a mixture-of-experts model",
+    "state_space": "a model with Mamba layers",
 }
 DRAFTS_WITH = {
     "nothing": "drafts from the text or from the target's own layers, without a second model or trained weights",
