@@ -122,6 +122,21 @@ def test_a_run_that_goes_on_after_a_burst_of_requests_gets_long_turns_again(turn
     asyncio.run(asyncio.wait_for(burst(), 20 * WINDOW))
 
 
+def test_work_that_nobody_is_charged_for_shortens_the_turns_as_well():
+    """Such as that of connections that are accepted, and refused before a request."""
+    async def accepting() -> None:
+        while sys.getswitchinterval() != pytest.approx(SHORT):
+            known.charge("a", 1e-6)
+            work()
+            await asyncio.sleep(0)
+
+    before, known = sys.getswitchinterval(), LoopTime(noted=Handover().note)
+    try:
+        asyncio.run(asyncio.wait_for(accepting(), 20 * WINDOW))
+    finally:
+        sys.setswitchinterval(before)
+
+
 # --- what is charged ---
 
 def charged(function, *given) -> tuple[float, object]:

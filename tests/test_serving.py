@@ -32,10 +32,12 @@ from playground.trace import Trace
 from playground.ui.guard.sessions import Events, Retention, Sweeper, _check
 from playground.ui.server import worker as worker_module
 from playground.ui.server.admission_queue import PAGE, STOPPING, Visitor
+from playground.ui.server.model_loader import ModelLoad
 from playground.ui.server.pages import build
 from playground.ui.server.record import Record
 from playground.ui.server.serving import health, launch_options
 from playground.ui.server.worker import DIED, Worker
+from playground.ui.start import freeze_loaded
 from support.visits import request, stream
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -265,6 +267,20 @@ def test_visitors_who_leave_do_not_leak_memory():
 
     before = come_and_go(100)
     assert come_and_go(900) < 1.05 * before and site.admission.counts() == {"seated": 0, "waiting": 0, "resting": 0}
+
+
+def test_what_is_imported_for_the_pages_own_models_is_not_scanned_for_garbage_once_they_are_loaded():
+    loading = ModelLoad()
+    freezing = threading.Thread(target=freeze_loaded, args=[loading])
+    gc.unfreeze()  # what other tests froze
+    try:
+        freezing.start()
+        assert gc.get_freeze_count() == 0, "before they are loaded"
+        loading.ended.set()
+        freezing.join()
+        assert gc.get_freeze_count() > 10_000
+    finally:
+        gc.unfreeze()
 
 
 # --- health ---

@@ -5,6 +5,7 @@ import gc
 import socket
 from argparse import Namespace
 from importlib.util import find_spec
+from threading import Thread
 
 import gradio as gr
 
@@ -16,7 +17,7 @@ from playground.ui.components.theme import theme_options
 from playground.ui.guard.framing import embedders
 from playground.ui.guard.request_guard import EVERY_INTERFACE
 from playground.ui.guard.uploads import own_folder
-from playground.ui.server.model_loader import ModelRequest
+from playground.ui.server.model_loader import ModelLoad, ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.serving import Stop, launch_options, protect, serve_until
 from playground.ui.server.site import Site
@@ -46,10 +47,19 @@ def open_page(options: Namespace) -> None:
         print(invitation(site.classroom, options.host, page.server_port), flush=True)
     stop = Stop().listen()
     protect(page, site)
-    # Exclude imported objects from garbage collection: scanning them takes half a second during a run.
-    gc.freeze()
-    site.warm(wait=on_zero())
+    gc.freeze()  # imported objects: scanning them takes half a second during a run
+    loading = site.warm(wait=on_zero())
+    Thread(target=freeze_loaded, args=[loading], name="freeze", daemon=True).start()
     serve_until(stop, page, site)
+
+
+def freeze_loaded(loading: ModelLoad) -> None:
+    """Exclude what was imported for the page's own models from garbage collection, too. Scanning it stops all threads
+    for a fifth of a second, every few seconds while many visitors come and go.
+    """
+    loading.ended.wait()
+    gc.collect()
+    gc.freeze()
 
 
 def check_mcp(wanted: bool) -> None:

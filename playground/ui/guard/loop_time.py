@@ -17,7 +17,8 @@ from typing import Any
 TICK = 0.05  # seconds between two looks at what addresses have made up for
 LONG, SHORT = 0.005, 0.0005  # seconds that a thread may keep the interpreter while another waits for it
 WINDOW = 0.25  # seconds between two looks at all work
-BUSY = 0.05  # share of the event loop's time
+BUSY = 0.05  # share of the event loop's time for requests
+FULL = 0.2  # and for all it does: it accepts connections and reads heads before anybody is charged for a request
 
 
 @dataclass(frozen=True)
@@ -83,22 +84,29 @@ class Handover:
 
     The worker gives up the interpreter in every kernel of a forward, hundreds of times a token, and waits for it each
     time up to LONG, Python's own, while the event loop is busy. With SHORT a lone run loses a seventh of its tokens per
-    second.
+    second, so what the event loop does for runs alone, which is less than FULL, does not shorten them.
     """
 
     def __init__(self) -> None:
-        self._worked = 0.0
+        self._worked, self._before = 0.0, 0.0
         self._next_look: TimerHandle | None = None
 
     def note(self, seconds: float) -> None:
         """Count work for a request."""
         self._worked += seconds
-        self._next_look = self._next_look or get_running_loop().call_later(WINDOW, self._look)
+        if self._next_look is None:
+            self._look_later()
 
     def _look(self) -> None:
-        busy, self._worked = self._worked > BUSY * WINDOW, 0.0
+        busy = self._worked > BUSY * WINDOW or thread_time() - self._before > FULL * WINDOW
         sys.setswitchinterval(SHORT if busy else LONG)
-        self._next_look = get_running_loop().call_later(WINDOW, self._look) if busy else None
+        self._worked, self._next_look = 0.0, None
+        if busy:
+            self._look_later()
+
+    def _look_later(self) -> None:
+        self._before = thread_time()
+        self._next_look = get_running_loop().call_later(WINDOW, self._look)
 
 
 @types.coroutine

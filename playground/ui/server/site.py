@@ -22,7 +22,7 @@ from playground.ui.models.fits import MemoryGuard
 from playground.ui.models.model_offers import ModelOffers
 from playground.ui.server.admission_queue import STOPPING, AdmissionQueue, QueueLimits, Ticket, Visitor
 from playground.ui.server.gpu_work import GpuWork, prepare_run, score_prompt
-from playground.ui.server.model_loader import ModelLoader, ModelRequest
+from playground.ui.server.model_loader import ModelLoad, ModelLoader, ModelRequest
 from playground.ui.server.page_runs import PageRuns
 from playground.ui.server.run_streams import RunStreams
 from playground.ui.server.worker import Run
@@ -86,11 +86,12 @@ class Site:
             if name and is_folder(name):
                 find_source(name)
 
-    def warm(self, wait: bool = False) -> None:
+    def warm(self, wait: bool = False) -> ModelLoad:
         """Start loading the page's own models."""
         loading = self.model_loader.request(self.model_request)
         if wait:
             loading.ended.wait()
+        return loading
 
     def _load_and_measure(self, *names: Any, **how: Any) -> Any:
         """Load models and measure how fast the target decodes, unless runs would slow it down."""
