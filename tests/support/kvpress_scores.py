@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -38,7 +39,55 @@ def cur(leverage: str, window: int) -> list[list[float]]:
     return _rounded(scores * 1000)  # so that six decimals tell them apart
 
 
+# --- Compactor ---
+
+GROUP, FIRST, LAST, SKETCH, BLENDING = 2, 8, 4, 6, 0.7
+CHUNKS = (5, 256)  # the first leaves a part of a chunk over
+
+
+def turned(rows: torch.Tensor, back: bool = False) -> torch.Tensor:
+    """Rows [..., tokens, width] with the rotary embedding of their positions, or rotated back."""
+    cos, sin = angles()
+    first, second = rows.chunk(2, -1)
+    return rows * cos + torch.cat([-second, first], -1) * (-sin if back else sin)
+
+
+def angles() -> tuple[torch.Tensor, torch.Tensor]:
+    turns = torch.outer(torch.arange(TOKENS).float(), 100.0 ** -(torch.arange(WIDTH // 2) / (WIDTH // 2)))
+    return torch.cat([turns, turns], 1).cos(), torch.cat([turns, turns], 1).sin()
+
+
+def queries() -> torch.Tensor:
+    """Before the rotary embedding, [query heads, tokens, width]."""
+    return _weight("queries", [HEADS * GROUP, TOKENS, WIDTH])
+
+
+def projection() -> torch.Tensor:
+    """The random numbers [heads, width, sketch], before they are scaled."""
+    return _weight("sketch", [HEADS, WIDTH, SKETCH])
+
+
+def compactor(chunk: int) -> list[list[float]]:
+    """The states come in place of those that the library computes from hidden states, here the tokens' numbers."""
+    from kvpress.presses import compactor_press, leverage_press, non_causal_attention_press
+    cos, sin = angles()
+    given = (turned(states("keys"))[None], states("values")[None], None)
+    drawn = projection()[None]
+    press = compactor_press.CompactorPress(
+        sink_size_start=FIRST, sink_size_end=LAST, chunk_size=chunk, sketch_dimension=SKETCH, blending=BLENDING
+    )
+    keys, asked = states("keys")[None], queries()[None]
+    leverage_press.get_prerope_key_states = lambda module, hidden: keys[:, :, hidden[0, :, 0]]
+    non_causal_attention_press.get_prerope_query_states = lambda module, hidden: asked[:, :, hidden[0, :, 0]]
+    with mock.patch.object(torch, "randn", lambda *size, **kind: drawn):
+        scores = press.score(
+            None, torch.arange(TOKENS)[None, :, None], *given, {"position_embeddings": (cos[None], sin[None])}
+        )
+    return _rounded(scores[0])
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     found = {"cur": {f"{leverage} {window}": cur(leverage, window) for leverage in CUR for window in WINDOWS}}
+    found["compactor"] = {chunk: compactor(chunk) for chunk in CHUNKS}
     OUT.write_text(json.dumps(found) + "\n")
