@@ -93,6 +93,7 @@ MIXED = [
     ("surprisal", ["h4", "unknown", "h1", "h1", "h1"]),
     ("latency", ["h7", "h0", "h5", "h5", "h5"]),  # 100 ms; together with the previous token; 100 ms for three
     ("watermark", ["h10", "unknown", "h3", "unknown", "h0"]),
+    ("overlay", ["h10", "unknown", "h3", "unknown", "h0"]),
     ("origin", ["tinted", "tinted", "tinted", "tinted", "tinted"]),
 ])
 def test_a_colour_shows_one_number_of_a_token(page, feed, metric, expected):

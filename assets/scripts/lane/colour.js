@@ -14,6 +14,11 @@ export const ORIGINS = {
   bonus: { label: "bonus", help: "One more token from the target after all draft tokens were accepted." },
 };
 
+/** What a method says of a token, in a figure that colours it. */
+function marked(token, step, mark) {
+  return isNumber(mark) ? LEVELS * mark : null;
+}
+
 export const COLOURS = {
   entropy: {
     label: "entropy",
@@ -46,10 +51,16 @@ export const COLOURS = {
     level: (token) => (isNumber(token.seconds) ? (LEVELS * Math.log10(Math.max(0.001, token.seconds) / 0.001)) / 3 : null),
   },
   watermark: {
-    label: "watermark or overlay",
+    label: "watermark",
     ends: ["0", "0.5", "1"],
-    help: "What an overlay of the lane says of this token, from 0 to 1; of a watermark, what its detector counts: 1 if it is in the green list, or the share of coin flips it won.",
-    level: (token, step, mark) => (isNumber(mark) ? LEVELS * mark : null),
+    help: "What the detector of a watermark counts for this token: 1 if it is in the green list, or the share of coin flips it won.",
+    level: marked,
+  },
+  overlay: {
+    label: "overlay",
+    ends: ["0", "0.5", "1"],
+    help: "What an overlay of the lane says of this token, from 0 to 1. Point at the token to read it in words.",
+    level: marked,
   },
   origin: {
     label: "origin",
