@@ -168,9 +168,10 @@ def test_the_rows_of_one_depth_are_read_together(name, monkeypatch):
     assert any(nodes > depths for _, depths, nodes in turns.forwards), "a tree branches"
 
 
-def test_a_policy_that_is_not_declared_to_is_asked_for_one_text_at_a_time(monkeypatch):
+@pytest.mark.parametrize("name", ["kivi", "loopserve"])
+def test_a_policy_that_is_not_declared_to_is_asked_for_one_text_at_a_time(name, monkeypatch):
     turns = Turns(monkeypatch)
-    speculated("composed_kv", "token_recycling")
+    speculated(name, "token_recycling")
     assert turns.forwards and all(read == nodes for read, _, nodes in turns.forwards)
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from copy import copy, deepcopy
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,8 +12,11 @@ from playground.contract import DecidesByHead
 from playground.decoding.acting_policy import ActingPolicy
 from playground.engine.attention.eager_attention import Scoring
 from playground.engine.attention.segment_attention import QKV, Reach, Segment
-from playground.engine.cache.kv_cache import Attention
-from playground.engine.host_copies import on_device
+from playground.engine.cache.kv_cache import Attention, KVCache
+from playground.engine.host_copies import index_on
+
+if TYPE_CHECKING:
+    from playground.contract import CachePolicy
 
 
 class LineToken(NamedTuple):
@@ -80,29 +83,38 @@ class Lines:
         """Copies that go on with tokens read last, one line for each of them."""
         store, policy = self.acting.store, self.acting.policy
         heads, tokens = self._copied(places)
-        held = [buffers[self.layer].read(self.slots + len(store.parents)) for buffers in (store.keys, store.values)]
-        states = [rows[heads.to(rows.device), (self.slots + tokens).to(rows.device)][:, None] for rows in held]
         weights = self._weights(heads, tokens)
         if isinstance(policy, DecidesByHead):
-            twin, policy = store.twin_of_layer(self.layer, heads), policy.for_heads(self.layer, heads)
+            twin = store.twin_with_token(self.layer, heads, tokens)
+            copies = self._beside(twin, policy.for_heads(self.layer, heads), len(places))
+            copies._begin(1)
         else:  # which acts on one line at a time
-            twin, policy = store.twin_of_layer(self.layer), changing_alone(policy)
-        return Lines(self.layer, self.acting.beside(twin, policy), len(places)).append(states, weights)
+            copies = self._beside(store.twin_of_layer(self.layer), changing_alone(policy), 1)
+            held = [buffers[self.layer].read(self.slots + len(store.parents)) for buffers in (store.keys, store.values)]
+            token = self.slots + places[0].token
+            copies._begin(1).write(self.layer, *(rows[:, token:token + 1] for rows in held))
+        return copies._appended(weights)
 
     def repeated(self, count: int) -> Lines:
         """So many copies of a single line, for a policy that decides by head."""
         store, policy = self.acting.store, self.acting.policy
         if not isinstance(policy, DecidesByHead):
             raise TypeError(f"{policy.name} does not decide by head")
-        heads = on_device([*range(store.heads)] * count, store.device)
-        policy = policy.for_heads(self.layer, heads)
-        return Lines(self.layer, self.acting.beside(store.twin_of_layer(self.layer, heads), policy), count)
+        heads = index_on([*range(store.heads)] * count, store.device)
+        return self._beside(store.twin_of_layer(self.layer, heads), policy.for_heads(self.layer, heads), count)
 
     def append(self, states: list[Tensor], weights: Tensor | None) -> Lines:
         """Go on with a token of each line, given its key and value states [lines * kv_heads, 1, d] and its attention
         weights [lines * kv_heads, 1, slots + 1].
         """
         self._begin(1).write(self.layer, *states)
+        return self._appended(weights)
+
+    def _beside(self, store: KVCache, policy: CachePolicy, count: int) -> Lines:
+        return Lines(self.layer, self.acting.beside(store, policy), count)
+
+    def _appended(self, weights: Tensor | None) -> Lines:
+        """Go on with the token of each line that the scratch holds, given its attention weights."""
         self.acting.store.attention = [] if weights is None else [Attention([0], {self.layer: weights})]
         return self.go_on(0)
 
@@ -117,7 +129,7 @@ class Lines:
         store = self.acting.store
         heads = store.heads // self.count
         pairs = [(place.line * heads + head, place.token) for place in places for head in range(heads)]
-        return on_device([head for head, _ in pairs], store.device), on_device([at for _, at in pairs], store.device)
+        return index_on([head for head, _ in pairs], store.device), index_on([at for _, at in pairs], store.device)
 
     def _weights(self, heads: Tensor, tokens: Tensor) -> Tensor | None:
         """Attention weights of tokens read last over the slots and themselves, [n, 1, slots + 1], for n heads."""

@@ -19,7 +19,7 @@ from playground.contract import DecidesByHead
 from playground.decoding.acting_policy import ActingPolicy
 from playground.decoding.cache_lines import Lines, LineToken, NotedWeights, changing_alone
 from playground.engine.attention.segment_attention import QKV, Reach, Scoring, Segment
-from playground.engine.host_copies import on_device
+from playground.engine.host_copies import index_on
 
 if TYPE_CHECKING:
     from playground.contract import CachePolicy
@@ -60,9 +60,9 @@ class RowsInTurn:
         output = torch.empty_like(new[0])
         for followers in _by_depth(segment):
             for lines, nodes in self._lines_to(layer, list(followers)):
-                rows, real = _side_by_side([followers[node] for node in nodes], output.device)
+                rows, real, once = _side_by_side([followers[node] for node in nodes], output.device)
                 states = [part[:, rows] for part in new]
-                output[:, rows[real]] = lines.read(states, scaling, sliding_window, scoring)[:, real]
+                output[:, once] = lines.read(states, scaling, sliding_window, scoring)[:, real]
                 self._note(layer, lines, [[segment.first + row for row in followers[node]] for node in nodes])
         return output
 
@@ -162,7 +162,7 @@ class RowsInTurn:
             return None
         recorded, row = found[0]
         trunk = store.slots_of(layer).count
-        seen = on_device([*range(trunk), *(trunk + other for other in store.path(node))], store.device)
+        seen = index_on([*range(trunk), *(trunk + other for other in store.path(node))], store.device)
         return recorded.layers[layer][:, row:row + 1, seen]
 
 
@@ -177,10 +177,12 @@ def _by_depth(segment: Segment) -> Iterator[Followers]:
         yield followers
 
 
-def _side_by_side(each: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Rows of several lines, as many of each: the first of a line is repeated. And which of these are no repetitions.
+def _side_by_side(each: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor | slice, Tensor]:
+    """Rows of several lines, as many of each: the first of a line is repeated. Which of these are no repetitions, and
+    the rows without them.
     """
     most = max(map(len, each))
     rows = [row for own in each for row in [*own, *[own[0]] * (most - len(own))]]
+    once = [row for own in each for row in own]
     real = [most * line + at for line, own in enumerate(each) for at in range(len(own))]
-    return on_device(rows, device), on_device(real, device)
+    return index_on(rows, device), slice(None) if once == rows else index_on(real, device), index_on(once, device)

@@ -1,6 +1,8 @@
 """Numbers between host and device, with as few waits as possible: a GPU runs empty while the host waits for it."""
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -11,6 +13,17 @@ from torch import Tensor
 def on_device(numbers: list[Any], device: torch.device | str, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of the host's numbers on a device. Copies to a CUDA device are not waited for."""
     return moved(torch.tensor(numbers, dtype=dtype), device)
+
+
+def index_on(numbers: Sequence[int], device: torch.device | str) -> Tensor:
+    """An index [n] on a device. All layers of a forward ask for the same ones, so the latest are kept: change none."""
+    return _index_on(tuple(numbers), device)
+
+
+@lru_cache(maxsize=256)
+def _index_on(numbers: tuple[int, ...], device: torch.device | str) -> Tensor:
+    with torch.inference_mode(False):
+        return on_device(list(numbers), device, torch.long)
 
 
 def moved(tensor: Tensor, device: torch.device | str) -> Tensor:

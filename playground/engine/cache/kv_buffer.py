@@ -384,6 +384,15 @@ class KVBuffer:
         return (slots - self.quantised_slots) * row + quantised
 
 
+def chosen_rows(buffer: KVBuffer, slots: int, heads: Tensor, columns: Tensor) -> KVBuffer:
+    """A buffer that holds these of another's first `slots` rows, [n, m], of copies of these heads [n]."""
+    chosen = KVBuffer(buffer.capacity)
+    with torch.inference_mode(False):
+        own = buffer.read(slots)
+        chosen.rows = own[heads.to(own.device)[:, None], columns.to(own.device)]
+    return chosen
+
+
 def write_both(buffers: tuple[KVBuffer, KVBuffer], at: int, rows: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Write key and value states [kv_heads, n, head_dim] of one layer from slot `at` on; returns all slots up to them.
     """

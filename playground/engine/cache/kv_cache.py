@@ -12,8 +12,9 @@ from playground.engine.attention.cascade_attention import PartialAttention
 from playground.engine.attention.late_segment import LateSegment
 from playground.engine.attention.segment_attention import InTurn, Segment
 from playground.engine.cache.held_states import HeldStates
+from playground.engine.cache.kv_buffer import chosen_rows
 from playground.engine.cache.noted_attention import Attention
-from playground.engine.host_copies import on_device
+from playground.engine.host_copies import index_on, on_device
 from playground.engine.recurrent.recurrent_state import RecurrentMemory
 
 OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
@@ -101,12 +102,28 @@ class KVCache(HeldStates):
 
         Its heads are copies of these heads [n], if they are given.
         """
-        own = self.slots_of(layer)
-        twin = KVCache(self.depth, self.device, length=self.length, reported=self.length, devices=self.devices)
+        own, twin = self.slots_of(layer), self._without_layers()
         for buffers, copies in ((self.keys, twin.keys), (self.values, twin.values)):
             copies[layer] = buffers[layer].twin(own.count, heads)
         twin.slots, twin.quantises = [own.twin(heads)], self.quantises
         return twin
+
+    def twin_with_token(self, layer: int, heads: Tensor, tokens: Tensor) -> KVCache:
+        """As `twin_of_layer`, with the states of one scratch token for each of the heads, tokens [n], behind the trunk.
+
+        They are in place of those of a node of the scratch, which the caller adds.
+        """
+        own, twin = self.slots_of(layer), self._without_layers()
+        trunk = index_on(range(own.count), self.device).expand(len(heads), -1)
+        columns = torch.cat([trunk, (own.count + tokens)[:, None]], 1)
+        for buffers, copies in ((self.keys, twin.keys), (self.values, twin.values)):
+            copies[layer] = chosen_rows(buffers[layer], own.count + len(self.parents), heads, columns)
+        twin.slots = [own.twin(heads)]
+        return twin
+
+    def _without_layers(self) -> KVCache:
+        """A cache of the same text whose layers hold nothing."""
+        return KVCache(self.depth, self.device, length=self.length, reported=self.length, devices=self.devices)
 
     def commit(self, node: int) -> list[int]:
         """Append the path to scratch node `node` to the trunk; -1 commits nothing and drops the scratch.
@@ -214,7 +231,7 @@ class KVCache(HeldStates):
         rows = [row for row, node in enumerate(noted.nodes) if node in fresh]
         if not rows or self.on_attention is None:
             return
-        positions = on_device([start + path.index(noted.nodes[row]) for row in rows], self.device)
+        positions = index_on([start + path.index(noted.nodes[row]) for row in rows], self.device)
         for layer in noted.layers:
             weights = self._columns(noted, layer, rows, path, [])
             self.on_attention(layer, weights, positions, self.slots_of(layer).positions)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from playground.engine.host_copies import on_device
+from playground.engine.host_copies import index_on
 
 
 @dataclass
@@ -44,5 +44,5 @@ class Attention:
             return weights
         scratch = weights[:, :, trunk:]
         padded = torch.cat([scratch, scratch.new_zeros(*scratch.shape[:2], 1)], 2)
-        columns = on_device([min(node, known) for node in order], weights.device, torch.long)
+        columns = index_on([min(node, known) for node in order], weights.device)
         return torch.cat([weights[:, :, :trunk], padded[:, :, columns]], 2)
