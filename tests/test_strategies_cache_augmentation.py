@@ -4,11 +4,13 @@ from __future__ import annotations
 import pytest
 import torch
 from pairs import VOCABULARY, network, pair
+from runs import run
 from torch import Tensor
 from transformers import DynamicCache
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import find
+from playground.events import Figure
 from playground.training.calibration import CalibrationTexts
 from strategies.kv_cache import cache_augmentation as module
 from support.budget_policies import roomy
@@ -133,9 +135,59 @@ def test_text_after_a_place_does_not_change_its_loss():
     llama, weights = DifferentiableLlama(pair("llama").target.parts), fitted()
     ids = torch.randint(VOCABULARY, (30,), generator=torch.Generator().manual_seed(0)).tolist()
     other = [*ids[:18], *ids[:12]]
-    losses = [module.place_loss(llama, text, 5, module.cached_states(llama, text), weights, "coprocessor")
+    losses = [module.place_losses(llama, text, 5, module.cached_states(llama, text), weights, "coprocessor")
               for text in (ids, other)]
     assert torch.allclose(*losses)
+
+
+# --- the curve ---
+
+def curve_by_hand(texts: list[list[int]], seed: int) -> list[float]:
+    """The loss of each token ahead of the same places without latents, by the library's forward over each text."""
+    model, chance, found = network("llama"), torch.Generator().manual_seed(seed), [[] for _ in range(module.AHEAD)]
+    for ids in texts:
+        with torch.inference_mode():
+            logp = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
+        for place in (torch.randperm(len(ids) - 2, generator=chance)[:module.PLACES] + 1).tolist():
+            for ahead, token in enumerate(ids[place:place + module.AHEAD]):
+                found[ahead].append(-float(logp[place + ahead - 1, token]))
+    return [sum(each) / len(each) for each in found]
+
+
+def held_out() -> list[list[int]]:
+    chance = torch.Generator().manual_seed(3)
+    return [torch.randint(VOCABULARY, (length,), generator=chance).tolist() for length in (20, 30, 26)]
+
+
+def check_curves(curves: dict[str, Tensor]) -> None:
+    assert curves["none"].tolist() == pytest.approx(curve_by_hand(held_out(), 7), abs=1e-6)
+
+
+def test_the_curve_without_latents_is_the_librarys_loss_token_by_token():
+    llama = DifferentiableLlama(pair("llama").target.parts)
+    curves = module.measured_curves(llama, held_out(), fitted(), 7)
+    check_curves(curves)
+    assert len({tuple(curve.tolist()) for curve in curves.values()}) == 3
+    with pytest.raises(AssertionError):  # one token late
+        check_curves({"none": curves["none"].roll(1)})
+
+
+def test_a_text_that_ends_before_the_last_token_ahead_has_a_shorter_curve():
+    llama = DifferentiableLlama(pair("llama").target.parts)
+    curves = module.measured_curves(llama, [[5, 9, 2, 7, 1]], fitted(), 7)
+    assert [len(curve) for curve in curves.values()] == [module.AHEAD] * 3 and curves["none"][-1].isnan()
+    assert [figure.data["x"] for figure in module.shown_curves(curves)] == [1, 2, 3, 4]
+
+
+def test_a_run_shows_the_curve_that_was_measured_when_it_was_fitted():
+    curves = {module.CURVE + mode: torch.arange(module.AHEAD) + 0.5 for mode in module.MODES}
+    policy = Augmentation(latents=LATENTS)
+    policy.begin_fitted(fitted() | curves)
+    events = run(alone(policy), models(), PROMPT, 4)[1]
+    shown = [event for event in events if isinstance(event, Figure) and event.name == "loss on held-out texts"]
+    assert [figure.data["x"] for figure in shown] == list(range(1, module.AHEAD + 1))
+    assert shown[2].data["series"] == dict.fromkeys(module.MODES.values(), 2.5)
+    assert written(Augmentation, fitted() | curves) == text_by_hand(fitted()), "the curve is no weight"
 
 
 @pytest.mark.slow
@@ -148,7 +200,7 @@ def test_training_changes_the_coprocessor_only_and_lowers_its_loss(monkeypatch):
     while True:
         try:
             losses.append(next(events).data["series"]["loss"])
-        except AttributeError:  # the note
+        except (AttributeError, KeyError):  # the note, and the curves
             continue
         except StopIteration as end:
             weights = end.value
