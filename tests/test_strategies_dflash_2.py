@@ -6,11 +6,12 @@ import torch
 from pairs import VOCABULARY
 
 from playground.contract import find
+from playground.errors import Refusal
 from support.draft_heads import head, is_greedy, proposals, random_weights, written
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
 from support.speculators_heads import ANCHOR, TOKENS
-from support.stored_heads import NEAR, StoredHead, block_outputs, distance
+from support.stored_heads import NEAR, REFERENCE, StoredHead, block_outputs, distance
 
 NAME, WIDTH, DEPTH = "dflash_2", 32, 5
 BRIEF = {"dflash_2": {"weights": "random", "depth": 2}}
@@ -64,6 +65,13 @@ def test_a_convolution_over_other_rows_would_be_noticed(wrong, tmp_path, monkeyp
     network = stored.network
     monkeypatch.setattr(type(network.layers[0].mlp_conv), "mixed", staticmethod(wrong))
     assert (selected(stored)[0] - stored.logits[0]).abs().max() > 100 * NEAR
+
+
+def test_groups_that_do_not_divide_the_channels_are_refused_when_it_is_read(tmp_path, monkeypatch):
+    wrong = {**REFERENCE["dflash2"]["shapes"], "layers.0.mlp_conv.kernel_projection.weight": [2 * 2 * 5, WIDTH]}
+    monkeypatch.setitem(REFERENCE["dflash2"], "shapes", wrong)
+    with pytest.raises(Refusal, match="no network can be made of"):
+        StoredHead("dflash2", tmp_path)
 
 
 FOLLOWER = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(2))

@@ -10,6 +10,7 @@ from pairs import VOCABULARY
 
 from playground.contract import find
 from playground.contract.token_tree import TokenTree
+from playground.errors import Refusal
 from support.draft_heads import head, is_greedy, proposals, random_weights, written
 from support.laws import AT_ONE, EXACT, off, tables
 from support.speculation import collapses, speculative_lane
@@ -56,6 +57,13 @@ def test_the_token_of_the_row_in_place_of_the_one_before_would_be_noticed(tmp_pa
 def test_a_drafter_from_its_anchor_that_is_read_as_dflash_would_be_noticed(tmp_path):
     stored = StoredHead("dspark, rnn", tmp_path, sample_from_anchor=False)
     assert distance(taught(stored), stored.logits) > 100 * NEAR
+
+
+def test_a_confidence_head_that_reads_something_else_is_refused_when_it_is_read(tmp_path, monkeypatch):
+    wrong = {**REFERENCE[KINDS[0]]["shapes"], "confidence_head.proj.weight": [1, 99]}
+    monkeypatch.setitem(REFERENCE[KINDS[0]], "shapes", wrong)
+    with pytest.raises(Refusal, match="no network can be made of"):
+        StoredHead(KINDS[0], tmp_path)
 
 
 # --- a table of followers ---

@@ -46,7 +46,10 @@ class LocalConvolution(Module):
     @classmethod
     def of(cls, weights: dict[str, Tensor]) -> LocalConvolution:
         _, taps, width = weights["base_kernel"].shape
-        made = cls(width, taps, len(weights["kernel_projection.weight"]) // (2 * taps))
+        groups = len(weights["kernel_projection.weight"]) // (2 * taps)
+        if not groups or width % groups:
+            raise ValueError("groups that do not divide the channels")
+        made = cls(width, taps, groups)
         made.load_state_dict(weights)
         return made
 

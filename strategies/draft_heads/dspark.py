@@ -118,7 +118,10 @@ class DSparkNetwork(DFlashNetwork):
         if markov:
             network.markov_head = MarkovHead.of(markov, network.fc.out_features)
         if confidence:
-            network.confidence_head = ConfidenceHead(confidence["proj.weight"].shape[1])
+            reads, width = confidence["proj.weight"].shape[1], network.fc.out_features
+            if reads not in (width, width + (markov["markov_w1.weight"].shape[1] if markov else 0)):
+                raise ValueError("a confidence head that reads something else")
+            network.confidence_head = ConfidenceHead(reads)
             network.confidence_head.load_state_dict(confidence)
         return network
 
