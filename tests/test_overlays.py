@@ -180,6 +180,17 @@ def test_beside_a_policy_it_is_refused(name, beside):
         assemble(LaneConfig(overlaid_alone(name).strategy, {}, [(name, {}), (beside, {})]))
 
 
+def test_beside_other_experts_of_the_target_or_another_prompt_it_is_refused():
+    kept = LaneConfig("greedy", {}, [("moe_routing", {}), ("scmoe", {"strong": 0})])
+    assert [overlay.name for overlay in assemble(kept).overlays] == ["moe_routing"]
+    for other in (
+        replace(kept, extras=[("moe_routing", {}), ("scmoe", {"strong": 1})]),
+        LaneConfig("refrag", {}, [("markov_view", {})]),
+    ):
+        with pytest.raises(Refusal, match="lets the whole model read the text"):
+            assemble(other)
+
+
 @every_overlay
 def test_twice_in_a_lane_or_on_a_canvas_it_is_refused(name):
     with pytest.raises(Refusal, match="in this lane already"):

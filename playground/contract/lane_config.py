@@ -405,6 +405,7 @@ def _check_overlays(assembly: Assembly) -> None:
                 overlay.name,
             )
     part: Strategy | None = assembly.cache_policy or assembly.compute_policy
+    part = part or next((sampler for sampler in assembly.samplers if "target" in sampler.routings()), None)
     if part is None and assembly.decoder.replaces_prompt:
         part = assembly.decoder
     if assembly.overlays and part:
