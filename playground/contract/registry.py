@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from playground.contract.base import REGISTERED, Strategy
 from playground.errors import Refusal
@@ -20,6 +20,7 @@ from playground.request_limits import QUOTED, quoted
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
          "compute_policy", "overlay", "variant", "study")
 
+Kind = TypeVar("Kind", bound=Strategy)
 OWN = "PLAYGROUND_STRATEGIES"  # folders of a person's own strategies, separated as in PATH
 
 
@@ -76,13 +77,17 @@ def make(name: str, /, **settings: Any) -> Strategy:
     """Instantiate a strategy with its knobs set. A slot takes a strategy or its name. Raises Refusal if anything is
     wrong.
     """
-    cls = find(name)
+    return made(find(name), settings)
+
+
+def made(cls: type[Kind], settings: dict[str, Any]) -> Kind:
+    """As `make`, of a class that was found."""
     knobs = {k.name: k for k in cls.knobs()}
     _check_known(cls, settings, knobs)
     filled = {slot: _fill(slot, kind, settings.get(slot, _default(cls, slot))) for slot, kind in cls.slots().items()}
-    made = cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
-    made.check()
-    return made
+    strategy = cls(**filled, **{k: knobs[k].read(v) for k, v in settings.items() if k in knobs})
+    strategy.check()
+    return strategy
 
 
 def _check_known(cls: type[Strategy], settings: dict[str, Any], knobs: dict[str, Any]) -> None:

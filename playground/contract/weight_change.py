@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from torch import Tensor
 
 from playground.contract.knobs import knob
-from playground.contract.registry import find, make
+from playground.contract.registry import find, made
 from playground.contract.variant import Variant
 from playground.errors import Refusal
 from playground.request_limits import quoted
@@ -75,7 +75,7 @@ def read_change(text: str) -> WeightChange:
     if not issubclass(cls, WeightChange):
         raise Refusal(f"{name} does not change the weights of a lane: choose another change.", "weights")
     knobs = dict(setting.partition("=")[::2] for setting in settings.split(",") if setting)
-    return make(name, **knobs)
+    return made(cls, knobs)
 
 
 def written(change: WeightChange) -> str:
