@@ -82,7 +82,6 @@ def load(
         from playground.decoding.models import Models
         from playground.engine.checkpoint import catalogue
         from playground.engine.loading.load import Loading
-        from playground.training.public_heads import names_head
         from playground.weight_changes import WeightChanges
         changes = WeightChanges.of_model(quantization)
         if changes.layers:
@@ -103,6 +102,7 @@ def load(
         )
         restricted, shelf = shelf is not None, shelf or _new_shelf()  # a caller's model cache may restrict the lookup
         if partner and not quantised_target:
+            from playground.training.public_heads import names_head
             shelf.check_folder(partner)
             if names_head(partner):
                 return _with_head(shelf.get(name, options, report), partner)
