@@ -352,3 +352,13 @@ def test_a_row_in_which_no_token_is_allowed_stays_empty(name, size):
     row = torch.full((1, size), -torch.inf, dtype=torch.double)
     shaped = find(name)().apply(row, Histories([1, 2, 3], TokenTree(), [ROOT]))
     assert shaped.shape == row.shape and not (shaped > -torch.inf).any()
+
+
+# --- what is left of the target's distribution after a draft token was rejected ---
+
+def test_the_residual_is_what_p_has_more_than_q():
+    p, q = ((torch.tensor(counts, dtype=torch.double) / 8) for counts in ([4, 3, 1, 0], [1, 5, 1, 1]))
+    assert sampling.residual_distribution(p, q).tolist() == [1, 0, 0, 0]
+    p = torch.tensor([3, 4, 1, 0], dtype=torch.double) / 8
+    assert sampling.residual_distribution(p, q.roll(2)).tolist() == pytest.approx([0.4, 0.6, 0, 0], abs=1e-15)
+    assert sampling.residual_distribution(p, p).tolist() == p.tolist()  # nothing is left, so p itself
