@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m playground serve | list | run | compare | replay | bench | study | fit | variant | space`"""
 import sys
 

@@ -9,6 +9,7 @@ import os
 import sys
 
 from playground import __version__
+from playground.cli.completion import answer_shell
 from playground.cli.load_models import show_progress
 from playground.cli.shared_options import Command, CommandParser, add_commands
 from playground.cli.shell_words import in_shell_words
@@ -67,7 +68,8 @@ def parser() -> CommandParser:
 
 
 def _run_command(argv: list[str] | None) -> int:
-    options = parser().parse_args(argv)
+    answer_shell(whole := parser())
+    options = whole.parse_args(argv)
     stopped = options.act(options)
     sys.stdout.flush()
     if stopped:

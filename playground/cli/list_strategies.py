@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from typing import NoReturn
 
-from playground.cli.shared_options import CommandParser
+from playground.cli.shared_options import CommandParser, add_strategy
 from playground.cli.terminal_view import table
 from playground.contract import KINDS, Knob, Strategy, discover, find
 from playground.contract.bibliography import bibtex
@@ -17,7 +17,7 @@ from playground.trace.lane_metrics import definitions
 
 
 def show_options(command: CommandParser) -> None:
-    command.add_argument("name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
+    add_strategy(command, "name", metavar="NAME", nargs="?", help="show this strategy with its knobs")
     command.add_argument("--kind", choices=KINDS, help="only strategies of this kind")
     command.add_argument("--family", choices=sorted({cls.family() for cls in discover().values()}),
                          help="only strategies of this folder")

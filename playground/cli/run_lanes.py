@@ -11,7 +11,7 @@ from playground import with_weights
 from playground.cli.input_files import check_place, read_text
 from playground.cli.lane_options import check_lanes, lane_given, lanes_given
 from playground.cli.load_models import load, show_progress
-from playground.cli.shared_options import CommandParser, add_count, add_models, add_settings, not_negative
+from playground.cli.shared_options import CommandParser, add_count, add_models, add_settings, add_strategy, not_negative
 from playground.cli.terminal_view import CONTROL, Screen, costs, report
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 
 
 def run_options(command: CommandParser) -> None:
-    command.add_argument("name", metavar="NAME", nargs="?",
-                         help="a decoder or preset, such as greedy; `list` shows them; none for --remote alone")
+    add_strategy(command, "name", metavar="NAME", nargs="?",
+                 help="a decoder or preset, such as greedy; `list` shows them; none for --remote alone")
     _of_a_run(command)
 
 
 def compare_options(command: CommandParser) -> None:
-    command.add_argument("names", metavar="NAME", nargs="+",
-                         help="decoders or presets, or lanes as JSON, such as '{\"strategy\": \"greedy\", \"weights\": "
-                         "\"int8\"}'; --set and --with apply to all that have the knob or slot")
+    add_strategy(command, "names", metavar="NAME", nargs="+",
+                 help="decoders or presets, or lanes as JSON, such as '{\"strategy\": \"greedy\", \"weights\": "
+                 "\"int8\"}'; --set and --with apply to all that have the knob or slot")
     _of_a_run(command)
 
 
@@ -54,8 +54,8 @@ def _of_a_run(command: CommandParser) -> None:
     command.add_argument("--tools", default="", metavar="FILE",
                          help="tools as JSON, as to a chat API: the model's chat template describes them")
     add_settings(command, "the strategy")
-    command.add_argument(
-        "--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",
+    add_strategy(
+        command, "--with", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]", dest="extras",
         help="add a toggle or fill a slot: top_p:p=0.9, prompt_lookup, json_schema:file=F, choice:options=a|b",
     )
     add_models(command)

@@ -10,6 +10,7 @@ from importlib import import_module
 from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
+from playground.cli.completion import is_asked, strategy_names
 from playground.errors import Refusal
 from playground.request_limits import quoted
 
@@ -26,10 +27,14 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
         self._source = source
 
-    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+    def describe(self) -> None:
+        """Add the command's options, once."""
         source, self._source = self._source, None
         if source:
             source.describe(self)
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        self.describe()
         self._check_options(args[0] if args else sys.argv[1:])
         return super().parse_known_args(*args, **kwargs)
 
@@ -37,7 +42,7 @@ class CommandParser(argparse.ArgumentParser):
         """Raise Refusal, with the nearest name, for an option that there is not. Otherwise the first complaint would be
         of an option that is required, and probably misspelt.
         """
-        if self._subparsers:  # the options of a command are checked by its own parser
+        if self._subparsers or is_asked():  # the options of a command are checked by its own parser
             return
         for word in takewhile(lambda word: word != "--", words or []):
             name = word.partition("=")[0]
@@ -73,10 +78,17 @@ def add_commands(parser: CommandParser, commands: Iterable[Command], **kwargs: A
     """Let a parser choose between commands."""
     choice = parser.add_subparsers(**kwargs)
     for command in commands:
-        choice.add_parser(
+        made = choice.add_parser(
             command.name, aliases=command.aliases, help=command.does, description=command.does, allow_abbrev=False,
             source=command,
         )
+        if is_asked({command.name, *command.aliases}):  # argcomplete looks at the options before they are parsed
+            made.describe()
+
+
+def add_strategy(command: CommandParser, name: str, **about: Any) -> None:
+    """An argument that names strategies, which a shell completes."""
+    command.add_argument(name, **about).completer = strategy_names  # type: ignore[attr-defined]
 
 
 def add_texts(command: CommandParser) -> None:

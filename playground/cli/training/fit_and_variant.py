@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from playground.cli.lane_options import read_knobs
 from playground.cli.load_models import load, show_progress, silence_libraries
 from playground.cli.remaining_time import RemainingTime
-from playground.cli.shared_options import CommandParser, add_base, add_count, add_models, add_settings, add_texts
+from playground.cli.shared_options import (
+    CommandParser,
+    add_base,
+    add_count,
+    add_models,
+    add_settings,
+    add_strategy,
+    add_texts,
+)
 from playground.cli.training.training_texts import read_texts
 from playground.cli.training.training_view import TrainingView
 from playground.cli.training.weight_changes import change_weights, list_changes, names_change
@@ -28,8 +36,8 @@ if TYPE_CHECKING:
 
 
 def fit_options(command: CommandParser) -> None:
-    command.add_argument(
-        "name", metavar="NAME",
+    add_strategy(
+        command, "name", metavar="NAME",
         help="a strategy with fitted knobs, such as adadec, or with trained weights, such as specdec_plus_plus",
     )
     add_texts(command)
