@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from app_page import address, expect, tokens, visit  # noqa: F401
@@ -352,6 +353,27 @@ def test_a_checked_box_of_the_view_menu_can_be_seen(page, address):
     appearance, accent, _ = box.evaluate(looks)
     assert (appearance, accent) == ("auto", page.evaluate("getComputedStyle(document.querySelector('.live')).color"))
     expect(page.locator(".live .lane[data-lane='0'] .prompt")).to_be_visible()
+
+
+def test_a_sampler_that_draws_at_a_temperature_is_named_by_what_it_does(page, address):
+    min_p = {"strategy": "greedy", "extras": [["temperature", {}], ["min_p", {}]]}
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=[{"strategy": "greedy"}, min_p]))
+    short = "all => all.map((one) => one.dataset.short)"
+    assert page.locator(".lane-card .lane-title").evaluate_all(short) == ["Greedy", "Min-p"]
+    hot = {"strategy": "greedy", "extras": [["temperature", {"t": 1.5}]]}
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=[{"strategy": "greedy"}, hot]))
+    assert page.locator(".lane-card .lane-title").evaluate_all(short) == ["Greedy", "Temperature"]
+    visit(page, address, TWO)  # the browser keeps the lanes for the next visit
+
+
+def test_a_saved_run_shows_its_prompt_without_special_tokens_until_they_are_asked_for(page):
+    page.goto((Path(__file__).parents[1] / "docs/demo.html").as_uri())
+    prompt = page.locator(".live .lane[data-lane='0'] .prompt")
+    expect(prompt).to_be_visible()
+    assert prompt.inner_text().strip() == "Tell me a story about Mia."
+    page.locator(".live .view-menu > .quiet").click()
+    page.locator(".live .prompts").check()
+    assert prompt.inner_text().startswith("<|user|>")
 
 
 # --- a newcomer ---

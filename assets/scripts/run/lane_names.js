@@ -1,10 +1,11 @@
 // The names of lanes, in the editor and on the stage. What differs from other lanes comes first: parts, or their knobs.
 
 const NAMED = ["constraint", "cache_policy", "compute_policy"]; // kinds that change a lane more than its decoder does
+const MERE = "Temperature"; // stands before other samplers, so that a greedy lane draws: it is said last
 
 /** For each lane {title, parts: [{title, kind, knobs: {name: value}}], own: [text], fork: [text]} its name, and a short one for a tab. */
 export function namesOf(lanes) {
-  const traits = lanes.map(({ parts, own }) => [...parts.map(({ title }) => title), ...parts.flatMap(knobTraits), ...own]);
+  const traits = lanes.map(({ parts, own }) => [...titlesOf(parts), ...parts.flatMap(knobTraits), ...own]);
   return lanes.map(({ title, fork = [] }, i) => {
     const namesakes = traits.filter((_, j) => j !== i && lanes[j].title === title);
     const added = lanes[i].parts.filter(({ kind }) => NAMED.includes(kind)).map((part) => part.title);
@@ -13,6 +14,10 @@ export function namesOf(lanes) {
     const short = upperFirst([telling, ...fork].filter(Boolean).join(", "));
     return { name: [telling ? `${telling} · ${title}` : title, ...fork].join(", "), short: short || title };
   });
+}
+
+function titlesOf(parts) {
+  return parts.map(({ title }) => title).sort((a, b) => (a === MERE) - (b === MERE));
 }
 
 /** At most two of the traits, those shared with the fewest other lanes first. */

@@ -112,7 +112,9 @@ export class Stage {
       setAttribute(stage, "data-beside", Boolean(this.isBeside));
       setAttribute(stage, "data-phone", app.live.dataset.views === "phone");
     }
-    app.lanes.classList.toggle("with-prompts", !stage || app.trace.fromFile || app.inspector.prompts.checked);
+    const { checked } = app.inspector.prompts;
+    app.lanes.classList.toggle("with-prompts", !stage || app.trace.fromFile || checked); // no box has the prompt of a saved run
+    app.lanes.classList.toggle("with-specials", checked);
     this.stopAtChosen();
     this.caption(stale);
     if (app.live.dataset.views !== "all") this.measure(stage);
