@@ -81,7 +81,8 @@ def test_the_prompt_is_in_its_field_and_in_the_lanes_only_on_demand(page):
     expect(prompt).to_be_visible()
     page.locator(".live .prompts").uncheck()
     page.fill("#prompt textarea", "The blue fox")
-    expect(prompt, "an earlier run says what it was asked").to_be_visible()
+    expect(page.locator(".live .caption"), "an earlier run says what it was asked").to_contain_text("“The red fox”")
+    expect(prompt).to_be_hidden()
 
 
 def test_a_saved_run_is_called_by_its_lanes_and_its_prompt(page):
