@@ -397,6 +397,9 @@ def test_only_the_rows_of_the_named_policies_are_renewed(tmp_path, monkeypatch):
     assert "| sink_window, 32 | 25.0% | 0.750 ± 0.000 | 25.0% | 0.750 ± 0.000 |" in after and "0.125" not in after
     assert "| scores of sink_window | measured later" in after and "1. 0.900 (snapkv, 64)" in after
     assert renewed(page, monkeypatch, 0.75) == 0 and page.read_text(encoding="utf-8") == after
+    assert renewed(page, monkeypatch, 0.90004) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "1. 0.900 (sink_window, 32)" in text and "1. 0.900 (snapkv, 64)" in text
     assert "sink_window" in (tmp_path / "caches" / "score.svg").read_text(encoding="utf-8")
 
 

@@ -41,10 +41,13 @@ def _score(shown: str, number: int) -> Score | None:
     return Score(float(mean), float(error) if error else None, number)
 
 
-def replaced(before: Iterable[Measured], anew: Iterable[Measured], names: Collection[str]) -> list[Measured]:
-    """Scores of before, in which those of the policies of these names are the new ones."""
-    own = [each for each in anew if each.series in names]
-    others = [each for each in before if each.series not in names]
+def replaced(page: str, anew: Iterable[Measured], names: Collection[str], number: int) -> list[Measured]:
+    """The scores of a page, in which those of the policies of these names are the new ones.
+
+    These are rounded like the others, so that equal scores share a place.
+    """
+    own = [each for each in measured_in(markdown(rows(anew)), number) if each.series in names]
+    others = [each for each in measured_in(page, number) if each.series not in names]
     return sorted([*others, *own], key=lambda each: (TASKS.index(each.task), each.series != FULL, each.series))
 
 

@@ -173,8 +173,8 @@ def _write_page(path: Path, findings: Findings, options: Namespace) -> None:
 
 def _renewed(path: Path, findings: Findings, options: Namespace, picture: str) -> str:
     """The page with the scores that were measured now beside its others, which the findings get, too."""
-    from playground.bench.caches.renewed_page import measured_in, replaced, with_sections
+    from playground.bench.caches.renewed_page import replaced, with_sections
     page = path.read_text(encoding="utf-8")
-    findings.scores = replaced(measured_in(page, options.questions), findings.scores, options.only)
+    findings.scores = replaced(page, findings.scores, options.only, options.questions)
     fact = f"scores of {', '.join(options.only)}", f"measured later, on {findings.facts['machine']['processor']}"
     return with_sections(page, findings.sections(picture), fact)
