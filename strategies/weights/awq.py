@@ -16,7 +16,7 @@ class AWQ(CalibratedChange):
     """
 
     name, title, paper, sheet = "awq", "AWQ", "2306.00978", "weights/quantization-evaluation"
-    adjective, guarantee, needs = "AWQ-quantised", ("collapses", "heuristic"), ("corpus",)
+    adjective, guarantee, needs = "AWQ-quantised", ("heuristic",), ("corpus",)
 
     bits: int = knob(4, 2, 16, step=1, help="bits of a weight; 16 rounds nothing")
     group: int = knob(64, 0, 1024, step=16, help="inputs that share a scale; 0: all of a row")

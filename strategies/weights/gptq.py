@@ -15,7 +15,7 @@ class GPTQ(CalibratedChange):
     """
 
     name, title, paper, sheet = "gptq", "GPTQ", "2210.17323", "weights/quantization-evaluation"
-    adjective, guarantee, needs = "GPTQ-quantised", ("collapses", "heuristic"), ("corpus",)
+    adjective, guarantee, needs = "GPTQ-quantised", ("heuristic",), ("corpus",)
 
     bits: int = knob(4, 2, 16, step=1, help="bits of a weight; 16 rounds nothing")
     group: int = knob(64, 0, 1024, step=16, help="inputs that share a scale; 0: all of a row")

@@ -12,7 +12,7 @@ class Magnitude(WeightChange):
     """
 
     name, title, paper, sheet = "magnitude", "Magnitude pruning", "1506.02626", "weights/compressing-truth"
-    adjective, guarantee = "pruned by magnitude", ("collapses",)
+    adjective, guarantee = "pruned by magnitude", ("heuristic",)
 
     sparsity: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the weights of each matrix that become zero")
     pattern: str = knob(UNSTRUCTURED, choices=PATTERNS, help="N:M keeps N of M inputs, whatever the sparsity")

@@ -13,7 +13,7 @@ class RoundToNearest(WeightChange):
     """
 
     name, title, paper, sheet = "rtn", "Round to nearest", "2402.16775", "weights/quantization-evaluation"
-    adjective, guarantee = "rounded to nearest", ("collapses",)
+    adjective, guarantee = "rounded to nearest", ("heuristic",)
 
     bits: int = knob(4, 1, 16, step=1, help="bits of a weight; 16 rounds nothing")
     group: int = knob(64, 0, 1024, step=16, help="inputs that share a scale; 0: all of a row")

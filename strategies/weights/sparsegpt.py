@@ -14,7 +14,7 @@ class SparseGPT(CalibratedChange):
     """
 
     name, title, paper, sheet = "sparsegpt", "SparseGPT", "2301.00774", "weights/compressing-truth"
-    adjective, guarantee, needs = "pruned by SparseGPT", ("collapses", "heuristic"), ("corpus",)
+    adjective, guarantee, needs = "pruned by SparseGPT", ("heuristic",), ("corpus",)
 
     sparsity: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the weights of each block that become zero")
     pattern: str = knob(UNSTRUCTURED, choices=PATTERNS, help="N:M keeps N of M inputs, whatever the sparsity")

@@ -12,7 +12,7 @@ class Wanda(CalibratedChange):
     """
 
     name, title, paper, sheet = "wanda", "Wanda", "2306.11695", "weights/compressing-truth"
-    adjective, guarantee, needs = "pruned by Wanda", ("collapses", "heuristic"), ("corpus",)
+    adjective, guarantee, needs = "pruned by Wanda", ("heuristic",), ("corpus",)
 
     sparsity: float = knob(0.5, 0.0, 1.0, step=0.05, help="share of the weights of each row that become zero")
     pattern: str = knob(UNSTRUCTURED, choices=PATTERNS, help="N:M keeps N of M inputs, whatever the sparsity")

@@ -15,6 +15,8 @@ BENCHMARKS = (
             "measure the cache policies side by side: recall, memory freed, and time per step"),
     Command("compute", "bench.compute:measure",
             "measure the compute policies: score against the share of FLOPs and of time"),
+    Command("weights", "bench.weights:measure",
+            "measure changes of weights: bits, bytes, divergence from the loaded model, perplexity"),
     Command("speculation", "bench.speculation:measure",
             "measure every lossless speculative strategy, task by task, compared with the library's", ("guessing",)),
     Command("diffusion", "bench.diffusion:measure",
