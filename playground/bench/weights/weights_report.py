@@ -10,10 +10,9 @@ FORMAT, VERSION = "decoding-playground-weights", 1
 UNCHANGED = "rtn:bits=16"  # the collapse of every quantisation: equal to the loaded model to the bit
 WEIGHTS = (
     UNCHANGED,
-    *(f"{method}{bits}" for bits in ("", ":bits=3", ":bits=2") for method in ("rtn", "awq", "gptq")),
-    *(f"{method}{pattern}" for pattern in ("", ":pattern=4:8", ":pattern=2:4")
-      for method in ("magnitude", "wanda", "sparsegpt")),
-    "lq_lora", "lq_lora:bits=2", "lq_lora:budget=4.3",
+    *(f"{method}{bits}" for bits in ("", ":bits=3") for method in ("rtn", "awq", "gptq")),
+    "lq_lora",
+    *(f"{method}{pattern}" for pattern in ("", ":pattern=2:4") for method in ("magnitude", "wanda", "sparsegpt")),
 )
 COMMAND = "python -m playground bench weights --page docs/weights.md"
 INTRODUCTION = (
