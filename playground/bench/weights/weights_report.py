@@ -18,8 +18,8 @@ COMMAND = "python -m playground bench weights --page docs/weights.md"
 INTRODUCTION = (
     "# Weights side by side",
     "What a model loses when it is squeezed: each row is a text for the weights of a lane, as in "
-    "`python -m playground compare greedy '{\"strategy\": \"greedy\", \"weights\": \"gptq:bits=3\"}' --prompt \"Once\"`. "
-    "Written by `"
+    "`python -m playground compare greedy '{\"strategy\": \"greedy\", \"weights\": \"gptq:bits=3\"}' --prompt "
+    "\"Once\"`. Written by `"
     + COMMAND + "`; with `--speed` on an otherwise idle machine it has tokens/s as well.",
 )
 NOTES = (

@@ -89,5 +89,5 @@ def _ending(card: dict[str, Any], layers: list[str]) -> list[str]:
     from playground.training.weights.change_weights import summary
     lane = json.dumps({"strategy": "greedy", "weights": JOINT.join(layers)})
     return [f"{card['weights']}: {summary(card)}.",
-            f"A lane runs with it as `python -m playground compare greedy '{lane}' --prompt \"Once\"`; `variant --list` "
-            "shows all."]
+            f"A lane runs with it as `python -m playground compare greedy '{lane}' --prompt \"Once\"`; "
+            "`variant --list` shows all."]
