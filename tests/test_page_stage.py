@@ -44,6 +44,8 @@ def test_lanes_player_and_a_view_are_in_sight_while_four_lanes_write(page, addre
 def test_at_200_percent_the_first_sight_has_text(page, address):
     page.set_viewport_size({"width": 720, "height": 450})  # a window of 1440 x 900
     page.goto(address)
+    page.evaluate("localStorage.clear()")  # the lanes of another test
+    page.goto(address)
     page.locator(".live[data-recorded='true'] .tokens > *").nth(20).wait_for()
     lines = page.locator(".live .lane[data-lane='0'] .tokens > *").evaluate_all(
         """all => new Set(all.map((one) => one.getBoundingClientRect())
