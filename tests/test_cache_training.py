@@ -8,6 +8,7 @@ from pairs import network, pair
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.cache_training import Descent, descend
+from playground.events import Figure
 from playground.training.checkpoint import Checkpoint
 
 PLAN = Descent("distance", steps=12, rate=0.1, every=3)
@@ -34,7 +35,7 @@ def trained(file: Checkpoint, most: int = 99) -> tuple[dict[str, torch.Tensor], 
 
     found = []
     for number, figure in enumerate(descend(weights, loss, PLAN, Texts(file)), 1):
-        found.append(figure.data["series"]["loss"])
+        found += [figure.data["series"]["loss"]] if isinstance(figure, Figure) else []  # and a note where it resumes
         if number == most:
             break
     return weights, found

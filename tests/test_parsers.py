@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 # what reads no text or bytes of others: numbers, devices, progress, the page's own files
 NO_READERS = {
     "torch", "numpy", "accelerate", "bitsandbytes", "psutil", "pyseccomp", "spaces", "tqdm", "app",
+    "matplotlib",  # draws the numbers of a run
     "triton", "llvmlite",  # compile kernels of the project's own
     "kernel", "policy", "playground", "strategies",
 }

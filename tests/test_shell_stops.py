@@ -100,7 +100,7 @@ def test_ctrl_c_shows_the_effects_that_were_measured(shell, pair, monkeypatch, t
 @pytest.mark.slow
 @pytest.mark.parametrize("bench", ["compute", "speculation", "caches"])
 def test_ctrl_c_keeps_the_questions_that_all_lanes_have_answered(shell, monkeypatch, tmp_path, bench):
-    monkeypatch.setattr(recall_score, "policies", lambda: [find("snapkv")])
+    monkeypatch.setattr(recall_score, "policies", lambda only: [find("snapkv")])
     words = [*BENCHES[bench]]
     words[words.index("--questions") + 1] = "2"
     lanes = {"compute": len(entrants(["ffn_skip"])), "speculation": 5, "caches": 2}[bench]

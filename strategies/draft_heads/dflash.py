@@ -44,5 +44,5 @@ class DFlash(BlockDrafter):
         return network.state_dict() | {name: torch.tensor(value) for name, value in settings.items()}
 
     def draft(self, lm, hidden, rows, tree):
-        add_chain(lm, tree, self.network.read_out(hidden[rows], lm.read_out), self.network.target_ids)
+        add_chain(lm, tree, self.network.read_out(hidden[rows.start:rows.stop], lm.read_out), self.network.target_ids)
         yield chain_figure(lm, tree)

@@ -111,7 +111,7 @@ class XPress(BlockDrafter):
             before = self.tokens_before(text, guesses)
             logits = base + refiner.bias(known, torch.tensor(before, device=hidden.device))
             changed.append(sum(new != old for new, old in zip(network.target_ids(logits.argmax(-1)).tolist(), guesses)))
-        add_chain(lm, tree, logits[rows], network.target_ids)
+        add_chain(lm, tree, logits[rows.start:rows.stop], network.target_ids)
         yield chain_figure(lm, tree)
         labels = [f"pass {number}" for number in range(1, len(changed) + 1)]
         yield Figure("bars", "guesses of the block that a pass changed", {"labels": labels, "values": changed})

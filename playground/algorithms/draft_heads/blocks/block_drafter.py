@@ -47,7 +47,10 @@ class BlockDrafter(DraftHead):
         return DFlashNetwork.of(weights)
 
     def draft(self, lm: Lane, hidden: Tensor, rows: range, tree: TokenTree) -> Iterator:
-        """Add draft tokens for outputs [block, width] of the network, of which these rows guess one token each."""
+        """Add draft tokens for outputs [block, width] of the network, of which these rows guess one token each.
+
+        A slice of the outputs stays on their device, where an index by `rows` would wait for the host.
+        """
         raise NotImplementedError
 
     @torch.inference_mode()

@@ -31,6 +31,6 @@ class BlockTreeDrafter(BlockDrafter):
         return (yield from super().drafted(lm, budget if self.nodes else 0))
 
     def draft(self, lm: Lane, hidden: Tensor, rows: range, tree: TokenTree) -> Iterator:
-        growing, logits = ScoredTree(lm, tree), self.network.read_out(hidden[rows], lm.read_out)
+        growing, logits = ScoredTree(lm, tree), self.network.read_out(hidden[rows.start:rows.stop], lm.read_out)
         self.grow(growing, Marginals.of(logits, self.ranks(), self.network.target_ids))
         yield paths_figure(growing, list(range(len(tree))), "as a product over depths")
