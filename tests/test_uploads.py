@@ -141,6 +141,7 @@ def test_a_folder_that_is_deleted_during_a_sweep_is_passed_over(tmp_path, monkey
             Path(path).rmdir()
         return scan(path)
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    StoredFiles(folder, age=0.2).sweep()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "scandir", scandir)
+        StoredFiles(folder, age=0.2).sweep()
     assert len(seen) == 4
