@@ -157,7 +157,8 @@ def granted(config: LaneConfig) -> bool:
         return False
 
 
-TOGGLES = [cls for cls in discover().values() if cls.kind in ("sampler", "cache_policy", "compute_policy")]
+ADDED = ("sampler", "cache_policy", "compute_policy", "overlay")
+TOGGLES = [cls for cls in discover().values() if cls.kind in ADDED]
 
 
 def toggles_of(main: type[Strategy]) -> frozenset[str]:
@@ -253,12 +254,12 @@ def test_samplers_need_a_verifier_that_is_exact_under_sampling(page, address):
 
 
 def test_the_menu_of_additions_begins_with_samplers(page, address):
-    """The order of the row: sampler, constraint, KV cache, compute."""
+    """The order of the row: sampler, constraint, KV cache, compute, overlay."""
     visit(page, address, Settings(prompt="The red fox", length=7, lanes=[{"strategy": "greedy"}]))
     page.get_by_label("Edit lane 1").click()
-    expect(page.locator(".adder")).to_have_text("+ Add sampler, constraint, KV cache, compute…")
+    expect(page.locator(".adder")).to_have_text("+ Add sampler, constraint, KV cache, compute, overlay…")
     page.locator(".adder").click()
-    assert page.locator(".options .heading").all_inner_texts() == ["SAMPLER", "CONSTRAINT", "KV CACHE", "COMPUTE"]
+    assert page.locator(".options .heading").all_inner_texts() == ["SAMPLER", "CONSTRAINT", "KV CACHE", "COMPUTE", "OVERLAY"]
 
 
 def test_models_of_the_two_kinds_are_distinguished(page, address):
