@@ -323,7 +323,7 @@ class Report:
 
 INTRODUCTION = f"""# The page in a browser
 
-Made by `python tools/measure_page.py --page docs/page-speed.md` on an idle machine, in a few minutes.
+Made by `python tools/measure_page.py --page docs/page-speed.md` on an idle machine, in about ten minutes.
 
 Every round starts the app with its defaults, and headless Chromium visits it with a window of 1440 by 900. Server and
 browser share the machine and its clock, so they compete for its processor.
