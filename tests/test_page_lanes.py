@@ -259,7 +259,8 @@ def test_the_menu_of_additions_begins_with_samplers(page, address):
     page.get_by_label("Edit lane 1").click()
     expect(page.locator(".adder")).to_have_text("+ Add sampler, constraint, KV cache, compute, overlay…")
     page.locator(".adder").click()
-    assert page.locator(".options .heading").all_inner_texts() == ["SAMPLER", "CONSTRAINT", "KV CACHE", "COMPUTE", "OVERLAY"]
+    headings = page.locator(".options .heading").all_inner_texts()
+    assert headings == ["SAMPLER", "CONSTRAINT", "KV CACHE", "COMPUTE", "OVERLAY"]
 
 
 def test_models_of_the_two_kinds_are_distinguished(page, address):
