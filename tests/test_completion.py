@@ -1,4 +1,4 @@
-"""What shells are told when they ask for completions: commands, options, and the names of strategies."""
+"""What commands offer to complete in a shell: commands, options, and the names of strategies."""
 from __future__ import annotations
 
 import os

@@ -82,7 +82,7 @@ class EarliestCounts(Table):
 
 
 class NeverCollides(Table):
-    """Wrong: n-grams are told apart."""
+    """Wrong: each n-gram has an entry of its own, instead of a slot that others may share."""
 
     def number(self, ngram):
         return tuple(ngram)

@@ -272,7 +272,7 @@ def _load(name: str, options: Namespace) -> LoadedNetwork:
 
 
 def _watching(options: Namespace, advice: str = "") -> Callable[[Figure | Note], None]:
-    """What is told of a training: its notes and measurements; nothing beside JSON, which has the result alone."""
+    """Prints the notes and measurements of a training; nothing beside JSON, which has the result alone."""
     return (lambda event: None) if options.json else TrainingView(advice)
 
 
