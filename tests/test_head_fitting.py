@@ -14,6 +14,7 @@ from playground.decoding.models import Models
 from playground.errors import Refusal
 from playground.events import Figure
 from playground.training import head_fitting, target_texts
+from playground.training.fitting import Fitting
 from playground.training.head_fitting import OwnTexts, fit_head
 from playground.training.target_texts import TargetText
 from support.speculation import speculative_lane
@@ -54,7 +55,7 @@ def fitted(name: str, tmp_path, seed: int = 0, stop_in_epoch: int = 0) -> dict:
             raise Interrupted
 
     place = tmp_path / "head.training"
-    return fit_head(find(name), pair().target, [], seed, place, lambda event: None, progress, EPOCHS)
+    return fit_head(find(name), Fitting(pair().target, place, seed=seed, progress=progress, epochs=EPOCHS))
 
 
 @pytest.mark.slow
@@ -73,7 +74,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(name, texts, tmp_pat
 def test_a_training_makes_as_many_passes_as_asked_for_or_as_the_head_needs(epochs, passes, texts, tmp_path):
     said = []
     place = tmp_path / "head.training"
-    fit_head(find("medusa"), pair().target, [], 0, place, lambda event: None, lambda *at: said.append(at[1]), epochs)
+    fit_head(find("medusa"), Fitting(pair().target, place, progress=lambda *at: said.append(at[1]), epochs=epochs))
     assert {text.split(",")[0] for text in said} == {f"Epoch {number + 1} of {passes}" for number in range(passes)}
 
 
@@ -97,7 +98,7 @@ def test_training_lowers_the_loss(name, texts, tmp_path):
     def watch(event):
         curves.extend([event] if isinstance(event, Figure) else [])
 
-    fit_head(find(name), pair().target, [], 0, tmp_path / "head.training", watch, epochs=EPOCHS)
+    fit_head(find(name), Fitting(pair().target, tmp_path / "head.training", watch=watch, epochs=EPOCHS))
     first, last = (sum(curves[place].data["series"].values()) for place in (0, -1))
     assert last < first
 
@@ -156,7 +157,7 @@ def test_texts_are_written_once_and_an_interrupted_run_goes_on(few_prompts, home
 
 def test_too_few_texts_are_refused(few_prompts, tmp_path):
     with pytest.raises(Refusal, match="9 texts are too few"):
-        fit_head(find("medusa"), pair().target, [], 0, tmp_path / "x", lambda event: None)
+        fit_head(find("medusa"), Fitting(pair().target, tmp_path / "x"))
 
 
 # --- the command, and a lane with what it made ---

@@ -14,6 +14,7 @@ from playground.contract.lane_config import Assembly, LaneConfig
 from playground.errors import Refusal
 from playground.events import Note
 from playground.training.calibration import CalibrationTexts, calibrate
+from playground.training.fitting import Fitting
 from support.compute_runs import PROMPT, deep, deep_network, policy_lane
 from support.policy_fits import finished, fitted_lane, greedy_text, training_texts
 
@@ -157,16 +158,16 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(tmp_path, monkeypa
     monkeypatch.setitem(globals_, "BUDGETS", (0.4,))
     monkeypatch.setattr("playground.training.calibration.world_texts", lambda model, seed, *which: training_texts())
     model, place = deep(), tmp_path / "acm.training"
-    whole = calibrate(ACM, model, [], 0, lambda event: None)
+    whole = calibrate(ACM, Fitting(model, place))
 
     def stop(event):
         if isinstance(event, Note):  # after the learners
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        calibrate(ACM, model, [], 0, stop, place)
+        calibrate(ACM, Fitting(model, place, watch=stop))
     assert list(tmp_path.iterdir()) == [tmp_path / "acm.learners.training"]
-    resumed = calibrate(ACM, model, [], 0, lambda event: None, place)
+    resumed = calibrate(ACM, Fitting(model, place))
     assert all(torch.allclose(whole[name].float(), resumed[name].float(), atol=1e-3) for name in whole)
     assert not list(tmp_path.iterdir())
 

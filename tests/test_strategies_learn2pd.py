@@ -20,6 +20,7 @@ from playground.errors import Refusal
 from playground.events import Note
 from playground.training import canvas_fitting
 from playground.training.canvas_fitting import OwnAnswers, fit_canvas, one_by_one
+from playground.training.fitting import Fitting
 from strategies.diffusion import learn2pd
 from strategies.diffusion.learn2pd import Learn2PD
 from support.canvases import LENGTH, MASK, PROMPT, computed, denoiser, difference, fills, forwards, run
@@ -257,8 +258,8 @@ def test_training_gives_small_weights_and_resumes_where_it_stopped(small, tmp_pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit_canvas(Learn2PD, model, [], 0, place, notes.append, progress)
-    weights = fit_canvas(Learn2PD, model, [], 0, place, notes.append)
+        fit_canvas(Learn2PD, Fitting(model, place, watch=notes.append, progress=progress))
+    weights = fit_canvas(Learn2PD, Fitting(model, place, watch=notes.append))
     assert len(asked) == 20 and not place.exists()  # ten prompts, two block lengths: no answer is written twice
     assert {name: tuple(tensor.shape) for name, tensor in weights.items() if name.startswith("4")} == {
         "4.first.weight": (4, 4), "4.first.bias": (4,), "4.second.weight": (4, 4), "4.second.bias": (4,)}
@@ -267,10 +268,10 @@ def test_training_gives_small_weights_and_resumes_where_it_stopped(small, tmp_pa
 
 def test_training_refuses_a_table_and_too_few_prompts(small, tmp_path, monkeypatch):
     with pytest.raises(Refusal, match="oracle is not a network"):
-        fit_canvas(Learn2PD, OracleDenoiser.bundled(), [], 0, tmp_path / "x", print)
+        fit_canvas(Learn2PD, Fitting(OracleDenoiser.bundled(), tmp_path / "x"))
     monkeypatch.setattr(canvas_fitting, "world_prompts", lambda model, seed, each: [[1, 2]])
     with pytest.raises(Refusal, match="1 prompts are too few"):
-        fit_canvas(Learn2PD, denoiser(), [], 0, tmp_path / "x", print)
+        fit_canvas(Learn2PD, Fitting(denoiser(), tmp_path / "x"))
 
 
 def test_the_mask_is_never_proposed():

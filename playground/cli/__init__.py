@@ -26,8 +26,8 @@ COMMANDS = (
             "measure speed, compared with the transformers library on the same weights; or test strategies on "
             "questions"),
     Command("study", "run_study:study", "analyse recorded runs"),
-    Command("fit", "training.fit_and_variant:fit", "fit a strategy's knobs or weights to a model"),
-    Command("variant", "training.fit_and_variant:make_variant",
+    Command("fit", "training.fit:fit", "fit a strategy's knobs or weights to a model"),
+    Command("variant", "training.variant:make_variant",
             "make a new model from another, or other weights for a lane"),
     Command("space", "space.prepare_space:prepare", "prepare the folder of a Hugging Face Space, and check it"),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from playground.cli.shared_options import CommandParser, add_settings
 from playground.cli.terminal_view import table
-from playground.cli.training.fit_and_variant import of_kind
+from playground.cli.training.variant import of_kind
 from playground.errors import Refusal
 from playground.events import Event, Figure, Note
 from playground.trace import Trace, check

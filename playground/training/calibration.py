@@ -5,7 +5,7 @@ with gradients, and a checkpoint for each phase of its training.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile
@@ -26,8 +26,8 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Figure, Note
 from playground.training.checkpoint import Checkpoint
+from playground.training.fitting import Fitting, finish
 from playground.training.stepped_llama import SteppedLlama
 
 if TYPE_CHECKING:
@@ -126,39 +126,35 @@ class CalibrationTexts:
         return logits
 
 
-def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], model: Model, texts: list[str], seed: int,
-              watch: Callable[[Figure | Note], None], checkpoint: Path | None = None,
-              progress: Progress = unseen) -> dict[str, Tensor]:
+def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], fitting: Fitting) -> dict[str, Tensor]:
     """What a policy or decoder measures, searches or learns on texts, by name; on answers of the small world without
     texts.
 
-    An interrupted training goes on from `checkpoint` or files beside it, which are deleted at the end. Raises Refusal
+    An interrupted training goes on from its checkpoint or files beside it, which are deleted at the end. Raises Refusal
     if the model's weights cannot be read, or if the texts are too short.
     """
+    model, seed = fitting.model, fitting.seed
     if model.parts is None:
         raise Refusal(
             f"{cls.title} is calibrated inside of layers, which works for llama, mistral, qwen2 and qwen3 models "
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = windows(model, texts) if texts else world_texts(model, seed, cls.questions_per_task, cls.calibration_tasks)
+    ids = (windows(model, fitting.texts) if fitting.texts
+           else world_texts(model, seed, cls.questions_per_task, cls.calibration_tasks))
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
-    events = cls.calibrate(CalibrationTexts(model, ids, seed, checkpoint, progress, (cls.name,)), seed)
-    while True:
-        try:
-            watch(next(events))
-        except StopIteration as end:
-            _delete(checkpoint)
-            return end.value
+    read = CalibrationTexts(model, ids, seed, fitting.checkpoint, fitting.progress, (cls.name,))
+    weights = finish(cls.calibrate(read, seed), fitting.watch)
+    _delete(fitting.checkpoint)
+    return weights
 
 
-def _delete(checkpoint: Path | None) -> None:
+def _delete(checkpoint: Path) -> None:
     """Delete the files of a complete training, those of its phases included."""
-    if checkpoint:
-        checkpoint.unlink(missing_ok=True)
-        for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}"):
-            file.unlink()
+    checkpoint.unlink(missing_ok=True)
+    for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}"):
+        file.unlink()
 
 
 def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:

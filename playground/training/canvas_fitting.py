@@ -4,7 +4,7 @@ by one who knows the answer. Finished prompts are stored, so that an interrupted
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -18,30 +18,28 @@ from playground.contract import CanvasDecoder
 from playground.engine.canvas.denoiser import MaskedDenoiser
 from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.errors import Refusal
-from playground.events import Figure, Note
 from playground.training.draft_rollouts import openings, world_prompts
+from playground.training.fitting import Fitting, finish
 
 EACH = 3  # questions per task of the small world
 ROOM = 48  # positions of a canvas
 FEW = 10  # prompts
 
 
-def fit_canvas(cls: type[CanvasDecoder], model: MaskedDenoiser, texts: list[str], seed: int, checkpoint: Path,
-               watch: Callable[[Figure | Note], None], progress: Progress = unseen) -> dict[str, Tensor]:
+def fit_canvas(cls: type[CanvasDecoder], fitting: Fitting) -> dict[str, Tensor]:
     """What a canvas decoder learns of a denoiser, by name, in float16. Raises Refusal."""
+    model = fitting.model
     if not hasattr(model, "new_states"):
         raise Refusal(f"{model.name} is not a network that fills masked positions: choose pocket-diffusion.", "model")
-    prompts = openings(model, texts) if texts else world_prompts(model, seed, EACH)
+    prompts = (openings(model, fitting.texts) if fitting.texts
+               else world_prompts(model, fitting.seed, EACH))
     prompts = [ids for ids in prompts if 0 < len(ids) <= model.context - ROOM]
     if len(prompts) < FEW:
         raise Refusal(f"{len(prompts)} prompts are too few to train on: name more texts with --texts.", "texts")
-    events = cls.learn(OwnAnswers(model, prompts, checkpoint, progress), seed)
-    while True:
-        try:
-            watch(next(events))
-        except StopIteration as end:
-            checkpoint.unlink(missing_ok=True)
-            return {name: tensor.half() for name, tensor in end.value.items()}
+    answers = OwnAnswers(model, prompts, fitting.checkpoint, fitting.progress)
+    weights = finish(cls.learn(answers, fitting.seed), fitting.watch)
+    fitting.checkpoint.unlink(missing_ok=True)
+    return {name: tensor.half() for name, tensor in weights.items()}
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Fits draft heads to a target: its own texts, its hidden states on them, and a training that can be resumed."""
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,8 +19,9 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan, decoder_layers
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Figure, Note
+from playground.events import Note
 from playground.training.checkpoint import Checkpoint
+from playground.training.fitting import Fitting, finish
 from playground.training.frozen_network import FrozenNetwork
 from playground.training.target_texts import TargetText, target_texts
 
@@ -30,36 +31,32 @@ FEW = 20  # texts
 KEPT_BYTES = 2**30  # of hidden states that are kept between epochs; the rest is computed again
 
 
-def fit_head(cls: type[DraftHead], model: Model, texts: list[str], seed: int, checkpoint: Path,
-             watch: Callable[[Figure | Note], None], progress: Progress = unseen, epochs: int = 0) -> dict[str, Tensor]:
+def fit_head(cls: type[DraftHead], fitting: Fitting) -> dict[str, Tensor]:
     """Train the weights of a draft head on texts of the target, and return them by name, in float16.
 
-    An interrupted training goes on from `checkpoint`, which is deleted at the end. `epochs` replaces the head's own
-    number of passes over the texts, unless it is 0. Raises Refusal.
+    An interrupted training goes on from its checkpoint, which is deleted at the end. Raises Refusal.
     """
+    model = fitting.model
     if model.lm_head_weights is None:
         raise Refusal(
             f"The lm_head of {model.name} is quantised, and a draft head is trained with it: load the model without "
             "quantisation.",
             "quantization",
         )
-    written = target_texts(model, texts, seed, progress)
+    written = target_texts(model, fitting.texts, fitting.seed, fitting.progress)
     if len(written) < FEW:
         raise Refusal(f"{len(written)} texts are too few to train a draft head: name more with --texts.", "texts")
     layers = {*cls.state_layers(cls(), model.depth), model.depth}  # the last gives the target's own distributions
-    lessons = OwnTexts(cls.name, model, tuple(sorted(layers)), written, seed, checkpoint, progress, epochs)
+    lessons = OwnTexts(cls.name, model, tuple(sorted(layers)), written, fitting.seed, fitting.checkpoint,
+                       fitting.progress, fitting.epochs)
     own = sum(len(text.tokens) - text.start for text in written)
-    watch(Note(f"{len(written)} texts of {model.name}, {own} tokens of them its own."))
-    events = cls.train(lessons)
-    while True:
-        try:
-            watch(next(events))
-        except StopIteration as end:
-            checkpoint.unlink(missing_ok=True)
-            return {
-                name: tensor.half() if tensor.is_floating_point() and tensor.dim() else tensor  # not single numbers
-                for name, tensor in end.value.items()
-            }
+    fitting.watch(Note(f"{len(written)} texts of {model.name}, {own} tokens of them its own."))
+    weights = finish(cls.train(lessons), fitting.watch)
+    fitting.checkpoint.unlink(missing_ok=True)
+    return {
+        name: tensor.half() if tensor.is_floating_point() and tensor.dim() else tensor  # not single numbers
+        for name, tensor in weights.items()
+    }
 
 
 @dataclass

@@ -5,7 +5,7 @@ The answers are sampled, and graded by the known answers.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -15,11 +15,12 @@ import torch
 
 from playground.algorithms.search.reward_head import GradedAnswer
 from playground.engine.checkpoint.catalogue import made_models
-from playground.engine.checkpoint.hub_files import Progress, unseen
+from playground.engine.checkpoint.hub_files import Progress
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Figure, Note
+from playground.events import Note
 from playground.training.draft_rollouts import Sampling, answers, read
+from playground.training.fitting import Fitting, finish
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,27 +36,22 @@ TOGETHER = 48  # texts in one forward
 FEWEST = 40  # right answers, and wrong ones
 
 
-def fit_rewards(
-    cls: type[Strategy],
-    model: Model,
-    seed: int,
-    watch: Callable[[Figure | Note], None],
-    progress: Progress = unseen,
-) -> dict[str, Tensor]:
+def fit_rewards(cls: type[Strategy], fitting: Fitting) -> dict[str, Tensor]:
     """Sample answers of the target at temperature 1, grade them, and train the reward models; returns the weights.
 
     The answers are kept in a file, so an interrupted run goes on where it stopped. Raises Refusal if the model cannot
     answer, or if nearly all answers are right, or wrong.
     """
+    model, progress = fitting.model, fitting.progress
     if model.fills:
         raise Refusal(
             f"{model.name} is a diffusion model and does not generate from left to right: choose an autoregressive "
             "model.",
             "model",
         )
-    asked = questions(seed)
+    asked = questions(fitting.seed)
     prompts = [_encoded(model, item) for item in asked]
-    written = list(_written(model, prompts, seed, progress))
+    written = list(_written(model, prompts, fitting.seed, progress))
     graded = []
     for number, (question, tokens) in enumerate(written):
         progress(number / len(written), f"Reading answer {number + 1} of {len(written)}")
@@ -63,13 +59,8 @@ def fit_rewards(
             graded.append(answer)
     _check(model, graded)
     right = sum(answer.grade == 1 for answer in graded)
-    watch(Note(f"{len(graded)} answers of {model.name} to {len(asked)} questions, {right} of them right."))
-    events = cls.train_on_grades(graded, seed)
-    while True:
-        try:
-            watch(next(events))
-        except StopIteration as end:
-            return end.value
+    fitting.watch(Note(f"{len(graded)} answers of {model.name} to {len(asked)} questions, {right} of them right."))
+    return finish(cls.train_on_grades(graded, fitting.seed), fitting.watch)
 
 
 def questions(seed: int) -> list[Item]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,6 +26,7 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts
+from playground.training.fitting import Watch, finish
 
 if TYPE_CHECKING:
     from playground.decoding.models import Models
@@ -77,7 +78,7 @@ class VariantOrder:
 
 
 def make_variant(
-    order: VariantOrder, base: LoadedNetwork, texts: list[str], watch: Callable[[Figure | Note], None]
+    order: VariantOrder, base: LoadedNetwork, texts: list[str], watch: Watch
 ) -> dict[str, Any]:
     """Train and save a variant, and return its card. An unfinished model leaves no files.
 
@@ -156,7 +157,7 @@ def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress 
     return {name: known[name].read(value) for name, value in found.items()}
 
 
-def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watch: Callable[[Figure | Note], None],
+def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watch: Watch,
           progress: Progress = unseen) -> dict[str, Tensor]:
     """Train the weights of a strategy on draft rollouts, and return them by name. Raises Refusal.
 
@@ -165,12 +166,7 @@ def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watc
     """
     prompts = openings(models.target, texts) if texts else world_prompts(models.target, seed)
     sampled, best = (list(rollouts(models, prompts, Sampling(seed, drawn), progress)) for drawn in (True, False))
-    events = cls.train(sampled, best, seed)
-    while True:
-        try:
-            watch(next(events))
-        except StopIteration as end:
-            return end.value
+    return finish(cls.train(sampled, best, seed), watch)
 
 
 def check_fits(cls: type[Strategy]) -> None:

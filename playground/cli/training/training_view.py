@@ -1,9 +1,14 @@
 """What `fit` and `variant` print of a training: notes, measurements in columns, and once that the loss is flat."""
 from __future__ import annotations
 
+from argparse import Namespace
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 from playground.events import Figure, Note
+
+if TYPE_CHECKING:
+    from playground.training.fitting import Watch
 
 WINDOW = 3  # measurements whose mean is compared with that of as many before them
 FLAT = 0.01  # share by which the loss has to fall from one window to the next
@@ -50,3 +55,8 @@ def is_flat(losses: list[float]) -> bool:
     if len(losses) < 2 * WINDOW:
         return False
     return fmean(losses[-WINDOW:]) > fmean(losses[-2 * WINDOW:-WINDOW]) * (1 - FLAT)
+
+
+def watching(options: Namespace, advice: str = "") -> Watch:
+    """Prints the notes and measurements of a training; nothing beside JSON, which has the result alone."""
+    return (lambda event: None) if options.json else TrainingView(advice)
