@@ -13,6 +13,7 @@ WEIGHTS = (
     *(f"{method}{bits}" for bits in ("", ":bits=3") for method in ("rtn", "awq", "gptq")),
     "lq_lora",
     *(f"{method}{pattern}" for pattern in ("", ":pattern=2:4") for method in ("magnitude", "wanda", "sparsegpt")),
+    "armor",
 )
 COMMAND = "python -m playground bench weights --page docs/weights.md"
 INTRODUCTION = (
