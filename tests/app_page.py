@@ -105,6 +105,12 @@ def open_settings(page: Page) -> None:
     expect(page.locator("#length")).to_be_visible()
 
 
+def share_link(page: Page) -> None:
+    """Put the settings into the page's address, and on the clipboard."""
+    page.click("#share .share-open")
+    page.click("#share [data-share=link]")
+
+
 def running_visitors(new_tab: Callable[[], Page], address: str, *prompts: str) -> list[Page]:
     """A tab for each prompt with a run that has generated some tokens and can be stopped."""
     pages = [new_tab() for _ in prompts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from app_page import address, browser, expect, open_settings, page, running, status, visit  # noqa: F401
+from app_page import address, browser, expect, open_settings, page, running, share_link, status, visit  # noqa: F401
 
 from playground.contract.lane_config import LaneConfig
 from playground.ui.components.settings import Settings
@@ -18,7 +18,7 @@ def asked(page) -> list[LaneConfig]:
     page.wait_for_timeout(400)  # typed text is stored by the browser with a delay
     page.evaluate("history.replaceState(null, '', '/')")
     open_settings(page)
-    page.locator("#share").click()
+    share_link(page)
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     code = page.evaluate("new URLSearchParams(location.search).get('s')")
     return Settings.from_code(code).configs()

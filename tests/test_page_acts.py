@@ -20,6 +20,7 @@ from app_page import (  # noqa: F401
     page,
     running,
     running_visitors,
+    share_link,
     status,
     tokens,
     visit,
@@ -77,7 +78,7 @@ def test_a_hostile_prompt_is_text_everywhere(page, address):
 def test_a_hostile_prompt_comes_back_from_its_link_and_from_the_browsers_memory(page, address):
     visit(page, address, Settings(prompt=HOSTILE, length=4))
     open_settings(page)
-    page.click("#share")
+    share_link(page)
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     code = page.evaluate("new URLSearchParams(location.search).get('s')")
     assert Settings.from_code(code).prompt == HOSTILE

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from app_page import address, browser, expect, open_settings, page, running, status, tokens, visit  # noqa: F401
+from app_page import address, browser, expect, page, running, share_link, status, tokens, visit  # noqa: F401
 
 from playground.ui.components.settings import Settings
 
@@ -22,10 +22,10 @@ def ran(page) -> None:
     expect(page.locator("#run")).to_be_visible()
 
 
-def copied(page, button: str) -> str:
-    open_settings(page)
+def copied(page, what: str) -> str:
     page.evaluate(f"window.copied = ''; {WATCH_COPIES}")
-    page.click(button)
+    page.click("#share .share-open")
+    page.click(f"#share [data-share={what}]")
     page.wait_for_function("window.copied")
     return page.evaluate("window.copied")
 
@@ -49,7 +49,7 @@ def test_a_link_opens_a_run_at_its_moment_with_its_token_and_the_run_outlasts_a_
         page.evaluate(DRAWN)
     shown = tokens(page, 1).count()
     tokens(page, 1).nth(2).click()
-    link = copied(page, "#share")
+    link = copied(page, "link")
     assert link.endswith(f"at=2.{shown}.3")
     page.goto(link)
     expect(live).to_have_attribute("data-recorded", "false")
@@ -59,9 +59,78 @@ def test_a_link_opens_a_run_at_its_moment_with_its_token_and_the_run_outlasts_a_
 
 def test_an_embed_code_frames_the_page_with_its_settings(page, address):
     visit(page, address, SETTINGS)
-    code = copied(page, "#embed")
+    code = copied(page, "embed")
     frame = re.fullmatch(r'<iframe src="([^"]+)" title="Decoding playground" .*></iframe>', code)
     assert frame and Settings.from_code(frame[1].split("?s=")[1]) == Settings.read(vars(SETTINGS))
+
+
+def test_the_menu_of_share_says_what_a_link_opens_and_is_gone_through_with_the_keyboard_alone(page, address):
+    visit(page, address, SETTINGS)
+    ran(page)
+    page.evaluate(f"window.copied = ''; {WATCH_COPIES}")
+    opener, box = page.locator("#share .share-open"), page.locator("#share .share-box")
+    opener.press("Enter")
+    expect(box.locator(".share-moment")).to_have_text("with the moment: lane 1 after 8 tokens")
+    focused = "document.activeElement.dataset.share ?? document.activeElement.className"
+    order = [page.evaluate(focused)]
+    for _ in range(4):
+        page.keyboard.press("ArrowDown")
+        order.append(page.evaluate(focused))
+    assert order == ["link", "embed", "png", "svg", "link"]
+    assert tokens(page, 0).count() == 8, "the keys of an open menu are not those of the player"
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+    assert page.evaluate(focused) == "share-open"
+    opener.press("Enter")
+    page.keyboard.press("Enter")
+    page.wait_for_function("window.copied")
+    expect(opener).to_have_text("Copied")
+    expect(box).to_be_hidden()
+    opener.click()
+    page.mouse.click(5, 400)
+    expect(box).to_be_hidden()
+
+
+def test_a_link_that_the_browser_does_not_copy_is_there_to_be_copied_by_hand(page, address):
+    visit(page, address, SETTINGS)
+    page.evaluate("() => { navigator.clipboard.writeText = async () => { throw new Error('no'); }; }")
+    page.click("#share .share-open")
+    page.click("#share [data-share=link]")
+    field = page.locator("#share textarea")
+    expect(field).to_be_visible()
+    code = field.input_value().split("?s=")[1].split("&")[0]
+    assert Settings.from_code(code) == Settings.read(vars(SETTINGS))
+    assert page.evaluate("String(getSelection()) || document.activeElement.value") == field.input_value()
+    page.keyboard.press("Escape")
+    expect(field).to_be_hidden()
+
+
+def test_share_saves_a_picture_of_the_view_that_is_open(page, address, tmp_path):
+    visit(page, address, SETTINGS)
+    ran(page)
+    page.click("#share .share-open")
+    expect(page.locator("#share .share-view")).to_have_text("of the view “Entropy per token”")
+    with page.expect_download() as saved:
+        page.click("#share [data-share=svg]")
+    saved.value.save_as(tmp_path / "view.svg")
+    assert saved.value.suggested_filename == "greedy-vs-sampling-the-green-bird-entropy.svg"
+    assert "<title>Entropy per token, lane 1</title>" in (tmp_path / "view.svg").read_text(encoding="utf-8")
+    page.click("#share .share-open")
+    with page.expect_download() as saved:
+        page.click("#share [data-share=png]")
+    saved.value.save_as(tmp_path / "view.png")
+    assert (tmp_path / "view.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_on_a_phone_the_menu_of_share_is_a_sheet_at_the_foot(page, address):
+    page.set_viewport_size({"width": 390, "height": 844})
+    visit(page, address, SETTINGS)
+    page.click("#share .share-open")
+    box = page.locator("#share .share-box").bounding_box()
+    assert box["x"] == 0 and box["width"] == 390 and abs(box["y"] + box["height"] - 844) < 2
+    for choice in page.locator("#share .share-box button").all():
+        assert choice.bounding_box()["height"] >= 44
+        choice.click(trial=True)
 
 
 def test_run_pressed_before_the_settings_of_a_link_are_there_waits_for_them(page, address):
@@ -106,8 +175,7 @@ def test_every_field_of_a_link_is_in_the_link_that_the_page_shares(page, address
     )
     visit(page, address, asked)
     page.evaluate("history.replaceState(null, '', '/')")
-    open_settings(page)
-    page.locator("#share").click()
+    share_link(page)
     page.wait_for_function("new URLSearchParams(location.search).has('s')")
     assert Settings.from_code(page.evaluate("new URLSearchParams(location.search).get('s')")) == asked
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import saved
-from app_page import address, browser, expect, open_settings, page, running, status, visit  # noqa: F401
+from app_page import address, browser, expect, open_settings, page, running, share_link, status, visit  # noqa: F401
 from pairs import pair
 from toys import byte_tokenizer
 
@@ -37,7 +37,7 @@ def chat(**changes) -> Settings:
 
 def copied_link(page) -> str:
     page.evaluate("window.copied = ''; navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-    page.click("#share")
+    share_link(page)
     page.wait_for_function("window.copied")
     return page.evaluate("window.copied")
 

@@ -66,7 +66,6 @@ export function listenToTokens(app) {
   onDocument(app, "pointerdown", (event) => {
     const keeps = [app.card.node, ...(app.live.dataset.views === "all" ? [] : [app.inspector.node])];
     if (app.card.pinned && !tokenAt(event) && !keeps.some((node) => node.contains(event.target))) app.selection.unpin();
-    for (const menu of [app.saving, app.viewMenu]) if (!menu.node.contains(event.target)) menu.show(false);
   });
 }
 

@@ -32,7 +32,7 @@ import { RoundsPanel } from "../views/rounds.js";
 import { TreePanel } from "../views/tree.js";
 import { VisitTree } from "../visit/history.js";
 import { isReload, keepAtOnce, keepRun } from "../visit/keeping.js";
-import { pictureButtons } from "../visit/picture.js";
+import { pictureButtons, shownView } from "../visit/picture.js";
 import { saveRun } from "../visit/saving.js";
 import { Visit } from "../visit/visit.js";
 import { PlayerBar } from "./bar.js";
@@ -91,6 +91,7 @@ class App {
     for (const listen of [listenToControls, listenToTokens, listenToKeys, listenToFiles, watchPage]) listen(this);
     addEventListener("pagehide", () => keepAtOnce(this.visit.newest));
     playground.livePosition = () => (this.stage.isOfChosen ? positionOf(this) : "");
+    playground.shownView = () => shownView(this);
     this.schedule();
     if (this.visit.runs.length && !this.linked) setTimeout(() => this.showKept());
   }

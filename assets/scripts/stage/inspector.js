@@ -152,7 +152,7 @@ export class Inspector {
     const { app } = this;
     const there = (name) => app.panels.find((panel) => panel.name === name && panel.isThere(app));
     const card = app.cards[app.chosen];
-    return there(this.pressed) || app.panels.find(({ name }) => name === telling(card, app)) || there("choice") || there("entropy") || there("cost");
+    return [this.pressed, telling(card, app), "choice", "entropy", "cost"].map(there).find(Boolean);
   }
 
   update() {

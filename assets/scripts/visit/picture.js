@@ -25,16 +25,25 @@ export function pictureButtons(panel, app) {
   const host = el("span", "picture");
   host.append(...["svg", "png"].map((kind) => {
     const name = kind.toUpperCase();
-    const save = button(`as-${kind}`, name, `Save this view as ${name}`, () => {
-      savePicture(panel, app, kind).catch((reason) => app.say(`This view cannot be saved: ${reason.message}`, true));
-    });
+    const save = button(`as-${kind}`, name, `Save this view as ${name}`, () => savePicture(panel, app, kind));
     save.setAttribute("aria-label", `${panel.title}: save as ${name}`);
     return save;
   }));
   return host;
 }
 
-async function savePicture(panel, app, kind) {
+/** The view that the run is shown by, to be saved from elsewhere on the page; null before it has anything to draw. */
+export function shownView(app) {
+  const panel = app.cards.length ? app.inspector.chosen : null;
+  if (!panel || !panel.has(panel.leading(app))) return null;
+  return { title: panel.title, save: (kind) => { panel.updateUnseen(app); savePicture(panel, app, kind); } };
+}
+
+function savePicture(panel, app, kind) {
+  saved(panel, app, kind).catch((reason) => app.say(`This view cannot be saved: ${reason.message}`, true));
+}
+
+async function saved(panel, app, kind) {
   const card = panel.leading(app);
   const drawing = new Picture(panel).of(card, app);
   const blob = kind === "svg" ? new Blob([svgText(drawing)], { type: "image/svg+xml" }) : await painted(drawing);

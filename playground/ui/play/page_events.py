@@ -78,9 +78,9 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
     latest = {"queue": False, "trigger_mode": "always_last", **PRIVATE}
     restored = page.summary.restore(acts.settings.restore, None, [*controls, page.known], **latest)
     _bind_fitting(page, acts.settings, (opened, ready, loaded, picked, prepared, restored))
-    page.share.click(acts.settings.share, controls, page.link, **PRIVATE)
+    page.share.ask_link(acts.settings.share, controls, page.link, **PRIVATE)
     page.link.change(None, page.link, None, js="(code) => playground.shareLink(code)", **PRIVATE)
-    page.embed.click(acts.settings.embed, controls, page.frame, **PRIVATE)
+    page.share.ask_embed(acts.settings.embed, controls, page.frame, **PRIVATE)
     page.frame.change(None, page.frame, None, js="(code) => playground.embedCode(code)", **PRIVATE)
     opened.then(None, None, None, js="() => playground.linkOpened()", **PRIVATE)
     page.mode.change(None, page.mode, page.system, js=SHOW_IN_CHAT, **PRIVATE)

@@ -14,6 +14,7 @@ from playground.ui.classroom.classroom_panel import ClassroomPanel
 from playground.ui.components import model_menu
 from playground.ui.components.run_controls import ModelDropdown, length_and_seed, mode_switch, status_line
 from playground.ui.components.settings import Settings
+from playground.ui.components.share_menu import ShareMenu
 from playground.ui.components.theme import notice
 from playground.ui.guard.framing import embedders
 from playground.ui.models.model_sheet import ModelSheet, proposal_button
@@ -141,8 +142,9 @@ class Page:
             )
             self.go = gr.Button("Run", variant="primary", elem_id="run", min_width=112, scale=0)
             self.halt = gr.Button("Stop", variant="stop", elem_id="stop", min_width=112, scale=0, visible=False)
-            self.share = gr.Button("Share", variant="secondary", elem_id="share", min_width=96, scale=0)
+            self.share = ShareMenu(bool(embedders()), elem_id="share")
         self.link = gr.Textbox(visible="hidden", elem_id="link")
+        self.frame = gr.Textbox(visible="hidden", elem_id="frame")
         self.known = gr.HTML(visible=False, elem_classes="known", elem_id="known", apply_default_css=False)
         self.prompt_notice = notice("prompt-notice")
         self.prompt_remarks = gr.HTML(
@@ -260,11 +262,6 @@ class Page:
             self.again = gr.Button(
                 "Show last run", size="sm", variant="secondary", elem_id="again", min_width=110, scale=0
             )
-            self.embed = gr.Button(
-                "Copy embed code", size="sm", variant="secondary", elem_id="embed", min_width=120, scale=0,
-                visible=bool(embedders()),  # where no site may show the page in a frame, the code would not work
-            )
-            self.frame = gr.Textbox(visible="hidden", elem_id="frame")
 
     def _sweeps(self) -> None:
         """Many runs of one lane: they are set up as a run is, and their results do not move the text."""
