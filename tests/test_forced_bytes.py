@@ -10,8 +10,8 @@ import pytest
 from llguidance import LLMatcher
 from toys import byte_tokenizer
 
-from playground.grammar.compiler import parser_limits
 from playground.grammar.forced_bytes import NO_FORCING, ForcedBytes
+from playground.grammar.kinds import parser_limits
 from playground.grammar.matcher import GrammarEngine
 from playground.grammar.triggered_grammar import TriggeredSource
 

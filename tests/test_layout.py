@@ -15,7 +15,7 @@ LAYERS = (
     ("playground.errors", "playground.events", "playground.run_request", "playground.lane_fields",
      "playground.request_limits", "playground.prompt_form", "playground.weight_changes", "playground.asset_files",
      "playground.page_scripts", "playground.network_errors", "playground.named_arguments", "playground.stopping",
-     "playground.loading_bar"),
+     "playground.loading_bar", "playground.strategy_files"),
     ("playground.confined",),
     ("playground.trace", "playground.grammar"),
     ("playground.player",),

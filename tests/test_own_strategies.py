@@ -4,6 +4,7 @@ from __future__ import annotations
 import os
 import pty
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,23 @@ def test_a_folder_that_there_is_not_is_refused(tmp_path):
 
 def test_without_the_variable_there_are_the_strategies_of_the_project_alone():
     assert {cls.__module__.split(".")[0] for cls in discover().values()} == {"strategies"} and find("greedy")
+
+
+def test_one_that_is_asked_for_by_name_is_found_without_the_others():
+    program = ("import sys; from playground.contract import find; print(find('top_p').title, *sys.modules)")
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    found = [name for name in done.stdout.split() if name.startswith("strategies.")]
+    assert done.stdout.startswith("Top-p") and found == ["strategies.sampling", "strategies.sampling.top_p"]
+
+
+def test_one_of_ones_own_is_found_by_name_and_a_missing_folder_is_refused(tmp_path):
+    (tmp_path / "half.py").write_text(OWN)
+    program = "from playground.contract import find; print(find('own_half').title)"
+    asked = {"args": [sys.executable, "-c", program], "cwd": ROOT, "capture_output": True, "text": True}
+    own = subprocess.run(**asked, env=os.environ | {"PLAYGROUND_STRATEGIES": str(tmp_path)})
+    assert own.stdout == "Own half\n", own.stderr
+    missing = subprocess.run(**asked, env=os.environ | {"PLAYGROUND_STRATEGIES": str(tmp_path / "missing")})
+    assert "which is no folder" in missing.stderr
 
 
 # --- tests/run ---

@@ -375,16 +375,22 @@ def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     assert seen.returncode == 0, seen.stderr
 
 
-def test_a_run_without_a_chat_imports_neither_the_questions_nor_the_player(pair):
+def test_a_run_imports_what_runs(pair):
     """What `run greedy` does not need makes every start slower, and a newcomer's way longer."""
     seen = outside(
         "import sys; from playground.cli import main; code = main(sys.argv[1:]); print(*sys.modules); sys.exit(code)",
         "run", "greedy", *PROMPT, *pair[:2], "--max-new-tokens", "2",
     )
     assert seen.returncode == 0, seen.stderr
-    rooms = "questions", "player.standalone", "remote", "bench", "training", "ui", "pocket"
+    imported = seen.stdout.splitlines()[-1].split()
+    rooms = "questions", "player.standalone", "remote", "bench", "training", "ui", "pocket", "grammar.compiler"
     unneeded = tuple(f"playground.{room}" for room in rooms)
-    assert not [name for name in seen.stdout.splitlines()[-1].split() if name.startswith(unneeded)]
+    assert not [name for name in imported if name.startswith(unneeded)]
+    assert not {"plotly", "gradio", "pandas", "matplotlib"}.intersection(imported)
+    ours = [name for name in imported if name.split(".")[0] in ("playground", "strategies")]
+    assert len(ours) <= 250
+    assert [name for name in ours if name.startswith("strategies.")] == [
+        "strategies.sampling", "strategies.sampling.greedy"]
 
 
 def test_a_replay_is_written_as_a_table_and_as_a_page_instead_of_being_shown(shell, tmp_path):

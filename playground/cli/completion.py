@@ -1,18 +1,15 @@
 """Completion of commands, options and names in bash, zsh and fish, by the library argcomplete where it is installed.
 
-The shell starts the program for every completion, so nothing here imports torch: names of strategies are read from
-their files.
+The shell starts the program for every completion, so nothing here imports torch.
 """
 from __future__ import annotations
 
 import os
-import re
 from argparse import ArgumentParser
 from collections.abc import Collection
-from pathlib import Path
 
-STRATEGIES = Path(__file__).resolve().parents[2] / "strategies"
-NAME = re.compile(r'^    name\b[^=\n]*= \(?\s*"(\w+)"', re.MULTILINE)
+from playground.strategy_files import declared
+
 ASKED, LINE = "_ARGCOMPLETE", "COMP_LINE"  # set by the shell that asks, with what was typed
 
 
@@ -31,5 +28,4 @@ def is_asked(words: Collection[str] = ()) -> bool:
 
 def strategy_names(prefix: str, **about: object) -> list[str]:
     """The strategies whose names begin so."""
-    found = {name for file in STRATEGIES.rglob("*.py") for name in NAME.findall(file.read_text(encoding="utf-8"))}
-    return sorted(name for name in found if name.startswith(prefix))
+    return sorted(name for name in declared() if name.startswith(prefix))

@@ -56,7 +56,7 @@ from playground.contract.overlay import (
     RoutedRows,
     WatchesBeams,
 )
-from playground.contract.registry import KINDS, discover, find, make
+from playground.contract.registry import KINDS, discover, find, lookup, make
 from playground.contract.reward import Reward, RewardedText
 from playground.contract.sampler import STAGES, Sampler
 from playground.contract.study import Study
@@ -129,6 +129,7 @@ __all__ = [
     "discover",
     "find",
     "knob",
+    "lookup",
     "make",
     "slot",
 ]

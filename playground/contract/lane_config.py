@@ -24,6 +24,7 @@ from playground.contract import (
     WatchesBeams,
     discover,
     find,
+    lookup,
     make,
 )
 from playground.errors import Refusal
@@ -44,18 +45,14 @@ def program_runners(lane: LaneConfig) -> list[str]:
     """Titles of a lane's strategies that execute programs the model wrote. Unknown ones are skipped; `assemble` rejects
     them.
     """
-    known = discover()
-    return [
-        known[name].title
-        for name in (lane.strategy, *(name for name, _ in lane.extras))
-        if name in known and known[name].runs_programs
-    ]
+    found = map(lookup, (lane.strategy, *(name for name, _ in lane.extras)))
+    return [cls.title for cls in found if cls and cls.runs_programs]
 
 
 def title_of(strategy: str) -> str:
     """The title of a strategy, which names a lane that cannot be assembled; its name if it is unknown."""
-    known = discover().get(strategy)
-    return known.title if known else strategy
+    cls = lookup(strategy)
+    return cls.title if cls else strategy
 
 
 @dataclass
@@ -200,13 +197,13 @@ def share(
 
 def _knobs_of(lane: LaneConfig) -> set[str]:
     """Names of the knobs of a lane's decoder; none for an unknown one, which `assemble` rejects."""
-    cls = discover().get(lane.strategy)
+    cls = lookup(lane.strategy)
     return {knob.name for knob in cls.knobs()} if cls else set()
 
 
 def _slots_of(lane: LaneConfig) -> set[str]:
     """Kinds of strategies that a lane's decoder has slots for."""
-    cls = discover().get(lane.strategy)
+    cls = lookup(lane.strategy)
     return set(cls.slots().values()) if cls else set()
 
 

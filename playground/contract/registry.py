@@ -1,5 +1,6 @@
-"""Finds strategies: imports every module under `strategies/`, and those in the folders that the environment variable
-PLAYGROUND_STRATEGIES names, and looks them up by name.
+"""Finds strategies under `strategies/`, and in the folders that the environment variable PLAYGROUND_STRATEGIES names.
+
+One that is asked for by name is imported alone; all of them only if all are asked for, or none declares that name.
 """
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from playground.contract.base import REGISTERED, Strategy
 from playground.errors import Refusal
 from playground.request_limits import QUOTED, quoted
+from playground.strategy_files import declared
 
 KINDS = ("decoder", "canvas_decoder", "preset", "sampler", "drafter", "verifier", "constraint", "cache_policy",
          "compute_policy", "overlay", "variant", "study")
@@ -63,14 +65,22 @@ def import_own(folder: Path) -> None:
 
 def find(name: str) -> type[Strategy]:
     """The strategy of that name. Raises Refusal with the closest names."""
-    _import_all()
     if not isinstance(name, str):
         raise Refusal(f"A strategy is given by its name, a text such as 'greedy', not {quoted(name)}.", "strategy")
-    if name not in REGISTERED:
+    if (cls := lookup(name)) is None:
         near = get_close_matches(name[:QUOTED], discover(), 3)
         hint = f" Did you mean {' or '.join(near)}?" if near else " `python -m playground list` shows them all."
         raise Refusal(f"There is no strategy named {quoted(name)}.{hint}", name[:QUOTED])
-    return REGISTERED[name]
+    return cls
+
+
+def lookup(name: str) -> type[Strategy] | None:
+    """The strategy of that name, if there is one."""
+    if name not in REGISTERED and name in declared():
+        importlib.import_module(declared()[name])
+    if name not in REGISTERED:  # a person's own
+        _import_all()
+    return REGISTERED.get(name)
 
 
 def make(name: str, /, **settings: Any) -> Strategy:

@@ -6,7 +6,7 @@ from functools import cache
 from llguidance import LLMatcher, LLTokenizer
 
 from playground.grammar.client import BYTES, compiler
-from playground.grammar.compiler import parser_limits
+from playground.grammar.kinds import parser_limits
 
 
 class ByteMatcher:

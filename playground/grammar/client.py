@@ -15,7 +15,7 @@ from typing import Any
 from playground.confined.child import BrokenLimit, Busy, Cancelled, ChildLesson, ConfinedChild, ConfinedTask
 from playground.errors import Refusal
 from playground.grammar import limits
-from playground.grammar.compiler import KINDS
+from playground.grammar.kinds import KINDS
 from playground.grammar.limits import TABLES
 
 WORK = "playground.grammar.work"

@@ -12,32 +12,23 @@ from collections.abc import Callable, Iterator
 from time import process_time
 from typing import Any
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
 from playground.confined.walls import resident_bytes
 from playground.errors import Refusal
 from playground.grammar import limits
 from playground.grammar.forced_bytes import NO_FORCING
+from playground.grammar.kinds import KINDS, parser_limits
 from playground.grammar.lark.gbnf_to_lark import lark_of
 from playground.grammar.lark.lexed_sentences import unreadable
 from playground.grammar.lark.productive_rules import endless, rules_of_lark, with_schemas
 from playground.grammar.schema.keywords import CHECKABLE, nearest_type
 from playground.grammar.schema.source import read_schema
 from playground.grammar.schema.subset import FIXED_WHITESPACE, check_size, enforceable
-from playground.grammar.tagged_grammar import TAGS_LABEL, TaggedSource, lark_of_tags
+from playground.grammar.tagged_grammar import TaggedSource, lark_of_tags
 from playground.grammar.template_grammar import Template, lark_of_template
-from playground.grammar.triggered_grammar import LABEL, TriggeredSource, lark_around
+from playground.grammar.triggered_grammar import TriggeredSource, lark_around
 
-KINDS = {
-    "json_schema": "JSON Schema",
-    "regex": "regex",
-    "lark": "Lark grammar",
-    "gbnf": "GBNF grammar",
-    "choice": "list of choices",
-    "triggered": LABEL,
-    "template": "template",
-    "tags": TAGS_LABEL,
-}
 PROBED = 16  # tokens the compiled grammar is followed over
 NOWHERE = "no finite text satisfies it, or none that is short enough to follow"
 TOO_COMPLEX = re.compile(r"row has|[Ll]exer|fuel|too complex")  # as llguidance words its limits
@@ -52,11 +43,6 @@ COUNTED = (
     " are required. Require them, or use checked_schema, which checks the text as well."
 )
 UNIMPLEMENTED, INVALID_TYPE = re.compile(r"Unimplemented keys: \[(.*?)\]"), re.compile(r"Invalid type: (\w+)")
-
-
-def parser_limits() -> LLParserLimits:
-    """The limits of llguidance, the same wherever a grammar is compiled."""
-    return LLParserLimits(**limits.PARSER)
 
 
 def compile_grammar(tokenizer: LLTokenizer, kind: str, source: str) -> dict[str, Any]:

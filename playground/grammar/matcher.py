@@ -20,8 +20,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from playground.errors import Refusal
 from playground.grammar import limits
 from playground.grammar.client import ContentCache, Vocabulary, check_source, compiler, digest_of
-from playground.grammar.compiler import KINDS, parser_limits
 from playground.grammar.forced_bytes import ALTERNATIVES, NO_FORCING, ForcedBytes
+from playground.grammar.kinds import KINDS, parser_limits
 
 LONGEST_RUN = 256  # forced tokens found at once: a grammar that never ends would force tokens for ever
 ROOT = -1

@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 
 from playground.errors import Refusal
 from playground.grammar import limits
+from playground.grammar.kinds import KINDS
 from playground.grammar.template_grammar import literal
 from playground.grammar.triggered_grammar import HEADER, TriggeredSource, body_rules
-
-TAGS_LABEL = "structural tags"
 
 
 @dataclass(frozen=True)
@@ -162,4 +161,4 @@ def _complete(tag: TriggeredSource, content: str) -> bool:
 
 
 def _refusal(reason: str) -> Refusal:
-    return Refusal(f"The {TAGS_LABEL} cannot be used: {reason}.", "source")
+    return Refusal(f"The {KINDS['tags']} cannot be used: {reason}.", "source")

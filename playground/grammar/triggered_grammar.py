@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 
 from playground.errors import Refusal
 from playground.grammar import limits
+from playground.grammar.kinds import KINDS
 from playground.grammar.lark.lexed_sentences import unreadable
 from playground.grammar.template_grammar import literal
 
-LABEL = "triggered constraint"
 WITHIN_NUMBERS = frozenset("0123456789.eE+-")
 HEADER = "%llguidance {}\n"  # of a grammar that is not inside another
 
@@ -55,7 +55,7 @@ class TriggeredSource:
                 raise Refusal(str(refused), name) from None
         if not self.source.strip():
             raise Refusal("The constraint after the trigger is empty: write one, or switch it off.", "source")
-        limits.check_text(LABEL, self.source)
+        limits.check_text(KINDS["triggered"], self.source)
         if self.kind == "choice":
             limits.check_options(self.source)
         self._check_end()

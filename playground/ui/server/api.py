@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 
 import gradio as gr
 
-from playground.contract import discover, find
+from playground.contract import discover, find, lookup
 from playground.contract.metadata import facts
 from playground.decoding.visitor_memory import Memory
 from playground.errors import Refusal
@@ -277,10 +277,10 @@ def _with_texts(lane: Any) -> Any:
 
 
 def _knobs_with_texts(name: Any, knobs: Any) -> Any:
-    known = discover().get(name) if isinstance(name, str) else None
-    if known is None or not isinstance(knobs, dict):
+    cls = lookup(name) if isinstance(name, str) else None
+    if cls is None or not isinstance(knobs, dict):
         return knobs
-    taking = {knob.name for knob in known.knobs() if knob.json_text}
+    taking = {knob.name for knob in cls.knobs() if knob.json_text}
     return {
         knob: json.dumps(value) if knob in taking and isinstance(value, dict) else value
         for knob, value in knobs.items()
