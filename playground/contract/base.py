@@ -63,6 +63,7 @@ class Strategy:
     # what `calibrate` reads of the small world if it is given no texts; no tasks stand for all of them
     calibration_tasks: ClassVar[tuple[str, ...]] = ()
     questions_per_task: ClassVar[int] = 8
+    calibrates_on_tales: ClassVar[bool] = False  # in place of the small world, it reads the bundled tales
     weights_of: ClassVar[str] = ""  # the strategy whose trained weights it uses, if not its own
     remembers: ClassVar[bool] = False  # learns from one run of a visitor for the next, through lm.memory
 

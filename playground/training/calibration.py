@@ -19,7 +19,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from playground.algorithms.adaptive_compute.policy_training import TextBatch
 from playground.algorithms.differentiable_llama import DifferentiableLlama
-from playground.contract import CachePolicy, ComputePolicy, Decoder, LayerChoices, LayerSteps
+from playground.algorithms.fairy_tales import tales
+from playground.contract import CachePolicy, ComputePolicy, Decoder, LayerChoices, LayerSteps, Overlay
 from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 WINDOW = 256  # tokens of a calibration text
 BATCH = 256  # tokens of a training step, padding included
+TOGETHER = 48  # texts that are written at a time
 HELD_OUT = 10  # one text in this many is not trained on
 
 
@@ -125,8 +127,34 @@ class CalibrationTexts:
         (logits,), _ = self.model.forward([work], LayerPlan(compute=ComputePass(lambda positions: choices)))
         return logits
 
+    def states(self, ids: list[int], layers: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [n, V] after each token of a text, and by layer its inputs [n, hidden_size]; the depth: after all."""
+        work = ForwardInput(self.model.new_store(), ids, list(range(-1, len(ids) - 1)))
+        (logits,), states = self.model.forward([work], LayerPlan(capture=frozenset(layers)))
+        return logits, states
 
-def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], fitting: Fitting) -> dict[str, Tensor]:
+    def continued(self, openings: list[list[int]], length: int, pick: Callable[[int, Tensor], int]) -> list[list[int]]:
+        """The openings with `length` more tokens each: pick(number, logits [V]) chooses every next token of a text."""
+        written = [list(ids) for ids in openings]
+        for first in range(0, len(written), TOGETHER):
+            self._continue(list(enumerate(written[first:first + TOGETHER], first)), length, pick)
+            self.progress(min(1.0, (first + TOGETHER) / len(written)), "The model writes texts")
+        return written
+
+    def _continue(self, texts: list[tuple[int, list[int]]], length: int, pick: Callable[[int, Tensor], int]) -> None:
+        """Append tokens to texts with these numbers, a token of each per forward."""
+        stores, unread = [self.model.new_store() for _ in texts], [list(ids) for _, ids in texts]
+        for _ in range(length):
+            works = [ForwardInput(store, ids, list(range(-1, len(ids) - 1)), last_only=True)
+                     for store, ids in zip(stores, unread)]
+            rows = self.model.forward(works)[0]
+            for at, ((number, ids), row) in enumerate(zip(texts, rows)):
+                stores[at].commit(len(unread[at]) - 1)
+                unread[at] = [pick(number, row[-1].cpu())]
+                ids += unread[at]
+
+
+def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder | Overlay], fitting: Fitting) -> dict[str, Tensor]:
     """What a policy or decoder measures, searches or learns on texts, by name; on answers of the small world without
     texts.
 
@@ -140,8 +168,8 @@ def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder], fitting: Fitting
             f"that are not quantised: choose another model than {model.name}.",
             "model",
         )
-    ids = (windows(model, fitting.texts) if fitting.texts
-           else world_texts(model, seed, cls.questions_per_task, cls.calibration_tasks))
+    texts = fitting.texts or ([tales()] if cls.calibrates_on_tales else [])
+    ids = windows(model, texts) if texts else world_texts(model, seed, cls.questions_per_task, cls.calibration_tasks)
     if not ids:
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
     read = CalibrationTexts(model, ids, seed, fitting.checkpoint, fitting.progress, (cls.name,))
