@@ -107,13 +107,13 @@ def over_gates(weights_, found):
     """Wrong: the gates of a token share, not the tokens of a gate."""
     features, gates = detector().features_and_gates(weights_, found)
     pooled = (detector().spread_gates(gates.softmax(-1)) * features).sum(0)
-    return detector().Verdict(layers(pooled, "verdict"), gates.softmax(-1))
+    return detector().TextScore(layers(pooled, "verdict"), gates.softmax(-1))
 
 
 def mean_pooling(weights_, found):
     """Wrong: every token weighs the same."""
     features, gates = detector().features_and_gates(weights_, found)
-    return detector().Verdict(layers(features.mean(0), "verdict"), gates)
+    return detector().TextScore(layers(features.mean(0), "verdict"), gates)
 
 
 @pytest.mark.oracle("pawn")
@@ -131,7 +131,7 @@ def test_a_softmax_over_gates_or_no_weights_fails(wrong):
 @pytest.mark.strategy("pawn")
 def test_the_score_after_each_token_is_that_of_the_text_so_far():
     found = evidence(40)
-    prefixes = [detector().Evidence(*(part[:end] for part in found)) for end in range(1, 41)]
+    prefixes = [detector().ScoredTokens(*(part[:end] for part in found)) for end in range(1, 41)]
     whole = [float(detector().judge(weights(), prefix).logit) for prefix in prefixes]
     assert detector().running(weights(), found).tolist() == pytest.approx(whole, abs=1e-10)
     loud = {**weights(), "gates.2.weight": 300 * weights()["gates.2.weight"]}  # exp of these overflows
@@ -144,9 +144,9 @@ def test_order_does_not_matter_and_tokens_that_are_not_seen_change_nothing():
     found, chance = evidence(), torch.Generator().manual_seed(0)
     order = torch.randperm(9, generator=chance)
     score = float(detector().judge(weights(), found).logit)
-    mixed = detector().Evidence(*(part[order] for part in found))
+    mixed = detector().ScoredTokens(*(part[order] for part in found))
     assert float(detector().judge(weights(), mixed).logit) == pytest.approx(score, abs=1e-12)
-    padded = detector().Evidence(*(torch.cat([part, 50 + part[:3]]) for part in found))
+    padded = detector().ScoredTokens(*(torch.cat([part, 50 + part[:3]]) for part in found))
     seen = torch.arange(12) < 9
     verdict = detector().judge(weights(), padded, seen)
     assert float(verdict.logit) == pytest.approx(score, abs=1e-12) and not verdict.shares[9:].any()

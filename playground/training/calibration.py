@@ -5,7 +5,7 @@ with gradients, and a checkpoint for each phase of its training.
 """
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import takewhile

@@ -1,4 +1,4 @@
-"""Gradient descent for what a cache policy or an overlay learns, seeded, with a loss figure, resumed after an interruption."""
+"""Gradient descent for what policies and overlays learn, seeded, with a loss figure, resumed after an interruption."""
 from __future__ import annotations
 
 import math

@@ -13,7 +13,7 @@ from playground.algorithms.overlays.token_figures import bars, over_tokens, shad
 from playground.contract import knob
 from playground.contract.overlay import ReadsLogits, ReadsStates
 from playground.events import Note
-from strategies.overlays.pawn.detector import Evidence, area, evidence_of, judge, metrics_of, running, untrained
+from strategies.overlays.pawn.detector import ScoredTokens, area, evidence_of, judge, metrics_of, running, untrained
 
 OPENING, LENGTH = 16, 64  # tokens of a training text before those that are judged, and of these
 RULES = ("argmax", "t = 0.7", "t = 1", "top-p 0.9")  # how the machine's texts are sampled, in turn
@@ -72,7 +72,7 @@ class Pawn(ReadsLogits, ReadsStates):
     def read_states(self, first, states):
         self._states += [self._normed(rows).float().cpu() for rows in states.values()]
 
-    def evidence(self, first: int, end: int) -> Evidence:
+    def evidence(self, first: int, end: int) -> ScoredTokens:
         """About the tokens from position `first` on, at least 1, and before `end`."""
         metrics, states = torch.cat(self._metrics), torch.cat(self._states)
         return evidence_of(metrics[first - 1:end - 1], states[first - 1:end])
@@ -126,7 +126,8 @@ class Pawn(ReadsLogits, ReadsStates):
         both = [[evidence_in(texts, ids) for ids in group] for group in (written, pieces)]
         known = len(pieces) * (HELD_OUT - 1) // HELD_OUT
         machine, human = (evidence[:known] for evidence in both)
-        weights = untrained(machine[0].states.shape[1] // 2, torch.cat([each.metrics for each in machine + human]), seed)
+        metrics = torch.cat([each.metrics for each in machine + human])
+        weights = untrained(machine[0].states.shape[1] // 2, metrics, seed)
         learnt = {name: tensor for name, tensor in weights.items() if "." in name}
         yield from descend(learnt, _loss(weights, machine, human, seed), DESCENT, texts)
         yield from _measured(weights, *(evidence[known:] for evidence in both))
@@ -163,8 +164,8 @@ def sampled(logits: Tensor, rule: str, chance: torch.Generator) -> int:
     return int(p.multinomial(1, generator=chance))
 
 
-def evidence_in(texts, ids: list[int]) -> Evidence:
-    """Evidence about the tokens of a text after its opening."""
+def evidence_in(texts, ids: list[int]) -> ScoredTokens:
+    """ScoredTokens about the tokens of a text after its opening."""
     depth = texts.model.depth
     logits, states = texts.states(ids, (depth,))
     metrics = metrics_of(logits[OPENING - 1:-1], torch.tensor(ids[OPENING:], device=logits.device))
@@ -172,7 +173,7 @@ def evidence_in(texts, ids: list[int]) -> Evidence:
     return evidence_of(metrics.cpu().clone(), inputs.float().cpu().clone())
 
 
-def _loss(weights: dict[str, Tensor], machine: list[Evidence], human: list[Evidence], seed: int
+def _loss(weights: dict[str, Tensor], machine: list[ScoredTokens], human: list[ScoredTokens], seed: int
           ) -> Callable[[int], Tensor]:
     """The loss of a step: cross-entropy of texts of both kinds, of which random tokens are left out."""
 
@@ -180,7 +181,7 @@ def _loss(weights: dict[str, Tensor], machine: list[Evidence], human: list[Evide
         chance = torch.Generator().manual_seed(seed * DESCENT.steps + step)
         drawn = [kind[number] for kind in (machine, human)
                  for number in torch.randint(len(kind), (PER_STEP,), generator=chance).tolist()]
-        batch = Evidence(*(torch.stack(parts) for parts in zip(*drawn)))
+        batch = ScoredTokens(*(torch.stack(parts) for parts in zip(*drawn)))
         seen = torch.rand(batch.metrics.shape[:2], generator=chance) >= HIDDEN_SHARE
         labels = torch.tensor([1.0] * PER_STEP + [0.0] * PER_STEP)
         return binary_cross_entropy_with_logits(judge(weights, batch, seen).logit, labels)
@@ -188,7 +189,7 @@ def _loss(weights: dict[str, Tensor], machine: list[Evidence], human: list[Evide
     return loss
 
 
-def _measured(weights: dict[str, Tensor], machine: list[Evidence], human: list[Evidence]) -> Iterator[Note]:
+def _measured(weights: dict[str, Tensor], machine: list[ScoredTokens], human: list[ScoredTokens]) -> Iterator[Note]:
     """The AUC on held-out texts, beside that of the mean log-probability, for each way of sampling."""
     with torch.no_grad():
         scores = [[float(judge(weights, text).logit) for text in kind] for kind in (machine, human)]

@@ -16,14 +16,14 @@ FEATURES, GATES, HIDDEN, LINEAR = 32, 8, 64, 3  # the paper's networks are wider
 METRICS = 5
 
 
-class Evidence(NamedTuple):
-    """What is known of each scored token of a text, or of texts of one length with one more dimension in front."""
+class ScoredTokens(NamedTuple):
+    """Of each scored token of a text, or of texts of one length with one more dimension in front."""
 
     metrics: Tensor  # [n, 5]
     states: Tensor  # [n, 2 d + 1]: the states before and after the token was read, and its place
 
 
-class Verdict(NamedTuple):
+class TextScore(NamedTuple):
     logit: Tensor  # of "written by a machine"
     shares: Tensor  # [n, gates]: weights of the tokens, which sum to 1 for each gate
 
@@ -41,10 +41,10 @@ def metrics_of(logits: Tensor, tokens: Tensor) -> Tensor:
     return torch.stack(columns, 1)
 
 
-def evidence_of(metrics: Tensor, states: Tensor) -> Evidence:
-    """Evidence about the n tokens after the first of states [n + 1, d], the inputs of the lm_head."""
+def evidence_of(metrics: Tensor, states: Tensor) -> ScoredTokens:
+    """ScoredTokens about the n tokens after the first of states [n + 1, d], the inputs of the lm_head."""
     places = torch.arange(len(metrics)).to(states) / LONGEST
-    return Evidence(metrics, torch.cat([states[:-1], states[1:], places[:, None]], 1))
+    return ScoredTokens(metrics, torch.cat([states[:-1], states[1:], places[:, None]], 1))
 
 
 def untrained(width: int, metrics: Tensor, seed: int) -> dict[str, Tensor]:
@@ -63,16 +63,16 @@ def untrained(width: int, metrics: Tensor, seed: int) -> dict[str, Tensor]:
     return weights
 
 
-def judge(weights: dict[str, Tensor], evidence: Evidence, seen: Tensor | None = None) -> Verdict:
+def judge(weights: dict[str, Tensor], evidence: ScoredTokens, seen: Tensor | None = None) -> TextScore:
     """The verdict about a text, or [texts] of them; `seen` [..., n] leaves the other tokens out."""
     features, gates = features_and_gates(weights, evidence)
     if seen is not None:
         gates = gates.masked_fill(~seen[..., None], -torch.inf)
     shares = gates.softmax(-2)
-    return Verdict(_verdict(weights, (spread_gates(shares) * features).sum(-2)), shares)
+    return TextScore(_verdict(weights, (spread_gates(shares) * features).sum(-2)), shares)
 
 
-def running(weights: dict[str, Tensor], evidence: Evidence) -> Tensor:
+def running(weights: dict[str, Tensor], evidence: ScoredTokens) -> Tensor:
     """The logit after each token of a text, [n]: sums are carried on, whose terms are scaled by the largest gate."""
     features, gates = features_and_gates(weights, evidence)
     total = gates.logcumsumexp(0)
@@ -84,7 +84,7 @@ def running(weights: dict[str, Tensor], evidence: Evidence) -> Tensor:
     return _verdict(weights, torch.stack(sums))
 
 
-def features_and_gates(weights: dict[str, Tensor], evidence: Evidence) -> tuple[Tensor, Tensor]:
+def features_and_gates(weights: dict[str, Tensor], evidence: ScoredTokens) -> tuple[Tensor, Tensor]:
     """Features [..., n, features] of the metrics, and gate logits [..., n, gates] of the states."""
     metrics = (evidence.metrics.to(weights["mean"]) - weights["mean"]) / weights["spread"]
     return _network(weights, "features", metrics), _network(weights, "gates", evidence.states.to(weights["mean"]))
