@@ -3,7 +3,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from playground.contract.base import Strategy
 
@@ -57,6 +57,12 @@ class Sampler(Strategy):
         that end the text.
         """
         self.start, self.piece, self.end_ids = start, piece, end_ids
+
+    def take_back(self, prompt: list[int], model: Any) -> int:
+        """How many tokens at the end of a prompt without chat template the lane does not read, because the sampler has
+        their text written again. Called before the run, with the target, an `engine.model.Model`.
+        """
+        return 0
 
     def flip(self, probability: float, history: Sequence[int], purpose: str = "") -> bool:
         """True with this probability: the sampler's own chance for the row after `history`, prompt included.

@@ -23,6 +23,7 @@ class Prompt:
     before: tuple[tuple[str, str], ...] = ()  # earlier turns of the chat: (user, assistant)
     form: str = ""  # how passage and prompt become one text, with {context} and {prompt}; empty for the default
     tools: str = ""  # what the chat template describes, a list in JSON
+    taken_back: int = 0  # tokens at its end that are not read, because a sampler has them written again
 
     def __post_init__(self) -> None:
         for name in ("text", "system", "context", "form", "tools"):  # pasted from a file, perhaps with its mark
@@ -73,8 +74,8 @@ class Prompt:
         return ids
 
     def tokens(self, model: Model) -> list[int]:
-        """Token ids, at least one, of any number. Raises Refusal for what `check` refuses, and for a prompt without
-        tokens, or with one that the model does not know.
+        """Token ids, at least one, of any number, without those that are taken back. Raises Refusal for what `check`
+        refuses, and for a prompt without tokens, or with one that the model does not know.
         """
         self.check()
         ids = (
@@ -86,7 +87,7 @@ class Prompt:
             raise Refusal(
                 f"The tokenizer of {model.name} makes no token of this prompt: write something else.", "prompt"
             )
-        return ids
+        return ids[:max(1, len(ids) - self.taken_back)]
 
     def remarks(self, model: Model, ids: list[int]) -> list[str]:
         """What is to know about the prompt, which the model reads as these ids."""

@@ -196,8 +196,8 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             if own is not models:
                 header.quantization = own.target.quantization
                 header.parts = [*header.parts, Part(config.weights, "weights", shown_card(own.target))]
-            asked = _asked(prompt, assembly)
-            if asked.tools != prompt.tools:
+            asked = _asked(prompt, ids, assembly, own)
+            if asked != prompt:
                 _describe_prompt(header, asked, own.target)
             lane = _new_lane(own, assembly, asked, lane_limits, recorder, memory)
             note_settings(lane, own.target)
@@ -217,10 +217,34 @@ def _with_settings(assembly: Assembly, target: Model, limits: Limits, prompt: in
     return with_stops(limits, settings)
 
 
-def _asked(prompt: Prompt, assembly: Assembly) -> Prompt:
-    """The prompt with the tools that the lane's constraint wants described, unless others are."""
+def _asked(prompt: Prompt, ids: list[int], assembly: Assembly, models: Models) -> Prompt:
+    """The prompt with the tools that the lane's constraint wants described, unless others are, and without the tokens
+    that a sampler takes back.
+    """
     tools = assembly.constraint.tools_to_describe() if assembly.constraint else ""
-    return replace(prompt, tools=tools) if tools and not prompt.tools else prompt
+    asked = replace(prompt, tools=tools) if tools and not prompt.tools else prompt
+    return asked if asked.chat else replace(asked, taken_back=_taken_back(ids, assembly, models))
+
+
+def _taken_back(ids: list[int], assembly: Assembly, models: Models) -> int:
+    """How many tokens at the end of the prompt the lane's samplers take back. Raises Refusal where they cannot be."""
+    for sampler in assembly.samplers:
+        if not (count := sampler.take_back(ids, models.target)):
+            continue
+        if assembly.constraint:
+            raise Refusal(
+                f"{sampler.title} writes the end of the prompt again, and {assembly.constraint.title} constrains the "
+                "text from its beginning: use one of them.",
+                sampler.name,
+            )
+        if "draft" in assembly.needs() and models.differences:
+            raise Refusal(
+                f"{sampler.title} takes tokens of the prompt back, which the draft model divides differently: choose "
+                "a draft model with the target's tokenizer.",
+                sampler.name,
+            )
+        return count
+    return 0
 
 
 def _describe_prompt(header: Header, prompt: Prompt, model: Model) -> None:
@@ -250,7 +274,7 @@ def _new_lane(
         others["draft"] = prompt.tokens(models.draft)
     lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
     lane.question, lane.passage = prompt.text, prompt.context.strip()
-    lane.form = lambda text: replace(prompt, text=text, context="", before=()).encode(models.target)
+    lane.form = lambda text: replace(prompt, text=text, context="", before=(), taken_back=0).encode(models.target)
     return lane
 
 
