@@ -64,7 +64,7 @@ def names_head(name: str) -> bool:
     source = locate(name)
     if "config.json" not in source.files:
         return False
-    config = _read_json(fetch_files(source, "config.json") / "config.json")
+    config = read_object(fetch_files(source, "config.json") / "config.json")
     if config is None or _is_marked(config):
         return config is not None
     lacks_tokenizer = not any(file in source.files for file in TOKENIZER)
@@ -97,7 +97,7 @@ def load_head(name: str, model: Model) -> PublicHead:
 
 def read_head(folder: Path, model: Model) -> PublicHead:
     """The head in a folder, with weights as the strategy expects them. Raises Refusal."""
-    config, weights = _config(folder), _weights(folder)
+    config, weights = _config(folder), read_weights(folder)
     strategy, convert = _kind(folder, config, weights)
     try:
         found = convert(folder, config, weights, model)
@@ -111,7 +111,7 @@ def read_head(folder: Path, model: Model) -> PublicHead:
     return PublicHead(strategy, found)
 
 
-def _read_json(path: Path) -> dict[str, Any] | None:
+def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it cannot be read or is something else."""
     try:
         if path.stat().st_size > JSON_BYTES["config.json"]:
@@ -123,7 +123,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    config = _read_json(folder / "config.json")
+    config = read_object(folder / "config.json")
     if config is None:
         raise Refusal(
             f"{folder} has no readable config.json, so it is no draft head: name the folder that has one.", "from"
@@ -132,7 +132,8 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _weights(folder: Path) -> Weights:
+def read_weights(folder: Path) -> Weights:
+    """All tensors of the safetensors in a folder. Raises Refusal."""
     files = sorted(folder.glob("*.safetensors"))
     if not files and any(path for pattern in PICKLES for path in folder.glob(pattern)):
         raise Refusal(

@@ -34,7 +34,8 @@ def fit_options(command: CommandParser) -> None:
     add_count(command, "seed", 0, 0, "of the training data that is sampled for weights")
     add_count(command, "epochs", 0, 0, "passes over the texts that train a draft head; 0: as many as it needs")
     command.add_argument("--from", dest="published", metavar="FOLDER",
-                         help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2")
+                         help="a published head to use instead of training one: EAGLE, EAGLE-3 or Medusa version 2; or "
+                              "a sparse autoencoder of SAELens or sparsify")
     command.add_argument("--to", dest="exported", metavar="FOLDER",
                          help="a new folder for the head in the format of vLLM's speculators as well")
     command.add_argument("--out", metavar="FILE",
@@ -64,7 +65,8 @@ def _way(cls: type[Strategy]) -> Callable[[type[Strategy], Namespace], bool]:
 def _calibrate(cls: type[Strategy], options: Namespace) -> bool:
     """Measure or learn what a policy needs to know of one model, and store it where the policy finds it."""
     from playground.training.calibration import calibrate
-    return _store(cls, *_trained(cls, calibrate, options), options)
+    found = _published_autoencoder(cls, options) if options.published else _trained(cls, calibrate, options)
+    return _store(cls, *found, options)
 
 
 def _train_on_grades(cls: type[Strategy], options: Namespace) -> bool:
@@ -153,6 +155,17 @@ def _published(cls: type[Strategy], options: Namespace) -> tuple[dict[str, Model
         raise Refusal(f"{folder} holds a head for {head.strategy}: run `fit {head.strategy} --from {folder}`.", "from")
     show_progress(1.0, "")
     return {"target": model}, head.weights
+
+
+def _published_autoencoder(cls: type[Strategy], options: Namespace) -> tuple[dict[str, Model], dict[str, Tensor]]:
+    """The models, and the weights of a published sparse autoencoder; raises Refusal if the strategy reads none."""
+    if not hasattr(cls, "published"):
+        raise Refusal(f"{cls.name} reads nothing that is published: leave out --from.", "from")
+    from playground.training.public_autoencoders import read_autoencoder
+    model = load(options, draft=False).target
+    weights = cls.published(*read_autoencoder(Path(options.published), model))
+    show_progress(1.0, "")
+    return {"target": model}, weights
 
 
 def _fit(cls: type[Strategy], options: Namespace) -> bool:
