@@ -8,11 +8,12 @@ import pytest
 import torch
 from toys import network
 
+from playground.algorithms.weights.budgeted_choices import cheapest
 from playground.contract import Strategy, find
 from playground.engine.weights.linear_blocks import LinearBlocks
 from playground.errors import Refusal
 from strategies.weights import lq_lora
-from strategies.weights.lq_lora import cheapest, levels, low_rank, normal_float
+from strategies.weights.lq_lora import levels, low_rank, normal_float
 from support.wrong_variants import refused
 
 LQLoRA = find("lq_lora")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from playground.algorithms.weights.budgeted_choices import cheapest
 from playground.contract import ChangedWeight, WeightChange, knob
 from playground.errors import Refusal
 
@@ -16,7 +17,6 @@ BITS = (2, 3, 4, 8)  # that the program chooses from
 BLOCK, SCALE_BITS, SCALES = 64, 8, 256  # weights with a scale, bits of a scale, and scales that share one of 32 bits
 TAIL = 0.9677083  # the quantile at the end of the NormalFloat grid
 OVERSAMPLING = 10
-UNITS = 20_000  # into which a budget is divided at most
 
 
 class Decomposition(NamedTuple):
@@ -55,7 +55,12 @@ class LQLoRA(WeightChange):
         names = [name for block in blocks for name in block.layers]
         choices = [[self.choice(blocks.weight(name), bits) for bits in BITS] for name in names]
         budget = self.budget * sum(blocks.weight(name).numel() for name in names)
-        for name, own, number in zip(names, choices, cheapest([[each[1:] for each in own] for own in choices], budget)):
+        numbers = cheapest([[each[1:] for each in own] for own in choices], budget)
+        if not numbers:
+            smallest = sum(min(each.size for each in own) for own in choices)
+            raise Refusal(f"The smallest decomposition takes {smallest / budget:.2f} times the budget: raise it, or "
+                          "lower the rank.", "budget")
+        for name, own, number in zip(names, choices, numbers):
             blocks.put(name, own[number].weight, own[number].size / own[number].weight.numel())
 
     def choice(self, weight: Tensor, bits: int) -> Decomposition:
@@ -120,34 +125,3 @@ def low_rank(weight: Tensor, rank: int, chance: torch.Generator) -> Tensor:
     basis = torch.linalg.qr(sketch).Q
     left, values, right = torch.linalg.svd(basis.T @ weight, full_matrices=False)
     return (basis @ left[:, :rank] * values[:rank]) @ right[:rank]
-
-
-def cheapest(choices: list[list[tuple[float, int]]], budget: float) -> list[int]:
-    """Which choice of (error, size) each matrix takes, so that the sum of errors is least and that of sizes within the
-    budget. Sizes are rounded up to a common unit, so that the budget holds. Raises Refusal if no choice fits.
-    """
-    unit = max(math.gcd(*(size for own in choices for _, size in own)), math.ceil(budget / UNITS))
-    most = int(budget // unit)
-    best, taken = torch.zeros(most + 1, dtype=torch.double), []
-    for own in choices:
-        options = torch.full((len(own), most + 1), math.inf, dtype=torch.double)
-        for row, (error, size) in zip(options, own):
-            units = -(-size // unit)
-            if units <= most:
-                row[units:] = best[:most + 1 - units] + error
-        best, number = options.min(0)
-        taken.append((own, number))
-    if not best[most].isfinite():
-        smallest = sum(min(size for _, size in own) for own in choices)
-        raise Refusal(f"The smallest decomposition takes {smallest / budget:.2f} times the budget: raise it, or "
-                      "lower the rank.", "budget")
-    return _traced(taken, most, unit)
-
-
-def _traced(taken: list[tuple[list[tuple[float, int]], Tensor]], left: int, unit: int) -> list[int]:
-    """The choices behind the best sum, from the last matrix to the first."""
-    found = []
-    for own, number in reversed(taken):
-        found.append(int(number[left]))
-        left -= -(-own[found[-1]][1] // unit)
-    return found[::-1]

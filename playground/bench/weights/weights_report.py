@@ -11,9 +11,11 @@ UNCHANGED = "rtn:bits=16"  # the collapse of every quantisation: equal to the lo
 WEIGHTS = (
     UNCHANGED,
     *(f"{method}{bits}" for bits in ("", ":bits=3") for method in ("rtn", "awq", "gptq")),
+    *(f"affinequant{bits}" for bits in ("", ":bits=3")),
     "lq_lora",
     *(f"{method}{pattern}" for pattern in ("", ":pattern=2:4") for method in ("magnitude", "wanda", "sparsegpt")),
     "armor",
+    "rd_prune",
 )
 COMMAND = "python -m playground bench weights --page docs/weights.md"
 INTRODUCTION = (

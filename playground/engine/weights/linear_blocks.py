@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from playground.engine.checkpoint.hub_files import Progress, unseen
@@ -35,14 +37,14 @@ class LinearBlocks:
 
     def __post_init__(self) -> None:
         self.layers = linear_layers(self.network)
-        self._blocks = [LinearBlock(self, index, module) for index, module in enumerate(decoder_layers(self.network))]
+        self.blocks = [LinearBlock(self, index, module) for index, module in enumerate(decoder_layers(self.network))]
         self._states: list[Tensor] = []  # [1, n, d] for each text, the input of the block below
         self._at = -1  # no block has its input yet
 
     def __iter__(self) -> Iterator[LinearBlock]:
         """The blocks in order."""
-        for block in self._blocks:
-            self.progress(block.index / len(self._blocks), f"Changing layer {block.index + 1} of {len(self._blocks)}")
+        for block in self.blocks:
+            self.progress(block.index / len(self.blocks), f"Changing layer {block.index + 1} of {len(self.blocks)}")
             yield block
 
     def weight(self, name: str) -> Tensor:
@@ -59,23 +61,31 @@ class LinearBlocks:
         if not torch.equal(new, layer.weight):
             layer.weight = nn.Parameter(new.contiguous(), requires_grad=False)
 
+    def logits(self, ids: list[int], weights: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        """After each token of a text, [n, V] in float32, with other weights [out, in] for some layers, for which
+        gradients flow.
+        """
+        replaced = {f"{name}.weight": weight.to(self.layers[name].weight) for name, weight in weights.items()}
+        given = {"input_ids": torch.tensor([ids], device=self.network.device), "use_cache": False}
+        return functional_call(self.network, replaced, (), given).logits[0].float()
+
     def states(self, index: int) -> list[Tensor]:
         """What a block reads, [1, n, d] for each text."""
         if self._at < 0:
             self._catch()
         while self._at < index:
-            self._states = [self._blocks[self._at].run(states, text) for text, states in enumerate(self._states)]
+            self._states = [self.blocks[self._at].run(states, text) for text, states in enumerate(self._states)]
             self._at += 1
         return self._states
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def _catch(self) -> None:
         """Read the texts once, for the input of the first block and the other arguments of all."""
-        with _caught([block.module for block in self._blocks]) as found:
+        with _caught([block.module for block in self.blocks]) as found:
             for ids in self.texts:
                 self.network.base_model(input_ids=torch.tensor([ids], device=self.network.device), use_cache=False)
         self._states = [states.clone() for states, _, _ in found[0]]
-        for block, calls in zip(self._blocks, found):
+        for block, calls in zip(self.blocks, found):
             block.arguments = [(args, kwargs) for _, args, kwargs in calls]
         self._at = 0
 
@@ -95,12 +105,24 @@ class LinearBlock:
         inside = set(map(id, self.module.modules()))
         return [name for name, layer in self.whole.layers.items() if id(layer) in inside]
 
-    def run(self, states: Tensor, text: int) -> Tensor:
-        """What it puts out for one text, [1, n, d], with the weights that it has now."""
+    def run(self, states: Tensor, text: int, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
+        """What it puts out for one text, [1, n, d], with the weights that it has now, or with other ones [out, in] for
+        some layers, for which gradients flow.
+        """
         args, kwargs = self.arguments[text]
-        with torch.inference_mode(not torch.is_grad_enabled() or not states.requires_grad):
-            out = self.module(states, *args, **kwargs)
+        names = {id(module): name for name, module in self.module.named_modules()}
+        layers = {name: self.whole.layers[name] for name in weights}
+        replaced = {f"{names[id(layer)]}.weight": weights[name].to(layer.weight) for name, layer in layers.items()}
+        with torch.set_grad_enabled(bool(weights) and torch.is_grad_enabled()):
+            out = functional_call(self.module, replaced, (states, *args), kwargs)
         return out[0] if isinstance(out, tuple) else out
+
+    def logits(self, text: int, weights: Mapping[str, Tensor]) -> Tensor:
+        """The network's logits [n, V] after a text with other weights [out, in] for some layers of this block or later
+        ones. Earlier blocks are not run again.
+        """
+        with giving((block.module for block in self.whole.blocks[:self.index]), self.whole.states(self.index)[text]):
+            return self.whole.logits(self.whole.texts[text], weights)
 
     def inputs(self) -> dict[str, Tensor]:
         """What its linear layers read, [n, in] over all texts in float32, by name; a layer that reads nothing is left
@@ -142,6 +164,19 @@ def read_by(layers: Iterator[nn.Linear]) -> Iterator[dict[int, list[Tensor]]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def giving(modules: Iterable[nn.Module], states: Tensor) -> Iterator[None]:
+    """Decoder layers that put out these states [1, n, d] at once while this is open."""
+    skipped = list(modules)
+    try:
+        for module in skipped:
+            module.forward = lambda *args, **kwargs: states
+        yield
+    finally:
+        for module in skipped:
+            module.__dict__.pop("forward", None)
 
 
 @contextmanager
