@@ -113,6 +113,24 @@ def test_the_choice_shows_six_candidates_with_the_models_own_probability(page, f
     expect(page.locator(".live .moment")).to_have_text("“w1” was chosen with 20 %, although “w0” had 30 %.")
 
 
+def test_special_candidates_are_a_number_and_their_probability_until_they_are_asked_for(page, feed):
+    top = [Candidate(50, " w0", 0.6, 0.6), Candidate(1, "<|user|>", 0.25, 0.25), Candidate(2, "<|end|>", 0.05, 0.05)]
+    taken = replace(commit(0, "sampled"), ids=[50], pieces=[" w0"], text=" w0")
+    show(page, feed, run_of((PLAIN, [(0.1, Step(0, 1.0, 1.0, 50, top)), (0.1, taken), (0.1, Done("length"))])))
+    rows, rest = page.locator(".live .choice-row .piece"), page.locator(".live .choice-rest")
+    assert rows.all_inner_texts() == ["w0", "the end"]
+    expect(rest).to_have_text("1 special token 25 %, all other tokens together 10 %")
+    page.locator(".live .lane .tokens > .t").first.hover()
+    card = page.locator(".live .card")
+    assert card.locator(".candidate .piece").all_inner_texts() == [" w0", "the end"]
+    assert card.locator(".rest").all_inner_texts() == ["1 special token\n25 %", "all others\n10 %"]
+    page.mouse.move(0, 0)
+    page.locator(".live .prompts").evaluate("box => box.click()")
+    expect(rows).to_have_text(["w0", "<|user|>", "the end"])
+    expect(rest).to_have_text("all other tokens together 10 %")
+    page.locator(".live .prompts").evaluate("box => box.click()")
+
+
 def ending(chosen: int) -> list:
     """A step in which the end has 60 % and a word 30 %."""
     top = [Candidate(2, "<|end|>", 0.6, 0.6), Candidate(50, " w0", 0.3, 0.3)]

@@ -164,3 +164,41 @@ def test_places_are_numbered_and_visited_in_a_circle_both_ways(run):
 def test_a_run_without_anything_special_has_the_place_of_its_largest_entropy_only(run):
     assert [place["position"] for place in places(run, trace(step(0, 0.1), commit(0, [1]), Done("end")))] == [0]
     assert places(run, trace(commit(0, [1]), Done("end"))) == []
+
+
+def test_a_percentage_has_two_digits_however_it_is_rounded(browser):  # noqa: F811
+    percent = evaluating(browser, defining("components/numbers.js"))
+    assert percent("values => values.map(percent)", [0.0999999, 0.0994, 0.1, 0.9951, 1, 0.0004]) == [
+        "10 %", "9.9 %", "10 %", "99.5 %", "100 %", "<0.1 %"]
+
+
+# --- candidates of a token ---
+
+@pytest.fixture(scope="module")
+def candidates(browser) -> Evaluate:  # noqa: F811
+    return evaluating(browser, defining("run/candidates.js"))
+
+
+SPECIALS = [[0, " a", 0.4], [1, "<|user|>", 0.2], [2, "<|end|>", 0.1], [3, "<|assistant|>", 0.08], [4, " b", 0.06],
+            [5, " c", 0.04], [6, "<|tool|>", 0.02]]
+
+
+@pytest.mark.parametrize("chosen, most, with_specials, shown, left_out, others", [
+    (0, 3, False, [0, 2, 4], (2, 0.28), 0.16),  # the third tool token is not among the first, so it is one of the others
+    (0, 3, True, [0, 1, 2], (0, 0), 0.3),
+    (1, 2, False, [0, 1], (0, 0), 0.4),  # it was chosen
+    (5, 2, False, [0, 2, 5], (1, 0.2), 0.26),  # at any rank
+    (0, 9, False, [0, 2, 4, 5], (3, 0.3), 0.1),
+])
+def test_special_candidates_are_left_out_until_asked_for_and_no_probability_vanishes(
+    candidates, chosen, most, with_specials, shown, left_out, others
+):
+    found = candidates("([step, ...how]) => leading(step, ...how)",
+                       [{"top": SPECIALS, "chosen": chosen}, most, with_specials])
+    assert [candidate[0] for candidate in found["shown"]] == shown
+    assert (found["specials"]["count"], found["specials"]["raw"]) == (left_out[0], pytest.approx(left_out[1]))
+    assert found["others"] == pytest.approx(others)
+    said = candidates("found => saySpecials(found.specials)", found)
+    number, raw = left_out
+    percent = f"{round(100 * raw)} %"
+    assert said == ("" if not number else f"{number} special token{'s' if number > 1 else ''} {percent}")

@@ -21,7 +21,7 @@ export function percent(value) {
   const hundred = value * 100;
   if (hundred === 0 || hundred >= 99.95) return Math.round(hundred) + " %";
   if (hundred > 0 && hundred < 0.1) return "<0.1 %";
-  return hundred.toFixed(hundred < 10 || hundred > 99 ? 1 : 0) + " %";
+  return hundred.toFixed(hundred < 9.95 || hundred > 99 ? 1 : 0) + " %";
 }
 
 export function seconds(value) {

@@ -3,7 +3,8 @@
 import { composedBetween, piecesAround } from "../components/composed.js";
 import { boxOf, button, el, zoomOf } from "../components/elements.js";
 import { count, fixed, isNumber, percent } from "../components/numbers.js";
-import { writePiece } from "../components/pieces.js";
+import { isEnd, writePiece } from "../components/pieces.js";
+import { leading } from "../run/candidates.js";
 import { nameOf, sayForced } from "../run/headers.js";
 import { isCertain, TEST_NUMBERS, testNumbers } from "../run/round.js";
 import { COLOURS, ORIGINS } from "./colour.js";
@@ -169,16 +170,10 @@ export class Card {
     const head = el("div", "row head");
     head.append(el("span", "", ""), el("span", "", ""), el("span", "num raw", "model"), el("span", "num final", "processed"));
     part.append(head);
-    let rest = 1;
-    for (const candidate of rivals(step, most)) {
-      rest -= candidate[2];
-      part.append(this.candidate(lane, token, step, candidate));
-    }
-    if (rest > 0.0005) {
-      const row = el("div", "row rest");
-      row.append(el("span", "piece", "all others"), bars(rest, null), el("span", "num", percent(rest)), el("span", "num", ""));
-      part.append(row);
-    }
+    const { shown, specials, others } = leading(step, most, this.acts.showsSpecials());
+    part.append(...shown.map((candidate) => this.candidate(lane, token, step, candidate)));
+    if (specials.count) part.append(restRow(count(specials.count, "special token"), specials.raw));
+    if (others > 0.0005) part.append(restRow("all others", others));
     return part;
   }
 
@@ -186,8 +181,10 @@ export class Card {
     const chosen = id === step.chosen;
     const row = button("row candidate" + (fell ? " fell" : "") + (chosen ? " is-chosen" : ""), "", "");
     row.dataset.id = id;
-    const name = el("span", "piece");
-    writePiece(name, piece, true, composedBetween(this.around.before, piece, chosen ? this.around.after : []));
+    const saysEnd = isEnd(piece) && !this.acts.showsSpecials();
+    const name = el("span", saysEnd ? "piece of-page" : "piece");
+    if (saysEnd) name.append("the end");
+    else writePiece(name, piece, true, composedBetween(this.around.before, piece, chosen ? this.around.after : []));
     row.append(name, bars(raw, final), el("span", "num raw", percent(raw)), el("span", "num final", fell ? reasonOf(fell) : percent(final)));
     if (chosen) row.setAttribute("aria-current", "true");
     const why = fell === "mask" ? "The grammar does not allow this token here" : this.acts.refusal(lane);
@@ -208,9 +205,11 @@ function behind(state, token, step, mask) {
   return [...(token.round && token.origin === "redraw" ? leftoverPart(token.round) : []), ...[stages, mask && maskPart(mask), said && saidPart(said)].filter(Boolean)];
 }
 
-/** The first candidates, and the chosen one at any rank. */
-function rivals(step, most) {
-  return step.top.filter(([id], rank) => rank < most || id === step.chosen);
+/** The probability of candidates without a row each. */
+function restRow(name, raw) {
+  const row = el("div", "row rest");
+  row.append(el("span", "piece", name), bars(raw, null), el("span", "num", percent(raw)), el("span", "num", ""));
+  return row;
 }
 
 /** What overlays, or the detector of a watermark, say of a token. */

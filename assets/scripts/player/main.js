@@ -81,6 +81,7 @@ class App {
       attribute: (...where) => this.requests.attribute(...where),
       holds: () => this.live.dataset.views !== "all",
       isBrief: () => this.isCalm,
+      showsSpecials: () => this.inspector.showsSpecials,
       rivals: () => (this.rivals.value === "all" ? Infinity : Number(this.rivals.value)),
     });
     this.fill();

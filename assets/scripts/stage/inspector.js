@@ -33,7 +33,10 @@ export class Inspector {
     this.all = button("quiet all-views", "All views", "Show all views below the lanes, or one beside them", () => this.turn());
     app.root.querySelector(".key-row").append(this.all);
     this.prompts = app.root.querySelector(".prompts");
-    this.prompts.addEventListener("change", () => app.stage.update());
+    this.prompts.addEventListener("change", () => {
+      app.stage.update();
+      app.schedule(); // they are among the candidates, too
+    });
     addEventListener("beforeprint", () => this.print(true));
     addEventListener("afterprint", () => this.print(false));
   }
@@ -80,6 +83,11 @@ export class Inspector {
       panel.width = panel.body.clientWidth;
       panel.updateUnseen(this.app);
     }
+  }
+
+  /** Whether special tokens are shown: where all views are, or where they were asked for. */
+  get showsSpecials() {
+    return this.prompts.checked || this.app.live.dataset.views === "all";
   }
 
   /** "one" view beside the lanes, on a "phone" one over its foot, or "all" of them below the player. */

@@ -6,6 +6,7 @@ import { button, el, setText } from "../components/elements.js";
 import { count, isNumber, percent } from "../components/numbers.js";
 import { isEnd, pieceLabel, SPECIAL, writePiece } from "../components/pieces.js";
 import { bars, reasonOf } from "../lane/probabilities.js";
+import { leading, saySpecials } from "../run/candidates.js";
 import { sayForced } from "../run/headers.js";
 import { Panel } from "./panel.js";
 
@@ -31,7 +32,7 @@ export class ChoicePanel extends Panel {
 
   look(card, app) {
     const refusal = app.requests.forkRefusal(card.order);
-    return `${card.state.version}/${this.placeIn(card, app)}/${app.card.pinned}/${refusal}`;
+    return `${card.state.version}/${this.placeIn(card, app)}/${app.card.pinned}/${app.inspector.showsSpecials}/${refusal}`;
   }
 
   /** The position whose choice is shown: the held one, or the newest with recorded probabilities. */
@@ -56,12 +57,9 @@ export class ChoicePanel extends Panel {
     this.line.replaceChildren(...wordsBefore(tokens, at), gapOf(tokens[at], before, after));
     if (!step) return;
     const refusal = app.requests.forkRefusal(card.order);
-    const shown = step.top.slice(0, SHOWN_CANDIDATES);
-    const chosen = step.top.find(([id]) => id === step.chosen);
-    if (chosen && !shown.includes(chosen)) shown.splice(-1, 1, chosen);
-    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, before, after: candidate === chosen ? after : [], go: () => app.requests.fork(card.order, at, candidate[0], candidate[1]) })));
-    const left = 1 - shown.reduce((sum, [, , raw]) => sum + raw, 0);
-    setText(this.rest, left > 0.0005 ? `all other tokens together ${percent(left)}` : "");
+    const { shown, specials, others } = leading(step, SHOWN_CANDIDATES, app.inspector.showsSpecials);
+    this.rows.replaceChildren(...shown.map((candidate) => choiceRow(candidate, { chosen: step.chosen, refusal, before, after: candidate[0] === step.chosen ? after : [], go: () => app.requests.fork(card.order, at, candidate[0], candidate[1]) })));
+    setText(this.rest, [saySpecials(specials), others > 0.0005 && `all other tokens together ${percent(others)}`].filter(Boolean).join(", "));
     setText(this.hint, refusal ? "Press Run to continue with another word here." : "Choose another word, and the text continues with it.");
   }
 
