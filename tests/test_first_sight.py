@@ -260,6 +260,48 @@ def test_a_word_that_is_pointed_at_shows_three_candidates_and_its_place_and_a_cl
     expect(choice.locator(".gap")).not_to_have_text(word or "␣")
 
 
+def test_a_line_cut_by_its_box_fades_and_the_place_that_is_pointed_at_comes_into_sight_in_the_other_lane(page, address):
+    arrive(page, address, 1440, 900)
+    lanes = [page.locator(f".live .lane[data-lane='{lane}']") for lane in (0, 1)]
+    text, mask = lanes[0].locator(".text"), "node => getComputedStyle(node).maskImage"
+    expect(text).to_have_class(re.compile("goes-on-above"))
+    assert "gradient" in text.evaluate(mask)
+    text.evaluate("node => node.scrollTo(0, 0)")
+    expect(text).not_to_have_class(re.compile("goes-on-above"))
+    assert text.evaluate(mask) == "none"
+    level, frame = lanes[1].locator(".tokens > .t").nth(4), lanes[1].locator(".text")
+    assert level.bounding_box()["y"] < frame.bounding_box()["y"], "the other lane shows the end of its text"
+    lanes[0].locator(".tokens > .t").nth(4).hover()
+    expect(level).to_have_class(re.compile("level"))
+    assert frame.bounding_box()["y"] <= level.bounding_box()["y"] < frame.bounding_box()["y"] + 80
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_text_of_the_chosen_lane_is_two_keys_away(page, address, size):
+    arrive(page, address, *SIZES[size])
+    skip = page.locator(".skip")
+    expect(skip).not_to_be_in_viewport()
+    page.keyboard.press("Tab")
+    expect(skip).to_be_focused()
+    expect(skip).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    text = page.locator(".live .lane[data-lane='0'] .text")
+    expect(text).to_be_focused()
+    expect(skip).not_to_be_in_viewport()
+    page.keyboard.press("ArrowLeft")
+    expect(text.locator(".t").last).to_be_focused()
+
+
+@pytest.mark.parametrize("path, first", [("game", ".game .stage"), ("library", "main h2"), ("benchmark", "main h2")])
+def test_the_first_stop_of_another_page_leads_to_its_contents(page, address, path, first):
+    page.goto(f"{address}/{path}")
+    contents = page.locator(first).first
+    expect(contents).to_be_visible()
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(contents).to_be_focused()
+
+
 def test_up_and_down_lead_to_the_same_word_in_another_lane(page, address):
     visit(page, address, TWO)
     page.click("#run")

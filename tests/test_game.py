@@ -482,6 +482,16 @@ def test_an_example_fills_the_controls_and_a_link_keeps_the_rounds(page, address
     assert "#above=0&options=5" in page.url and game_texts.offers()[-game_texts.TALES_OFFERED][1].to_code() in page.url
 
 
+def test_what_the_model_writes_has_its_face_and_what_the_page_says_has_not(page, address):
+    start(page, address)
+    page.wait_for_function("[...document.fonts].some((one) => one.family.includes('Source Serif 4'))")
+    face = "(node) => getComputedStyle(node).fontFamily.includes('Source Serif 4')"
+    for model in (".game .text", ".game .option .token"):
+        assert page.locator(model).first.evaluate(face)
+    for said in (".game .where", ".game .option .else", ".game-lead h2"):
+        assert not page.locator(said).first.evaluate(face)
+
+
 def test_nothing_overflows_horizontally(page, address):
     start(page, address, choices="teams=4&above=0")
     for key in "1234":

@@ -22,12 +22,14 @@ from app_page import (  # noqa: F401
 from counting import committed
 
 from playground.cli import main
-from playground.events import Header
+from playground.events import Header, Stamped, Step
 from playground.trace import Trace
+from playground.trace.plot_style import COLOURS
 from playground.ui.components.settings import Settings
 from playground.ui.play import lane_editor as editor
 from playground.ui.play.live_view import Lanes
 from playground.ui.studies.run_figures import draw
+from playground.ui.studies.studies_page import _hues
 
 
 @pytest.mark.journey
@@ -260,6 +262,11 @@ def test_figures_have_the_hues_of_the_lanes_in_both_themes(page, address):
     expect(studies.locator(".js-plotly-plot .scatterlayer .js-line")).not_to_have_count(0)
     hues, lines = studies.evaluate(STROKES)
     assert lines == hues
+    studies.goto(studies.url.replace("hues=0%2C1", "hues=1%2C0"))  # as after the lanes have changed places
+    expect(studies.locator(".js-plotly-plot .scatterlayer .js-line")).not_to_have_count(0)
+    assert studies.evaluate(STROKES)[1] == hues[::-1]
+    studies.go_back()
+    expect(studies.locator(".js-plotly-plot .scatterlayer .js-line")).not_to_have_count(0)
     studies.evaluate("playground.switchTheme()")
     in_dark, drawn_anew = studies.evaluate(STROKES)
     assert drawn_anew == in_dark != hues
@@ -325,3 +332,22 @@ def test_every_wrong_option_is_reported(options, message, capsys):
 
 def test_figures_are_made_from_what_there_is():
     assert draw(Trace([Header()])) == [None, None, None]
+
+
+def test_figures_have_the_hues_that_the_lanes_kept():
+    trace = Trace([Header(lane=0, strategy="greedy"), Header(lane=1, strategy="greedy")])
+    for lane in (0, 1):
+        trace.append(Stamped(lane, lane, 0.1, Step(0, 1.0, 1.0, 3, [])))
+
+    def strokes(hues):
+        return [curve["line"]["color"] for curve in json.loads(draw(trace, hues)[0].plot)["data"]]
+
+    assert strokes([]) == [COLOURS[0], COLOURS[1]]
+    assert strokes([2, 0]) == [COLOURS[2], COLOURS[0]]
+    assert strokes([3]) == [COLOURS[3], COLOURS[1]], "a hue that is not given is that of the place"
+
+
+@pytest.mark.parametrize("text, hues", [("0,2", [0, 2]), ("3", [3]), ("", []), ("4", []), ("0,1,2,3,0", []),
+                                        ("-1", []), ("0,,1", []), ("\u0663", []), ("0,2\n", []), ("9" * 10_000, [])])
+def test_hues_of_an_address_are_four_numbers_at_most(text, hues):
+    assert _hues(text) == hues

@@ -79,9 +79,14 @@ def constants() -> dict[str, Any]:
         "SKELETON": _read("live/live.html"),
         "COLUMNS": COLUMNS,
         "STANDALONE": surroundings(),
-        "SERIF": b64encode(SERIF.read_bytes()).decode(),
+        "SERIF": serif(),
     }
     return wire | texts
+
+
+def serif() -> str:
+    """The font of everything a model writes, in Base64."""
+    return b64encode(SERIF.read_bytes()).decode()
 
 
 def _defaults(cls: type) -> dict[str, Any]:

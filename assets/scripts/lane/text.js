@@ -31,12 +31,17 @@ export class TextView {
     this.stretches[0].node.prepend(this.prompt);
     this.ghostKey = "";
     this.stuck = true; // follow the newest token until the reader scrolls up
-    this.node.addEventListener("scroll", () => {
-      this.stuck = this.node.scrollTop + this.node.clientHeight >= this.node.scrollHeight - 24;
-    }, { passive: true });
+    this.node.addEventListener("scroll", () => this.scrolled(), { passive: true });
     this.node.addEventListener("copy", (event) => this.copy(event));
     new ResizeObserver(() => this.fit()).observe(this.body);
     new ResizeObserver(() => { if (this.overflows) this.toEnd(); }).observe(this.node); // a lower box has the newest token in sight, too
+  }
+
+  /** A line that the upper edge cuts fades there, so that it does not look broken. */
+  scrolled() {
+    const { scrollTop, clientHeight, scrollHeight } = this.node;
+    this.stuck = scrollTop + clientHeight >= scrollHeight - 24;
+    this.node.classList.toggle("goes-on-above", scrollTop > 2);
   }
 
   /** The prompt; a long one is folded to its last words. */

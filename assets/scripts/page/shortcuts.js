@@ -18,3 +18,12 @@ document.addEventListener("keydown", (event) => {
   if (event.key.toLowerCase() !== "p" || event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.(TYPED)) return;
   switchProjector();
 });
+
+const CONTENTS = [".live .lane:not([hidden]) .text[tabindex='0']", ".game .stage", "main h2"]; // of a page, the first that it has
+
+/** The first stop of the Tab key leads past the header, and past what sets up a run. */
+playground.skipHeader = () => {
+  const contents = CONTENTS.map((part) => document.querySelector(part)).find(Boolean);
+  if (contents && !contents.hasAttribute("tabindex")) contents.tabIndex = -1;
+  contents?.focus();
+};

@@ -195,7 +195,6 @@ class App {
     this.start();
     this.branches.draw(this.visit, trace);
     this.studies.hidden = !this.visit.isOnServer(trace);
-    this.studies.href = `./studies?run=${encodeURIComponent(trace.run)}`;
     this.visit.packAllBut((one) => one === this.trace || one === this.awaited);
   }
 

@@ -56,7 +56,12 @@ export class Selection {
     this.app.card.show(span, card.order, card.state, token, pinned);
     if (pinned) this.app.inspector.hold(card.order);
     this.app.schedule(); // a pinned card shows its round in the views, also when its token is already marked
-    if (pinned) for (const other of this.app.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
+    if (pinned || this.isAtRest) for (const other of this.app.cards) if (other !== card) other.text.bringInSight(Number(span.dataset.i));
+  }
+
+  /** Whether the texts stand still, so that pointing at one may scroll the others. */
+  get isAtRest() {
+    return this.app.trace.over && !this.app.player.playing;
   }
 
   unpin() {

@@ -169,6 +169,8 @@ export class Stage {
     const chosen = this.chosenHues;
     if (chosen.length === trace.lanes.length && !stale && !trace.fromFile) this.hues.set(trace, chosen); // none was added between them
     const hues = this.hues.get(trace) || [];
+    const asked = new URLSearchParams({ run: trace.run, ...(hues.length && { hues: hues.join() }) });
+    setAttribute(this.app.studies, "href", `./studies?${asked}`);
     for (const i of [0, 1, 2, 3]) {
       if (hues[i]) live.style.setProperty(`--hue-${i}`, `var(--pg-lane-${hues[i]})`);
       else live.style.removeProperty(`--hue-${i}`);

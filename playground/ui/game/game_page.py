@@ -19,10 +19,12 @@ from playground.engine.checkpoint.catalogue import TEXT_MODEL
 from playground.errors import Refusal
 from playground.page_scripts import joined
 from playground.player.frames import to_json
+from playground.player.live_view_assets import serif
 from playground.run_request import DEFAULT
 from playground.trace import Trace
 from playground.ui.components.internal_errors import as_refusals
 from playground.ui.components.run_controls import length_and_seed, mode_switch, status_line
+from playground.ui.components.scripted_component import Fetched
 from playground.ui.components.settings import Settings
 from playground.ui.components.theme import PRIVATE, notice
 from playground.ui.game.game_texts import SCORE, failure, game_text, lanes_link, offers, settings_of, way_of
@@ -73,6 +75,7 @@ class Game:
                 self._text()
                 self._numbers()
             self.go = gr.Button("Play this text", variant="primary", elem_id="run", min_width=150, scale=0)
+            font()
 
     def _text(self) -> None:
         start = offers()[0][1]
@@ -223,6 +226,11 @@ def board(functions: list[Callable[..., Any]], value: str = "") -> gr.HTML:
 def packed(value: dict[str, Any]) -> str:
     """JSON without HTML tags: prompts and tokens are untrusted."""
     return to_json(value).replace("<", "\\u003c")
+
+
+def font() -> Fetched:
+    """The face of the text, as in the lanes; a component of its own, for the game is updated with every token."""
+    return Fetched(None, joined("components/serif.js", {"SERIF": serif()}), html_template="", apply_default_css=False)
 
 
 def script() -> str:

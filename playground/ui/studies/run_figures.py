@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gradio.components.plot import PlotData
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-def draw(trace: Trace) -> list[PlotData | None]:
-    """One figure of each kind; None if the run has no data for it."""
-    return [for_page(make(trace)) for make in KINDS]
+def draw(trace: Trace, hues: Sequence[int] = ()) -> list[PlotData | None]:
+    """One figure of each kind; None if the run has no data for it.
+
+    `hues`: for each lane the number of its hue, which is its place where none is given.
+    """
+    return [for_page(make(trace, hues)) for make in KINDS]
 
 
-def entropy(trace: Trace) -> Figure | None:
+def entropy(trace: Trace, hues: Sequence[int] = ()) -> Figure | None:
     """Entropy over positions, with all lanes in one plot."""
     figure = blank("Entropy of the model's distribution before each token", "position in the text", "nats")
     for header in trace.headers:
@@ -31,13 +35,13 @@ def entropy(trace: Trace) -> Figure | None:
                 y=[round(step.entropy, 4) for _, step in steps],
                 mode="lines",
                 name=_label(header),
-                line={"color": _colour(header), "dash": _dash(header), "width": 1.8},
+                line={"color": _colour(header, hues), "dash": _dash(header), "width": 1.8},
                 hovertemplate="%{y:.2f} nats",
             )
     return if_drawn(figure)
 
 
-def cost(trace: Trace) -> Figure | None:
+def cost(trace: Trace, hues: Sequence[int] = ()) -> Figure | None:
     """Tokens per second, tokens per target forward, and target forwards."""
     from plotly.subplots import make_subplots
     measured = [(header, metrics(trace.lane(header.lane))) for header in trace.headers]
@@ -52,7 +56,7 @@ def cost(trace: Trace) -> Figure | None:
             row=1,
             col=column,
             showlegend=False,
-            marker_color=[_colour(header) for header, _ in shown],
+            marker_color=[_colour(header, hues) for header, _ in shown],
             texttemplate="%{y:.3~g}",
             textposition="outside",
             hovertext=[_label(header) for header, _ in shown],
@@ -60,7 +64,7 @@ def cost(trace: Trace) -> Figure | None:
     return if_drawn(styled(figure, "Speed and cost", "lane"))
 
 
-def acceptance(trace: Trace) -> Figure | None:
+def acceptance(trace: Trace, hues: Sequence[int] = ()) -> Figure | None:
     """Acceptance rate of draft tokens by their position in the draft."""
     figure = blank("Acceptance rate by position in the draft", "position in the draft", "accepted / verified")
     for header in trace.headers:
@@ -71,7 +75,7 @@ def acceptance(trace: Trace) -> Figure | None:
                 y=rates,
                 mode="lines+markers",
                 name=_label(header),
-                line={"color": _colour(header), "dash": _dash(header)},
+                line={"color": _colour(header, hues), "dash": _dash(header)},
             )
     figure.update_yaxes(range=[0, 1.05])
     figure.update_xaxes(dtick=1)
@@ -93,8 +97,10 @@ def _label(header: Any) -> str:
     return f"{header.lane + 1} · {header.title or header.strategy}"
 
 
-def _colour(header: Any) -> str:
-    return COLOURS[header.lane % len(COLOURS)]
+def _colour(header: Any, hues: Sequence[int]) -> str:
+    """A lane beside which others were added, moved or removed keeps its hue, whatever its place."""
+    hue = hues[header.lane] if header.lane < len(hues) else header.lane
+    return COLOURS[hue % len(COLOURS)]
 
 
 def _dash(header: Any) -> str:

@@ -1,9 +1,10 @@
-"""Figures and studies of a run, on a page of their own: `studies?run=NAME`. The menu View of the playground leads here.
+"""Figures and studies of a run, on a page of their own: `studies?run=NAME&hues=0,2`, where the menu View leads.
 
 A run is found by its name, which only the page that made it has, for as long as the server keeps it for its visitor.
 """
 from __future__ import annotations
 
+import re
 from html import escape
 
 import gradio as gr
@@ -17,6 +18,7 @@ LEAD = (
     "<code>python -m playground study</code> draws the same of trace files.</p>"
 )
 GONE = "This run is no longer on the server: run it again in the playground, and choose Figures in its menu View."
+HUES = "[0-3](,[0-3]){0,3}"
 NONE = "Choose one of the studies below for what it needs, and run such lanes in the playground."
 
 
@@ -26,16 +28,22 @@ def fill(site: Site, blocks: gr.Blocks, head: gr.Row) -> None:
 
     @gr.render(show_progress="hidden")
     def draw(request: gr.Request) -> None:
-        _draw(site, request.query_params.get("run", "")[:LONGEST_NAME])
+        asked = request.query_params
+        _draw(site, asked.get("run", "")[:LONGEST_NAME], _hues(asked.get("hues", "")))
 
     gr.HTML(_all_studies(), elem_classes="studies-known", apply_default_css=False)
 
 
-def _draw(site: Site, name: str) -> None:
+def _hues(text: str) -> list[int]:
+    """The hues of the lanes from an address; none where it says anything else."""
+    return [int(hue) for hue in text.split(",")] if re.fullmatch(HUES, text) else []
+
+
+def _draw(site: Site, name: str, hues: list[int]) -> None:
     run = site.runs.find(name)
     if run is None:
         return _say(GONE if name else NONE)
-    for figure in filter(None, run_figures.draw(run.trace)):
+    for figure in filter(None, run_figures.draw(run.trace, hues)):
         gr.Plot(figure, show_label=False)
     outcomes = study_figures.outcomes(run.trace)
     for study in study_figures.known():
