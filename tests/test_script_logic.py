@@ -184,7 +184,7 @@ SPECIALS = [[0, " a", 0.4], [1, "<|user|>", 0.2], [2, "<|end|>", 0.1], [3, "<|as
 
 
 @pytest.mark.parametrize("chosen, most, with_specials, shown, left_out, others", [
-    (0, 3, False, [0, 2, 4], (2, 0.28), 0.16),  # the third tool token is not among the first, so it is one of the others
+    (0, 3, False, [0, 2, 4], (2, 0.28), 0.16),  # the tool is not among the first: one of the others
     (0, 3, True, [0, 1, 2], (0, 0), 0.3),
     (1, 2, False, [0, 1], (0, 0), 0.4),  # it was chosen
     (5, 2, False, [0, 2, 5], (1, 0.2), 0.26),  # at any rank
