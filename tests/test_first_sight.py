@@ -302,6 +302,15 @@ def test_the_first_stop_of_another_page_leads_to_its_contents(page, address, pat
     expect(contents).to_be_focused()
 
 
+@pytest.mark.parametrize("path", ["game", "library"])
+def test_the_header_of_any_page_is_one_row_on_a_phone(page, address, path):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{address}/{path}")
+    expect(page.locator("main h2").first).to_be_visible()
+    links, switch = page.locator(".places").bounding_box(), page.locator(".tools .theme").last.bounding_box()
+    assert abs(links["y"] + links["height"] / 2 - switch["y"] - switch["height"] / 2) < 6
+
+
 def test_up_and_down_lead_to_the_same_word_in_another_lane(page, address):
     visit(page, address, TWO)
     page.click("#run")
