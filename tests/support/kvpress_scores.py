@@ -86,8 +86,35 @@ def compactor(chunk: int) -> list[list[float]]:
     return _rounded(scores[0])
 
 
+# --- KVCompose ---
+
+LAYERS, KEPT = 3, 12
+COMPOSED = [("layers", 0, True), ("layers", 9, True), ("layers", 5, False), ("heads", 0, True), ("heads", 9, False)]
+
+
+def attention(layer: int) -> torch.Tensor:
+    """Attention [query heads, rows, tokens] of rows of a text after the tokens, more even in later layers."""
+    return (_weight(f"attention {layer}", [HEADS * GROUP, 5, TOKENS]) * 200 / 4**layer).softmax(-1)
+
+
+def kvcompose(compete: str, least: int, agree: bool) -> list[list[list[int]]]:
+    """The tokens that each head keeps, KEPT on average."""
+    from kvpress.presses.kvcompose_press import KVComposePress
+    ratio = 1 - (KEPT + 0.01) / TOKENS  # the library rounds down
+    press = KVComposePress(compete == "layers", ratio, keep_token_lower_bound=least, add_mean_across_heads=agree)
+    press.num_layers, press.num_att_heads, press.num_kv_heads, press.num_kv_groups = LAYERS, HEADS * GROUP, HEADS, GROUP
+    press.device = "cpu"
+    press.register_context_ids(torch.arange(TOKENS)[None])
+    for layer in range(LAYERS):
+        for head, rows in enumerate(attention(layer)):
+            press.task_aggregators[layer][head].partial_fit(rows)
+    press.prepare_important_masks()
+    return [[mask.nonzero().flatten().tolist() for mask in layer] for layer in press.important_mask_per_kv_head]
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     found = {"cur": {f"{leverage} {window}": cur(leverage, window) for leverage in CUR for window in WINDOWS}}
     found["compactor"] = {chunk: compactor(chunk) for chunk in CHUNKS}
+    found["kvcompose"] = [kvcompose(*knobs) for knobs in COMPOSED]
     OUT.write_text(json.dumps(found) + "\n")
