@@ -14,7 +14,7 @@ CLEAR = 3  # how much more often the most frequent one occurred than all others 
 
 
 @dataclass
-class Continuation:
+class CountedContinuation:
     """The tokens after a key at one or more places of the text."""
 
     place: int  # where they first occurred
@@ -28,7 +28,7 @@ class Key:
 
     lookups: int = 0
     counted: int = 0  # occurrences that begin below this place are counted, and the one that begins there
-    continuations: list[Continuation] = field(default_factory=list)
+    continuations: list[CountedContinuation] = field(default_factory=list)
 
 
 class NgramMap(Drafter):
@@ -55,7 +55,7 @@ class NgramMap(Drafter):
     def __post_init__(self):
         self._index = NGramIndex(self.n)
         self._keys: dict[tuple[int, ...], Key] = {}
-        self._drafted: Continuation | None = None
+        self._drafted: CountedContinuation | None = None
 
     def propose(self, lm: Lane, budget) -> Iterator:
         if not self.depth:
@@ -94,10 +94,10 @@ class NgramMap(Drafter):
             return None
         return self._index.latest(text[-self.n:], len(text) - self.n - self.depth - 1) or None
 
-    def _chosen(self, key: Key, text: Sequence[int], place: int) -> Continuation | None:
+    def _chosen(self, key: Key, text: Sequence[int], place: int) -> CountedContinuation | None:
         """The continuation to draft from, if there is one."""
         if self.rule == "k":
-            key.continuations = key.continuations or [Continuation(place + self.n)]
+            key.continuations = key.continuations or [CountedContinuation(place + self.n)]
             return key.continuations[0]
         if key.lookups < self.least:
             return None
@@ -121,4 +121,4 @@ class NgramMap(Drafter):
                 known.count += 1
                 return
         if len(key.continuations) < SLOTS:
-            key.continuations.append(Continuation(place, 1))
+            key.continuations.append(CountedContinuation(place, 1))
