@@ -26,14 +26,17 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from time import monotonic, sleep
+from urllib.request import urlopen
 
 ROOT = Path(__file__).parents[1]
 PYTHON = "/opt/base-python"  # stands for the interpreter of the base image
 PATIENCE, GRACE = 120, 10  # seconds until the page is healthy; from SIGTERM to the end
+ADDRESS = "http://127.0.0.1:7860"
+STOPPING = "The server is stopping"  # the beginning of what a visitor reads
 VISIT = """
 import sys
 from gradio_client import Client
-lanes, length = [{"strategy": "greedy"}], int(sys.argv[1])
+lanes, length = [{"strategy": "greedy"}] * int(sys.argv[2]), int(sys.argv[1])
 print(Client("http://127.0.0.1:7860", verbose=False).predict("Mia", lanes, length=length, api_name="/compare"))
 """
 
@@ -214,8 +217,9 @@ def check_writable(image: Image) -> None:
         assert ends_well(image, ["touch", f"{place}/written"]), f"{place} cannot be written"
 
 
-def visit(image: Image, length: int) -> subprocess.Popen:
-    return image.inside(["python", "-c", VISIT, str(length)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+def visit(image: Image, length: int, lanes: int = 1) -> subprocess.Popen:
+    words = ["python", "-c", VISIT, str(length), str(lanes)]
+    return image.inside(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def check_answer(image: Image) -> None:
@@ -227,15 +231,30 @@ def check_answer(image: Image) -> None:
 
 def check_drain(image: Image, page: subprocess.Popen) -> None:
     """SIGTERM during a run: its visitor gets a message, and the process ends in time with exit code 0."""
-    visitor = visit(image, 900)
-    sleep(8)  # the client's start, and some tokens
+    visitor = visit(image, 900, lanes=4)
+    wait_for_a_run(visitor)
     started = monotonic()
     page.terminate()
     code = page.wait(GRACE)
     say(f"ended with exit code {code}", started)
     answer, _ = visitor.communicate(timeout=PATIENCE)
-    assert code == 0 and answer.strip(), answer
+    assert code == 0 and STOPPING in answer, answer
     print(f"the visitor read: {answer.strip().splitlines()[-1][-160:]}")
+
+
+def wait_for_a_run(visitor: subprocess.Popen) -> None:
+    """Return while the visitor's run has a seat: a signal that comes later would find no run to end."""
+    started = monotonic()
+    while not seated():
+        assert visitor.poll() is None and monotonic() - started < PATIENCE, "the run did not begin"
+        sleep(0.05)
+    say("a long run began", started)
+
+
+def seated() -> int:
+    """Runs that the page is working on."""
+    with urlopen(f"{ADDRESS}/health", timeout=PATIENCE) as answer:
+        return json.load(answer)["seated"]
 
 
 def say(what: str, started: float) -> None:
