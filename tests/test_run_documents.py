@@ -51,3 +51,10 @@ def test_only_exit_codes_are_failures(code, failed):
 
 def test_every_page_with_commands_is_read():
     assert sum(command.page == "docs/command-line.md" for command in commands("docs/command-line.md")) > 25
+
+
+def test_commands_with_a_named_word_are_listed_as_skipped(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_documents, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text("```bash\nfalse bench\ntrue benches\n```\n")
+    assert main(["page.md", "--skip", "bench"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["skipped", "0"]

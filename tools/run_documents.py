@@ -2,6 +2,7 @@
 
     python tools/run_documents.py                          # everything: hours, since some commands train and measure
     python tools/run_documents.py README.md --limit 60     # commands that are not over by then are stopped: "stopped"
+    python tools/run_documents.py --skip bench fit         # commands with one of these words are listed as "skipped"
 
 Commands run one after the other in a folder that has the project's files as links, so that nothing is written beside
 the sources. A command with programs that are not here, such as docker, is "not here". Exit code: 1 if a command failed.
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import NamedTuple
@@ -66,6 +67,10 @@ def commands(page: str) -> Iterator[Command]:
         yield Command(page, f"Python example {number}", [sys.executable, "-c", example])
 
 
+def skipped(command: Command, words: Sequence[str]) -> bool:
+    return not {*words}.isdisjoint(re.split(r"[^\w-]+", command.text))
+
+
 def run(command: Command, place: Path, limit: float) -> Outcome:
     """Run a command in a folder, for so many seconds at most."""
     program = shlex.split(command.text, comments=True)[0] if command.words[0] == "bash" else sys.executable
@@ -97,13 +102,15 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("pages", nargs="*", default=["README.md", *sorted(
         str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md"))])
     parser.add_argument("--limit", type=float, default=3600.0, metavar="SECONDS", help="of each command")
+    parser.add_argument("--skip", nargs="+", default=[], metavar="WORD", help="leave out commands with these words")
     options = parser.parse_args(words)
     failed = 0
     with tempfile.TemporaryDirectory() as folder:
         linked(place := Path(folder))
         for page in options.pages:
             for command in commands(page):
-                outcome = run(command, place, options.limit)
+                outcome = (Outcome(command, "skipped", 0.0) if skipped(command, options.skip)
+                           else run(command, place, options.limit))
                 failed += outcome.failed
                 print(f"{outcome.code:>8}  {outcome.seconds:7.1f} s  {page}: {command.text}", flush=True)
     return BROKEN if failed else 0
