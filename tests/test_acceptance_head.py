@@ -189,9 +189,9 @@ def test_answers_are_sampled_from_the_target_up_to_its_end_token():
     assert all((len(answer) == 1) == (answer[0] == 2) for answer in found)
 
 
-def test_a_target_without_a_draft_is_refused():
+def test_a_target_without_a_draft_is_refused(tmp_path):
     with pytest.raises(Refusal, match="has none"):
-        list(guesses.rollouts(Models(pair().target), [PROMPT], Sampling()))
+        list(guesses.rollouts(Models(pair().target), [PROMPT], Sampling(), tmp_path / "kept"))
 
 
 def test_held_out_questions_are_not_among_its_prompts():

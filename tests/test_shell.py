@@ -375,6 +375,12 @@ def test_a_trace_is_read_without_torch(shell, pair, tmp_path):
     assert seen.returncode == 0, seen.stderr
 
 
+def test_a_run_ends_at_the_context_however_many_tokens_are_asked_for(shell, pair):
+    code, out, err = shell("run", "greedy", "--prompt", "ab", *pair[:2], "--max-new-tokens", 100_000, "--json")
+    result, context = json.loads(out), playground.load(pair[1], draft="none").target.context
+    assert (code, result["reason"]) == (0, "length") and context - 3 <= len(result["token_ids"]) <= context
+
+
 def test_a_run_imports_what_runs(pair):
     """What `run greedy` does not need makes every start slower, and a newcomer's way longer."""
     seen = outside(

@@ -22,6 +22,7 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question
+from playground.training import draft_rollouts
 from support.shell_runs import PROMPT, ROOT, no_models, pair, saved, shell  # noqa: F401
 
 ABOVE = "stopped; what there was until then is above\n"
@@ -172,6 +173,33 @@ def test_fit_says_that_it_was_stopped_and_then_that_it_goes_on(shell, saved, tmp
         assert code == 130 and err.endswith("stopped; run again to resume\n")
     code, out, _ = shell(*words)
     assert code == 0 and "Resumed after pass 1 of 3 over the texts." in out and (tmp_path / "head").is_file()
+
+
+def test_a_training_for_a_pair_goes_on_after_its_finished_rollouts(shell, pair, tmp_path, monkeypatch):
+    """It writes what an uninterrupted one writes, and no finished part is made again."""
+    tales = tmp_path / "tales.txt"
+    tales.write_text("The green bird sat on the red fox and slept. " * 100)
+    monkeypatch.setattr(draft_rollouts, "TOGETHER", 2)
+    answers, asked = draft_rollouts.answers, []
+    monkeypatch.setattr(draft_rollouts, "answers", lambda *given: asked.append(given[1]) or answers(*given))
+    words = ["fit", "specdec_plus_plus", *pair, "--texts", tales, "--out"]
+    assert shell(*words, tmp_path / "whole")[0] == 0
+    parts = len(asked)
+    with monkeypatch.context() as patched:
+        interrupt(patched, 3)
+        code, _, err = shell(*words, tmp_path / "head")
+        assert code == 130 and err.endswith("stopped; run again to resume\n")
+    assert len(asked) == parts + 2
+    assert shell(*words, tmp_path / "head")[0] == 0 and len(asked) == 2 * parts
+    assert (tmp_path / "head").read_bytes() == (tmp_path / "whole").read_bytes()
+    assert not list(tmp_path.glob("*.training")), "the files of a complete training are deleted"
+
+
+def test_knobs_that_are_read_off_texts_in_one_go_are_begun_anew(shell, pair, tmp_path, monkeypatch):
+    (tales := tmp_path / "tales.txt").write_text("The green bird sat on the red fox and slept. ")
+    interrupt(monkeypatch, 1)
+    code, _, err = shell("fit", "adadec", *pair[:2], "--texts", tales)
+    assert code == 130 and err.endswith("stopped; nothing is kept yet: run again to begin anew\n")
 
 
 # --- words ---

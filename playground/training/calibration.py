@@ -27,7 +27,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.layer_choices import ComputePass, NetworkParts
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.training.checkpoint import Checkpoint
+from playground.training.checkpoint import Checkpoint, delete_files
 from playground.training.fitting import Fitting, finish
 from playground.training.stepped_llama import SteppedLlama
 
@@ -174,15 +174,8 @@ def calibrate(cls: type[ComputePolicy | CachePolicy | Decoder | Overlay], fittin
         raise Refusal("The texts have fewer than two tokens each: name files with longer texts.", "texts")
     read = CalibrationTexts(model, ids, seed, fitting.checkpoint, fitting.progress, (cls.name,))
     weights = finish(cls.calibrate(read, seed), fitting.watch)
-    _delete(fitting.checkpoint)
+    delete_files(fitting.checkpoint)
     return weights
-
-
-def _delete(checkpoint: Path) -> None:
-    """Delete the files of a complete training, those of its phases included."""
-    checkpoint.unlink(missing_ok=True)
-    for file in checkpoint.parent.glob(f"{checkpoint.stem}.*{checkpoint.suffix}"):
-        file.unlink()
 
 
 def windows(model: Model, texts: Iterable[str]) -> list[list[int]]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from glob import escape
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,10 @@ class Checkpoint:
     @property
     def _digest(self) -> str:
         return blake2b(repr(self.about).encode(), digest_size=8).hexdigest()
+
+
+def delete_files(checkpoint: Path) -> None:
+    """Delete the files of a complete training, those of its phases included."""
+    checkpoint.unlink(missing_ok=True)
+    for file in checkpoint.parent.glob(f"{escape(checkpoint.stem)}.*{checkpoint.suffix}"):
+        file.unlink()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from playground.engine.hooks import LayerPlan
 from playground.engine.model import Model
 from playground.engine.sampling import greedy
 from playground.errors import Refusal
+from playground.training.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from playground.decoding.models import Models
@@ -80,24 +82,40 @@ class Sampling:
 
 
 def rollouts(
-    models: Models, prompts: list[list[int]], sampling: Sampling, progress: Progress = unseen
+    models: Models, prompts: list[list[int]], sampling: Sampling, kept: Path, progress: Progress = unseen
 ) -> Iterator[DraftSamples]:
     """Draft tokens on an answer to each prompt, in the order of the prompts.
 
-    Raises Refusal if there is no draft model, or if its vocabulary differs from the target's.
+    Those of finished parts are read from files beside `kept`, and written there. Raises Refusal if there is no draft
+    model, or if its vocabulary differs from the target's.
     """
-    _check(models)
+    check_pair(models)
     context = min(models.target.context, models.draft.context)
     room = min(ROOM, context // 2)
     fitting = [ids for ids in prompts if len(ids) <= context - room]
     for start in range(0, len(fitting), TOGETHER):
         progress(start / len(fitting), f"Text {start + 1} of {len(fitting)}")
         part = fitting[start:start + TOGETHER]
-        for prompt, answer in zip(part, answers(models.target, part, room, sampling)):
-            yield rollout(models, prompt, answer, sampling)
+        about = (models.target.revision, models.draft.revision, models.target.quantization, sampling.seed, part)
+        place = kept.with_suffix(f".{'drawn' if sampling.sampled else 'best'}-{start}{kept.suffix}")
+        yield from _of_part(models, part, room, sampling, Checkpoint(place, about))
 
 
-def _check(models: Models) -> None:
+def _of_part(
+    models: Models, prompts: list[list[int]], room: int, sampling: Sampling, kept: Checkpoint
+) -> list[DraftSamples]:
+    """Rollouts of prompts in one batch, from the file if it has them; draws after them are the same either way."""
+    if (saved := kept.read()) is None:
+        made = [rollout(models, prompt, answer, sampling)
+                for prompt, answer in zip(prompts, answers(models.target, prompts, room, sampling))]
+        saved = {"samples": [tuple(each) for each in made], "generator": sampling.generator.get_state()}
+        kept.write(saved)
+    sampling.generator.set_state(saved["generator"])
+    return [DraftSamples(*each) for each in saved["samples"]]
+
+
+def check_pair(models: Models) -> None:
+    """Raise Refusal if the models have no rollouts."""
     if models.draft is None:
         raise Refusal(
             f"This needs a draft model, and {models.target.name} has none: choose one with --draft.", "draft"

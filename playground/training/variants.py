@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.algorithms.sampling.token_readings import TokenReading
 from playground.contract import ReadsQueries, Strategy, Variant
+from playground.decoding.models import Models
 from playground.engine.checkpoint.catalogue import BUNDLED, CARD, entries, made_models, partner
 from playground.engine.checkpoint.hub_files import Progress, first_sentence, unseen
 from playground.engine.forward_input import ForwardInput
@@ -25,11 +26,9 @@ from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Note
+from playground.training.checkpoint import delete_files
 from playground.training.draft_rollouts import Sampling, openings, rollouts, world_prompts
-from playground.training.fitting import Watch, finish
-
-if TYPE_CHECKING:
-    from playground.decoding.models import Models
+from playground.training.fitting import Fitting, Watch, finish
 
 CHUNK = 256  # tokens read in one forward
 
@@ -157,16 +156,21 @@ def fit(cls: type[Strategy], model: Model, texts: list[str], progress: Progress 
     return {name: known[name].read(value) for name, value in found.items()}
 
 
-def train(cls: type[Strategy], models: Models, texts: list[str], seed: int, watch: Watch,
-          progress: Progress = unseen) -> dict[str, Tensor]:
-    """Train the weights of a strategy on draft rollouts, and return them by name. Raises Refusal.
+def train(cls: type[Strategy], draft: Model | None, fitting: Fitting) -> dict[str, Tensor]:
+    """Train the weights of a strategy on rollouts of a draft model, and return them by name. Raises Refusal.
 
     The target continues the beginnings of the texts, or answers questions of the small world if there are no texts:
-    once sampled, and once greedily.
+    once sampled, and once greedily. Finished rollouts are kept beside the checkpoint until the end.
     """
-    prompts = openings(models.target, texts) if texts else world_prompts(models.target, seed)
-    sampled, best = (list(rollouts(models, prompts, Sampling(seed, drawn), progress)) for drawn in (True, False))
-    return finish(cls.train(sampled, best, seed), watch)
+    target, seed, kept = fitting.model, fitting.seed, fitting.checkpoint
+    prompts = openings(target, fitting.texts) if fitting.texts else world_prompts(target, seed)
+    models = Models(target, draft)
+    sampled, best = (
+        list(rollouts(models, prompts, Sampling(seed, drawn), kept, fitting.progress)) for drawn in (True, False)
+    )
+    weights = finish(cls.train(sampled, best, seed), fitting.watch)
+    delete_files(kept)
+    return weights
 
 
 def check_fits(cls: type[Strategy]) -> None:

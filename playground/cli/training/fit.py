@@ -122,12 +122,18 @@ def _trained(cls: type[Strategy], train: Callable[[type[Strategy], Fitting], dic
 
 def _train(cls: type[Strategy], options: Namespace) -> bool:
     """Train weights for a pair of models, and store them where the strategy finds them, or in the file of --out."""
-    texts = read_texts(options.texts) if options.texts else []
     from playground.training import variants as learning
-    models = load(options, draft=True)
-    weights = learning.train(cls, models, texts, options.seed, watching(options), RemainingTime())
+    from playground.training.draft_rollouts import check_pair
+    from playground.training.fitting import Fitting
+    texts = read_texts(options.texts) if options.texts else []
+    check_pair(models := load(options, draft=True))
+    fitted_to = {"target": models.target, "draft": models.draft}
+    checkpoint = _place(cls, fitted_to, options).with_suffix(".training")
+    with _resumable(checkpoint, kept=False):
+        weights = learning.train(cls, models.draft, Fitting(models.target, checkpoint, texts, options.seed,
+                                                            watching(options), RemainingTime()))
     show_progress(1.0, "")
-    return _store(cls, {"target": models.target, "draft": models.draft}, weights, options)
+    return _store(cls, fitted_to, weights, options)
 
 
 def _place(cls: type[Strategy], fitted_to: dict[str, Model], options: Namespace) -> Path:
@@ -173,7 +179,8 @@ def _fit(cls: type[Strategy], options: Namespace) -> bool:
     from playground.training import variants as learning
     learning.check_fits(cls)
     model = load(options, draft=False).target
-    knobs = learning.fit(cls, model, texts, RemainingTime())
+    with _resumable(_place(cls, {"target": model}, options).with_suffix(".training"), kept=False):
+        knobs = learning.fit(cls, model, texts, RemainingTime())
     show_progress(1.0, "")
     facts = {"strategy": cls.name, "model": model.name, "revision": model.revision, "texts": len(texts), "knobs": knobs}
     print(json.dumps(facts) if options.json else _pasted(cls, knobs))
