@@ -10,7 +10,7 @@ from setuptools import find_packages, setup
 from setuptools.command.build_py import build_py
 
 SPACE_FILES = ("README.md", "app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff",
-               "docs/page.png")
+               "docs/page.png", "docs/decoding.svg")
 
 
 class BuildWithSpaceFiles(build_py):

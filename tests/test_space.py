@@ -48,7 +48,7 @@ def test_it_has_what_the_page_needs_and_nothing_else(space):
     top = {path.name for path in space.iterdir()}
     assert {"app.py", "requirements.txt", README, "playground", "strategies", "assets"} <= top
     assert not top & {"tests", ".ci", ".git", "Dockerfile", "setup.py"}
-    assert [path.name for path in (space / "docs").iterdir()] == ["page.png"]
+    assert {path.name for path in (space / "docs").iterdir()} == {"page.png", "decoding.svg"}
     assert not list(space.rglob("__pycache__"))
 
 

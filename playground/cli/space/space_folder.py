@@ -22,7 +22,8 @@ from playground.errors import Refusal
 
 CLONE = Path(__file__).resolve().parents[3]  # or the folder that the packages are installed in
 INSTALLED_FILES = CLONE / "playground" / "space_files"  # where setup.py installs README and FILES
-FILES = ("app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff", "docs/page.png")
+FILES = ("app.py", "requirements.txt", "LICENSE", "NOTICE", "SECURITY.md", "CITATION.cff", "docs/page.png",
+         "docs/decoding.svg")
 FOLDERS = ("playground", "strategies", "assets")
 README = "README.md"
 WEIGHTS = tuple(f"assets/models/{entry.name}/model.safetensors" for entry in BUNDLED if entry.name not in TABLES)
