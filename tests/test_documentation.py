@@ -20,7 +20,7 @@ from playground.trace import Trace
 from support.folders import links_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/command-line.md", "docs/deploy.md", "docs/classroom.md")
+PAGES = ("README.md", "docs/command-line.md", "docs/deploy.md", "docs/classroom.md", "docs/course.md")
 COMMAND = ["python", "-m", "playground"]
 SHORT = ["--max-new-tokens", "16"]
 TOO_LONG = ("bench", "fit", "variant")  # these measure and train for minutes
