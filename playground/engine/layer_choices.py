@@ -38,6 +38,14 @@ class NetworkParts(Protocol):
     def width(self) -> int:
         """Of the hidden states."""
 
+    @property
+    def heads(self) -> int:
+        """Query heads of a layer."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+
     def channels(self, layer: int) -> int:
         """Width of the feed-forward network of a layer, between its projections."""
 
@@ -99,6 +107,10 @@ class LayerChoices:
 
         The last slots are the rows of this forward.
         """
+
+    def mixed(self, layer: int, heads: Tensor) -> Tensor:
+        """The outputs of all query heads of the rows that ran, [n, heads * head_dim], before the output projection."""
+        return heads
 
     def feed_forwards(self, layer: int, hidden: Tensor, full: FeedForwardPart) -> Sequence[SharedFeedForward]:
         """The feed-forward networks to run on the hidden states [n, d] after attention.

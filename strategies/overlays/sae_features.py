@@ -58,7 +58,7 @@ class SaeFeatures(ReadsStates):
     in place of the state stands beside as many principal components and an untrained dictionary. A token has the
     colour of the row that read it. The paper trains on head outputs of positive and negative prompts and compares
     codes; here it is the residual stream, with TopK, and no circuits are searched. A feature correlates with what it
-    is named after. O'Neill and Bui 2024, arXiv 2405.12522.
+    is named after; `switch_part` switches it off. O'Neill and Bui 2024, arXiv 2405.12522.
     """
 
     name, title = "sae_features", "Features of a sparse autoencoder"

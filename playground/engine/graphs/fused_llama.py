@@ -243,7 +243,7 @@ class FusedLayer:
         if choices.reads_attention(self.index):
             weights = received_attention(self.index, rows, new[0], call, self.scaling, self.window)
             choices.attended(self.index, weights)
-        added = self.out(mixed.transpose(0, 1).reshape(len(rows), -1))
+        added = self.out(choices.mixed(self.index, mixed.transpose(0, 1).reshape(len(rows), -1)))
         return hidden + added if whole else hidden.index_add(0, index, added)
 
     def _add(self, sums: Tensor, hidden: Tensor, rows: list[int] | None, part: FeedForwardPart) -> Tensor:
@@ -287,6 +287,7 @@ class FusedLlama:
         inner = network.model
         self.embeddings, self.head = inner.embed_tokens.weight, FusedLinear.of(network.lm_head)
         self.layers = [FusedLayer(layer, index) for index, layer in enumerate(inner.layers)]
+        self.heads, self.head_dim = int(self.layers[0].heads), int(self.layers[0].head_dim)
         self.norm = _norm(inner.norm)
         self.cos, self.sin = _angles(inner.rotary_emb, context, self.embeddings)
         self.device = self.embeddings.device
