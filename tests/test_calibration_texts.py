@@ -43,6 +43,6 @@ def test_answers_that_are_encoded_apart_from_the_chat_are_refused(target, monkey
     def apart(tokens, item):
         return [*tokens.encode_chat(item.prompt, before=item.before), *calibration._plain(tokens, item.answer)]
 
-    monkeypatch.setattr(calibration, "_answered", apart)
+    monkeypatch.setattr(calibration, "answered", apart)
     with pytest.raises(AssertionError):
         check(target)

@@ -195,10 +195,10 @@ def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = (
     asked = [item for task in tasks or TASKS for item in items(task, each, seed, held_out=held_out)]
     Random(seed).shuffle(asked)
     size = min(WINDOW, model.context)
-    return [_answered(model.tokens, item)[-size:] for item in asked]
+    return [answered(model.tokens, item)[-size:] for item in asked]
 
 
-def _answered(tokens: Tokens, item: Item) -> list[int]:
+def answered(tokens: Tokens, item: Item) -> list[int]:
     """A question with its answer as token ids, as a chat that the model has written if it has a chat template."""
     if not tokens.tokenizer.chat_template:
         return [*tokens.encode(item.prompt), *_plain(tokens, item.answer)]

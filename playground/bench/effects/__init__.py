@@ -11,10 +11,11 @@ from playground.bench.effects.context_effect import context
 from playground.bench.effects.effect import Effect
 from playground.bench.effects.eviction_effect import eviction
 from playground.bench.effects.grammar_effect import grammar
+from playground.bench.effects.intervention_effect import interventions
 from playground.bench.effects.speculation_effect import speculation
 from playground.bench.effects.switching_effect import switching
 from playground.bench.effects.voting_effect import votes
 
 EFFECTS: dict[str, Callable[..., Effect]] = {
-    make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes)
+    make.__name__: make for make in (switching, context, eviction, grammar, speculation, votes, interventions)
 }
