@@ -122,7 +122,7 @@ class TableLayers:
 class TableModel:
     """A test double for Model: the scores after a context are random numbers seeded by the context."""
 
-    fills = False
+    fills = has_encoder = False
 
     letters: Sequence[str] = "abc"
     ends: str = ""

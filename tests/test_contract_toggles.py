@@ -25,7 +25,7 @@ from support.contract_lanes import ALL, LANES, each_of, events, ids, in_groups, 
 
 def toggles() -> list[str]:
     """Those that need no model of another kind than the pairs of these tests."""
-    return [cls.name for cls in registered(*TOGGLES) if "state_space" not in cls.needs]
+    return [cls.name for cls in registered(*TOGGLES) if not {"state_space", "encoder"} & set(cls.needs)]
 
 
 def decoder_of(toggle: str) -> str:

@@ -136,6 +136,7 @@ MISSING = {
     "refrag": "not trained further",
     "s2d": "left out",
     "ssm_dynamics": "No bundled model",
+    "cross_attention": "No bundled model is one",
     "wedlm": "No bundled model",
 }
 

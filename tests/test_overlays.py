@@ -24,6 +24,7 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Figure, Forward, Step, event_from_json
 from playground.trace import check
+from support.encoder_decoder_pairs import encoder_decoders
 
 OVERLAYS = [cls.name for cls in registered("overlay")]
 every_overlay = pytest.mark.parametrize("name", OVERLAYS)
@@ -67,6 +68,8 @@ def recurrent_pair() -> Models:
 
 def models_for(*configs: LaneConfig) -> Models:
     needs = {need for config in configs for need in assemble(config).needs()}
+    if "encoder" in needs:
+        return encoder_decoders("t5")
     return recurrent_pair() if "state_space" in needs else pair_for(*configs)
 
 
@@ -164,7 +167,7 @@ def test_a_reading_is_one_pass_over_the_text_unless_it_looks_ahead(name):
 def test_several_overlays_share_one_pass():
     apart = (LooksAhead, ReadsExperts, ReadsAnotherText)
     names = [name for name in OVERLAYS if takes(PLAIN, name) and not issubclass(find(name), apart)
-             and "state_space" not in find(name).needs]
+             and not {"state_space", "encoder"} & set(find(name).needs)]
     reads = [event for event in events_of(run(overlaid(LANES["greedy"], *names)))
              if isinstance(event, Forward) and event.stream == "overlay"]
     assert len(names) > 1 and len(reads) == 1
@@ -212,7 +215,7 @@ def test_twice_in_a_lane_or_on_a_canvas_it_is_refused(name):
 class Unreadable(TableModel):
     """Attention runs elsewhere, feed-forward networks stay whole, and there are no experts."""
 
-    attends, parts, experts, recurrence = False, None, 0, None
+    attends, parts, experts, recurrence, has_encoder = False, None, 0, None, False
 
 
 @every_overlay

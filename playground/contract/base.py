@@ -32,6 +32,7 @@ NEEDS = (
     "attention_scores",
     "experts",
     "state_space",
+    "encoder",
 )
 REGISTERED: dict[str, type[Strategy]] = {}  # written while strategy modules are imported, read-only afterwards
 

@@ -119,6 +119,27 @@ class ReadsHeads(Overlay):
             )
 
 
+class ReadsSource(Overlay):
+    """Reads how the decoder of an encoder-decoder model reads its source, the prompt."""
+
+    needs = ("encoder",)
+
+    def read_source(self, layer: int, weights: Tensor) -> None:
+        """Weights [heads, rows, source] of one decoder layer, the rows of a whole text from the start of the answer on.
+
+        A row predicts the token after it; its weights over the source sum to 1.
+        """
+        raise NotImplementedError
+
+    def check_target(self, model: Any) -> None:
+        if not model.has_encoder:
+            raise Refusal(
+                f"{self.title} shows how a decoder reads what an encoder has read, and {model.name} has no encoder: "
+                "choose an encoder-decoder model, such as a T5.",
+                self.name,
+            )
+
+
 class ReadsExperts(Overlay):
     """Reads what the routers of a mixture of experts choose."""
 

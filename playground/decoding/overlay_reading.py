@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from playground.contract import LayerChoices, LooksAhead, ReadsChannels, ReadsExperts, ReadsHeads, ReadsStates
+from playground.contract import (
+    LayerChoices,
+    LooksAhead,
+    ReadsChannels,
+    ReadsExperts,
+    ReadsHeads,
+    ReadsSource,
+    ReadsStates,
+)
 from playground.contract.overlay import OverlaidText, Overlay, ReadsAnotherText, ReadsLogits, RoutedRows
 from playground.decoding.requests import Feed, Request, Steps
 from playground.decoding.stream import chunk_of
@@ -90,6 +98,7 @@ class OverlayReading:
             overlay.begin(text, self.model)
         if self._of(ReadsHeads):
             self._store.on_query_heads = self._read_heads
+        self._store.on_cross_attention = self._read_source if self._of(ReadsSource) else None
         size = _piece_size(self.model, len(text.tokens))
         for first in range(0, len(text.tokens), size):
             yield from self._read(first, text.tokens[first:first + size])
@@ -156,6 +165,10 @@ class OverlayReading:
         for overlay in self._of(ReadsHeads):
             overlay.read_heads(decoder_layer, positions[0], weights.flatten(0, 1))
 
+    def _read_source(self, layer: int, weights: Tensor) -> None:
+        for overlay in self._of(ReadsSource):
+            overlay.read_source(layer, weights)
+
     def _look_ahead(self, overlay: LooksAhead, logits: Tensor) -> Steps:
         """A forward over candidates for the token after each row, which leave the KV cache afterwards."""
         wanted, scratch = overlay.candidates(self._first, logits), len(self._store.parents)
@@ -174,5 +187,9 @@ class OverlayReading:
 
 
 def _piece_size(model: Model, length: int) -> int:
-    """Tokens per forward: few of a long text, since the attention weights of each with all tokens are held."""
+    """Tokens per forward: few of a long text, since the attention weights of each with all tokens are held. All of a
+    text that begins with a source.
+    """
+    if model.has_encoder:
+        return length
     return max(1, min(PIECE, chunk_of(model), WEIGHTS // max(1, length)))

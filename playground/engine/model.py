@@ -44,6 +44,8 @@ class Model(ModelFacts):
     """
 
     fills = False  # decodes from left to right, cannot fill masked positions
+    implementations: type = Implementations  # chooses how it computes: `install()` returns the tolerance
+    has_encoder = False  # its decoder reads the prompt through an encoder (`engine.encoder_decoder`)
 
     def __init__(
         self,
@@ -70,7 +72,7 @@ class Model(ModelFacts):
         self.recurrence: Recurrence | None = None
         self.depth = self.experts = 0  # layers, and experts that a plan can choose among in every layer with a router
         with torch.inference_mode():
-            self.tolerance = Implementations(self).install()  # of logits that should be the library's
+            self.tolerance = self.implementations(self).install()  # of logits that should be the library's
 
     @cached_property
     def thread(self) -> Executor:

@@ -179,6 +179,7 @@ class GeneratedModel:
     """
 
     revision, quantization, parameters, tied, attends, splits, fills = "", "none", 0, False, True, True, False
+    has_encoder = False
     lexical_units = 8  # as if it was tuned for it
     experts, mtp_count = 8, 1  # experts that a plan may choose among, without effect
     replay = launched_ahead = None  # nothing is recorded

@@ -15,6 +15,7 @@ from playground.decoding.compute_manager import ComputeManager
 from playground.decoding.cross_tokenizer import CrossTokenizerStream
 from playground.decoding.lane.lane_state import LaneState, PrefixPool
 from playground.decoding.lane.running_text import ModelsByStream, RunningText
+from playground.decoding.lane.whole_layers import check_runs_whole
 from playground.decoding.limits import Limits
 from playground.decoding.recorder import Recorder
 from playground.decoding.routed_streams import read_routings
@@ -63,6 +64,7 @@ class ModelStreams(RunningText, LaneState):
         self.fitted = fitted.find_all(others, models, heads or {})
         for part in parts:
             part.check_target(target)
+        check_runs_whole(target, parts)
 
     @property
     def target(self) -> Stream:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import signature
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,9 +26,8 @@ class LibraryCache(DynamicCache):
 
     def __init__(self, branch: Segment):
         super().__init__()
-        ancestors = _ancestors(branch)
         self.layer_class_to_replicate = None
-        self.layers = [LibraryLayer(branch, layer, ancestors) for layer in range(branch.store.depth)]
+        self.layers = LibraryLayer.all_of(branch)
 
 
 class LibraryLayer(DynamicLayer):
@@ -37,6 +37,12 @@ class LibraryLayer(DynamicLayer):
         super().__init__()
         self.branch, self.layer, self.ancestors, self.seen = branch, layer, ancestors, 0
         self.is_initialized = True
+
+    @classmethod
+    def all_of(cls, branch: Segment) -> list[Self]:
+        """A layer for every decoder layer."""
+        ancestors = _ancestors(branch)
+        return [cls(branch, layer, ancestors) for layer in range(branch.store.depth)]
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
         """Write the new states [1, kv_heads, rows, d]; returns those of all ancestors and of the rows themselves."""
@@ -67,7 +73,7 @@ class LibraryAttention:
         """Logits [rows, V] of all rows. Raises Refusal for what needs the playground's own attention."""
         logits, parts, start = [], [], 0
         for segment in segments:
-            _check(segment)
+            check_unwatched(segment)
             for branch in branches(segment, self.one_by_one):
                 rows = slice(start, start + branch.rows)
                 call = Call([branch], _rows_of(plan, rows))
@@ -121,7 +127,8 @@ def _rows_of(plan: LayerPlan, rows: slice) -> LayerPlan:
     return replace(plan, resume=(plan.resume[0], plan.resume[1][rows])) if plan.resume else plan
 
 
-def _check(segment: Segment) -> None:
+def check_unwatched(segment: Segment) -> None:
+    """Raise Refusal if something else than the library is to read or change the attention of a segment."""
     store = segment.store
     held = len(store.slots) == 1 and store.slots[0].dense and store.slots[0].count == store.length
     if segment.watched or segment.needs_keys or store.window or not held:

@@ -55,6 +55,8 @@ class SlotStore(MaskedSlots, PolicyHooks, Protocol):
     keys: list[KVBuffer]
     values: list[KVBuffer]
     on_attention: Callable | None
+    on_cross_attention: Callable | None
+    source: int  # slots that hold what cross-attention reads
     in_turn: InTurn | None
     recurrent: RecurrentMemory | None
 

@@ -23,6 +23,9 @@ OnAttention = Callable[[int, Tensor, Tensor, Tensor], None]
 OnQueries = Callable[[int, Tensor, list[int]], None]
 """on_queries(layer, query states after the rotary embedding [kv_heads, group, n, d], query positions [n])"""
 
+OnCrossAttention = Callable[[int, Tensor], None]
+"""on_cross_attention(layer, weights [heads, rows, source]), the row of the mark first in a text that begins"""
+
 Memory = Callable[[int, Tensor, list[int], PartialAttention], Tensor]
 """memory(layer, query states [heads, n, d], query positions [n], attention over the slots) -> attention of both"""
 
@@ -58,9 +61,12 @@ class KVCache(HeldStates):
     on_attention: OnAttention | None = None  # receives the attention weights of rows once they are committed
     on_queries: OnQueries | None = None  # receives the query states of rows as they are fed
     on_query_heads: OnQueryHeads | None = None  # receives attention weights by query head as rows are fed
+    on_cross_attention: OnCrossAttention | None = None  # receives what rows of a decoder read of the source
     in_turn: InTurn | None = None  # reads rows of one forward one after the other, so that a policy acts between them
     done: bool = False  # nothing more will be fed, so its memory may be reused
     eager: bool = False  # there was no memory to replay its forwards
+    whole_prompt: int = 0  # of an encoder-decoder model, whose encoder reads the prompt in one forward: its longest
+    source: int = 0  # its tokens, whose slots hold what the decoder's cross-attention reads
     reported: int = 0  # trunk tokens whose attention was reported; a token that is fed again is not reported twice
 
     # --- segments of a forward ---
@@ -83,7 +89,7 @@ class KVCache(HeldStates):
     @property
     def least_chunk(self) -> int:
         """Rows that a forward over a prompt should have at least."""
-        return self.recurrent.least_chunk if self.recurrent else 0
+        return self.recurrent.least_chunk if self.recurrent else self.whole_prompt
 
     # --- the text grows ---
 
@@ -94,6 +100,7 @@ class KVCache(HeldStates):
         self.prefix_owner = other if shared else None
         self.slots = [Slots(other.slots[0].positions)]
         self.length = self.reported = other.length
+        self.source = other.source
         if self.recurrent:
             self.recurrent.start_from(other.recurrent)
 
@@ -165,7 +172,8 @@ class KVCache(HeldStates):
     def roll_back(self, count: int) -> None:
         """Drop the scratch and the last `count` tokens of the trunk. Raises ValueError if it has fewer.
 
-        If recurrent layers cannot return that far, the whole trunk is dropped and has to be read again.
+        If recurrent layers cannot return that far, or a source would be cut, the whole trunk is dropped and has to be
+        read again.
         """
         if not 0 <= count <= self.length:
             raise ValueError(f"cannot roll back {count} of {self.length} tokens")
@@ -173,6 +181,7 @@ class KVCache(HeldStates):
         self.freed = None  # tokens read later may have the positions of those that are dropped now
         if self.recurrent and not self.recurrent.roll_back(count):
             self.recurrent, count = RecurrentMemory(self.recurrent.layers, self.recurrent.least_chunk), self.length
+        count = self.length if self.length - count < self.source else count
         length = self.length - count
         self.evict([slots.positions < length for slots in self.slots])
         self.length = length

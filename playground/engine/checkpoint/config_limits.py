@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DiffusionGemmaForBlockDiffusion, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig
 
-from playground.engine.canvas.masked_models import is_noise_model
+from playground.engine.loading.network_class import built_network
 from playground.errors import Refusal
 
 JSON_BYTES = {
@@ -75,7 +75,7 @@ def check_against_weights(name: str, config: PretrainedConfig, stored: int, quan
     """
     try:
         with torch.device("meta"):
-            network = _built(config)
+            network = built_network(config)
         parameters = sum(weights.numel() for weights in network.parameters())
         buffered = sum(buffer.numel() * buffer.element_size() for buffer in network.buffers())
     except Exception as reason:  # a config can break a network's constructor in any way
@@ -90,12 +90,6 @@ def check_against_weights(name: str, config: PretrainedConfig, stored: int, quan
             f" {stored:,}: save the model again, or choose another.",
             "model",
         )
-
-
-def _built(config: PretrainedConfig) -> PreTrainedModel:
-    if is_noise_model(config):
-        return DiffusionGemmaForBlockDiffusion(config)
-    return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def _integers(value: Any, name: str = "") -> Iterator[tuple[str, int]]:

@@ -51,6 +51,7 @@ from playground.engine.checkpoint.model_files import (
 )
 from playground.engine.checkpoint.stored_forms import model_place
 from playground.engine.device_memory import size_text
+from playground.engine.encoder_decoder.configs import is_encoder_decoder
 from playground.engine.loading.text_parts import sees_more, text_part
 from playground.errors import Refusal
 from playground.network_errors import connection_error
@@ -213,6 +214,8 @@ def read_config(source: ModelFiles) -> PretrainedConfig:
         ) from None
     if text := text_part(config):
         return text
+    if is_encoder_decoder(config):
+        return config
     if config.is_encoder_decoder or not _causal(config):
         if sees_more(config):
             raise Refusal(

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from playground.engine.canvas.masked_models import is_noise_model, masking_of
 from playground.engine.device_memory import HEADROOM, UNQUANTIZED, gpu_memory
+from playground.engine.encoder_decoder.configs import is_encoder_decoder
 from playground.engine.recurrent.recurrent_layers import is_recurrent
 from playground.errors import Refusal
 
@@ -29,6 +30,8 @@ def spread_over_gpus(name: str, config: PretrainedConfig, dtype: str, quantizati
     """
     if masking_of(config) is not None or is_noise_model(config):
         raise _refusal(name, "it fills a canvas, which lies on one GPU")
+    if is_encoder_decoder(config):
+        raise _refusal(name, "its encoder and its decoder lie on one GPU")
     with init_empty_weights():
         network = AutoModelForCausalLM.from_config(config)
     network.tie_weights()  # parts that share weights get one GPU

@@ -8,6 +8,8 @@ from playground.engine.canvas.block_denoiser import BlockDenoiser, KnownFirstDen
 from playground.engine.canvas.denoiser import CanvasNetwork, MaskedDenoiser
 from playground.engine.canvas.masked_models import Masking, is_noise_model, masking_of
 from playground.engine.canvas.noise_denoiser import NoiseDenoiser
+from playground.engine.encoder_decoder.configs import is_encoder_decoder
+from playground.engine.encoder_decoder.model import EncoderDecoder
 from playground.engine.loading.finite_weights import check_finite
 from playground.engine.model import Model
 
@@ -22,6 +24,8 @@ def loaded_model(
         torch.backends.cuda.enable_cudnn_sdp(False)
     if is_noise_model(network.config):
         return NoiseDenoiser(network, tokenizer, name, revision, quantization)
+    if is_encoder_decoder(network.config):
+        return EncoderDecoder(network, tokenizer, name, revision, quantization)
     return _kind(masking_of(network.config))(network, tokenizer, name, revision, quantization)
 
 

@@ -7,17 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    BitsAndBytesConfig,
-    DiffusionGemmaForBlockDiffusion,
-    PretrainedConfig,
-    PreTrainedModel,
-)
+from transformers import BitsAndBytesConfig, PretrainedConfig, PreTrainedModel
 
-from playground.engine.canvas.masked_models import is_noise_model, masking_of, weight_names
+from playground.engine.canvas.masked_models import masking_of, weight_names
 from playground.engine.checkpoint.hub_files import first_sentence
 from playground.engine.loading.missing_weights import Gaps
+from playground.engine.loading.network_class import network_class
 from playground.engine.loading.stored_weights import StoredForm, cast_rest
 from playground.engine.loading.text_parts import text_names
 from playground.engine.loading.unused_weights import check_unused
@@ -49,7 +44,7 @@ def read_network(name: str, folder: Path, config: PretrainedConfig, reading: Wei
     # bitsandbytes warns of a cast at every int8 layer of every forward
     logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)
     try:
-        network, report = _class_of(config).from_pretrained(
+        network, report = network_class(config).from_pretrained(
             folder,
             **_renaming(config),
             **reading.arguments(),
@@ -72,10 +67,6 @@ def read_network(name: str, folder: Path, config: PretrainedConfig, reading: Wei
         cast_rest(network, reading.dtype)
     network.config.return_dict = True  # the library itself reads what a network returns by name
     return network.eval()
-
-
-def _class_of(config: PretrainedConfig) -> type:
-    return DiffusionGemmaForBlockDiffusion if is_noise_model(config) else AutoModelForCausalLM
 
 
 def _renaming(config: PretrainedConfig) -> dict[str, Any]:

@@ -37,6 +37,7 @@ NEEDS = {
     "attention_scores": "the model's attention weights",
     "experts": "a mixture-of-experts model",
     "state_space": "a model with Mamba layers",
+    "encoder": "a model with an encoder and a decoder",
 }
 DRAFTS_WITH = {
     "nothing": "drafts from the text or from the target's own layers, without a second model or trained weights",
