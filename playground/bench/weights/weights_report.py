@@ -15,6 +15,8 @@ WEIGHTS = (
     "lq_lora",
     *(f"{method}{pattern}" for pattern in ("", ":pattern=2:4") for method in ("magnitude", "wanda", "sparsegpt")),
     "armor",
+    "maskllm",
+    "cast",
     "rd_prune",
 )
 COMMAND = "python -m playground bench weights --page docs/weights.md"
@@ -23,7 +25,8 @@ INTRODUCTION = (
     "What a model loses when it is squeezed: each row is a text for the weights of a lane, as in "
     "`python -m playground compare greedy '{\"strategy\": \"greedy\", \"weights\": \"gptq:bits=3\"}' --prompt "
     "\"Once\"`. Written by `"
-    + COMMAND + "`; with `--speed` on an otherwise idle machine it has tokens/s as well.",
+    + COMMAND + "`, in some ten minutes on two cores if nothing is on the disk yet; an interrupted run goes on with "
+    "what it has made. With `--speed` on an otherwise idle machine the table has tokens/s as well.",
 )
 NOTES = (
     "*Bits*: of a weight of a linear layer as it could be stored, with scales, zero points and indices; where a row "
@@ -33,7 +36,9 @@ NOTES = (
     "over the tokens of held-out questions and answers of the small world, in wordings that no change is calibrated "
     "on. *Perplexity* over the same tokens. *Same token*: how often the most probable token is the same. *Error*: of a "
     "layer's outputs, ‖Wx − W'x‖ / ‖Wx‖ on the inputs that it has in the loaded model, mean over layers. A "
-    "quantisation that names no bits has 4, in groups of 64, asymmetric; a pruner that names no pattern prunes half.",
+    "quantisation that names no bits has 4, in groups of 64, asymmetric; a pruner that names no pattern prunes half. "
+    "`armor`, `maskllm` and `cast` keep 2 of every 4. The last two are trained by the whole model, on 256 questions in "
+    "place of the 32 of the others.",
     "A weight that is kept has to say where it stands: half the weights take 9 bits for each weight of the matrix, "
     "more than twice what rounding to 4 bits takes. None of this measures what a model still knows; the protocol of "
     "LLM-KICK, scores by task over bits and sparsity, is not part of this table.",
