@@ -11,8 +11,10 @@ import torch
 from toys import byte_tokenizer, network
 
 import playground
+from playground.bench.weights.weights_report import WEIGHTS
 from playground.cli import main
 from playground.contract import find
+from playground.contract.weight_change import check_changes
 from playground.decoding.models import Models
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -23,7 +25,7 @@ from playground.training.weights.weight_report import layer_errors, losses
 from playground.ui.components.settings import Settings
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.site import Site
-from playground.weight_changes import WeightChanges
+from playground.weight_changes import WeightChanges, layer_changes
 
 PROMPT = "Once upon a time"
 ROUGH = "rtn:bits=2,group=16"
@@ -367,3 +369,27 @@ def test_calibration_texts_without_text_are_refused(shell, tmp_path, text, says)
     (tmp_path / "own.txt").write_text(text)
     code, _, err = shell("variant", "wanda", "--texts", tmp_path / "own.txt")
     assert code == 2 and says in err and err.count("\n") == 1
+
+
+# --- the table ---
+
+def test_the_table_begins_with_nothing_on_the_disk_and_goes_on_with_what_an_interrupted_run_has_made(
+        capsys, base, monkeypatch, tmp_path):
+    monkeypatch.setattr("playground.cli.bench.weights.load", lambda options, draft: Models(base))
+    wanted = ["rtn:bits=16", ROUGH, "magnitude:pattern=2:4"]
+    page, data = tmp_path / "weights.md", tmp_path / "weights.json"
+    words = ["bench", "weights", "--only", *wanted, "--page", str(page), "--out", str(data)]
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(find("magnitude"), "changed", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert main(words) == 130 and not page.exists()
+    seen = counted(monkeypatch)
+    assert main(words) == 0 and not seen, "the others were read from the disk"
+    rows = {row["weights"]: row for row in json.loads(data.read_text())["rows"]}
+    assert list(rows) == wanted and rows["rtn:bits=16"]["KL"] == 0 < rows[ROUGH]["KL"]
+    assert f"| `{ROUGH}` | 3.12 |" in page.read_text()
+
+
+def test_every_change_of_the_bundled_table_exists():
+    for weights in WEIGHTS:
+        check_changes(weights)
+    assert {text.partition(":")[0] for text in WEIGHTS} <= set(layer_changes())
