@@ -66,6 +66,7 @@ from playground.contract.verifier import Verifier
 from playground.contract.weight_change import CalibratedChange, ChangedWeight, WeightChange
 from playground.engine.attention.line_attention import AttentionLines
 from playground.engine.layer_choices import LayerChoices, LayerSteps, SharedFeedForward
+from playground.engine.weights.expert_matrices import RouterReading
 
 __all__ = [
     "GUARANTEES",
@@ -118,6 +119,7 @@ __all__ = [
     "RewardedText",
     "Sampler",
     "RoutedRows",
+    "RouterReading",
     "SelectsByStates",
     "SelectsLines",
     "SelectsPerRow",

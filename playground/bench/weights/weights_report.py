@@ -19,13 +19,19 @@ WEIGHTS = (
     "cast",
     "rd_prune",
 )
+OF_EXPERTS = (  # of a mixture
+    UNCHANGED, "rtn", "rtn:bits=3", "gptq:bits=3", "rtn:bits=2",
+    "mc_moe", "mc_moe:alpha=0,beta=0", "mc_moe:budget=2.5", "mc_moe:budget=2.5,lowest=1", "wanda",
+)
 COMMAND = "python -m playground bench weights --page docs/weights.md"
+COMMAND_FOR_EXPERTS = "python -m playground bench weights --model pocket-moe --page docs/weights-experts.md"
 INTRODUCTION = (
     "# Weights side by side",
     "What a model loses when it is squeezed: each row is a text for the weights of a lane, as in "
     "`python -m playground compare greedy '{\"strategy\": \"greedy\", \"weights\": \"gptq:bits=3\"}' --prompt "
     "\"Once\"`. Written by `"
-    + COMMAND + "`, in some ten minutes on two cores if nothing is on the disk yet; an interrupted run goes on with "
+    + COMMAND + "`, and [that of a mixture of experts](weights-experts.md) by `" + COMMAND_FOR_EXPERTS + "`, in some "
+    "ten minutes on two cores if nothing is on the disk yet; an interrupted run goes on with "
     "what it has made. With `--speed` on an otherwise idle machine the table has tokens/s as well.",
 )
 NOTES = (

@@ -34,7 +34,7 @@ def measure_options(command: CommandParser) -> None:
 
 def measure(options: Namespace) -> bool:
     """Make what is not on the disk yet, print the table, and write the requested files. Raises Refusal."""
-    wanted = list(dict.fromkeys(options.only or report.WEIGHTS))
+    wanted = list(dict.fromkeys(options.only or ()))
     for weights in wanted:
         check_changes(weights)
         if not WeightChanges.read(weights).layers or WeightChanges.read(weights).loaded:
@@ -43,6 +43,7 @@ def measure(options: Namespace) -> bool:
         check_place(path)
     options.draft, options.draft_device = None, ""
     models = load(options, draft=False)
+    wanted = wanted or list(report.OF_EXPERTS if models.target.experts else report.WEIGHTS)
     cards, speeds = [], {}
     from playground.bench.speed.speed_report import machine
     from playground.training.weights.change_weights import WeightMaker

@@ -16,13 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from playground.engine.checkpoint.hub_files import Progress, unseen
 from playground.engine.hooks import decoder_layers
+from playground.engine.weights.expert_matrices import ExpertMatrix, RouterReading, expert_matrices, routed_rows
 from playground.errors import Refusal
 
 ROUTER = re.compile(r"(^|\.)(router|gate)$")  # of a mixture of experts; a small error there chooses other experts
+Layer = nn.Linear | ExpertMatrix
 UNCHANGED_BITS = 16.0  # of a weight that no change has touched, as checkpoints usually store it
 
 
@@ -65,7 +68,7 @@ class LinearBlocks:
         """After each token of a text, [n, V] in float32, with other weights [out, in] for some layers, for which
         gradients flow.
         """
-        replaced = {f"{name}.weight": weight.to(self.layers[name].weight) for name, weight in weights.items()}
+        replaced = _parameters(self.network, self.layers, weights)
         given = {"input_ids": torch.tensor([ids], device=self.network.device), "use_cache": False}
         return functional_call(self.network, replaced, (), given).logits[0].float()
 
@@ -103,16 +106,14 @@ class LinearBlock:
     def layers(self) -> list[str]:
         """The names of its linear layers."""
         inside = set(map(id, self.module.modules()))
-        return [name for name, layer in self.whole.layers.items() if id(layer) in inside]
+        return [name for name, layer in self.whole.layers.items() if id(_module(layer)) in inside]
 
     def run(self, states: Tensor, text: int, weights: Mapping[str, Tensor] = MappingProxyType({})) -> Tensor:
         """What it puts out for one text, [1, n, d], with the weights that it has now, or with other ones [out, in] for
         some layers, for which gradients flow.
         """
         args, kwargs = self.arguments[text]
-        names = {id(module): name for name, module in self.module.named_modules()}
-        layers = {name: self.whole.layers[name] for name in weights}
-        replaced = {f"{names[id(layer)]}.weight": weights[name].to(layer.weight) for name, layer in layers.items()}
+        replaced = _parameters(self.module, self.whole.layers, weights)
         with torch.set_grad_enabled(bool(weights) and torch.is_grad_enabled()):
             out = functional_call(self.module, replaced, (states, *args), kwargs)
         return out[0] if isinstance(out, tuple) else out
@@ -140,12 +141,21 @@ class LinearBlock:
         shared: dict[tuple[int, ...], Tensor] = {}  # query, key and value projections read the same
         return {name: _joined(parts, shared) for name, parts in found.items()}
 
+    def routed(self) -> RouterReading | None:
+        """What its router does with all texts; None if it has no experts."""
+        states = self.whole.states(self.index)
+        matrices = {name: layer for name in self.layers if isinstance(layer := self.whole.layers[name], ExpertMatrix)}
+        return routed_rows(self.module, matrices, lambda: [self.run(rows, text) for text, rows in enumerate(states)]
+                           ) if matrices else None
 
-def linear_layers(network: PreTrainedModel) -> dict[str, nn.Linear]:
-    """The linear layers within decoder layers, by name. Raises Refusal if there is none."""
+
+def linear_layers(network: PreTrainedModel) -> dict[str, Layer]:
+    """The linear layers within decoder layers, by name, and the matrices of experts. Raises Refusal if there is none.
+    """
     inside = {id(module) for layer in decoder_layers(network) for module in layer.modules()}
-    found = {name: module for name, module in network.named_modules()
-             if id(module) in inside and type(module) is nn.Linear and not ROUTER.search(name)}
+    found: dict[str, Layer] = {name: module for name, module in network.named_modules()
+                               if id(module) in inside and type(module) is nn.Linear and not ROUTER.search(name)}
+    found |= {name: matrix for name, matrix in expert_matrices(network).items() if id(_module(matrix)) in inside}
     if not found:
         kind = network.config.model_type
         raise Refusal(f"The layers of {kind} models are not linear layers whose weights can be changed: choose another "
@@ -154,16 +164,40 @@ def linear_layers(network: PreTrainedModel) -> dict[str, nn.Linear]:
 
 
 @contextmanager
-def read_by(layers: Iterator[nn.Linear]) -> Iterator[dict[int, list[Tensor]]]:
+def read_by(layers: Iterator[Layer]) -> Iterator[dict[int, list[Tensor]]]:
     """What layers read while this is open, by their ids."""
     seen: dict[int, list[Tensor]] = defaultdict(list)
-    handles = [layer.register_forward_pre_hook(lambda module, given: seen[id(module)].append(given[0].detach()))
-               for layer in layers]
+    handles = [_watch(layer, seen) for layer in layers]
     try:
         yield seen
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _watch(layer: Layer, seen: dict[int, list[Tensor]]) -> RemovableHandle:
+    if isinstance(layer, ExpertMatrix):
+        return layer.watch(lambda rows: seen[id(layer)].append(rows))
+    return layer.register_forward_pre_hook(lambda module, given: seen[id(module)].append(given[0].detach()))
+
+
+def _module(layer: Layer) -> nn.Module:
+    """The module whose forward reads a layer's weights."""
+    return layer.experts.module if isinstance(layer, ExpertMatrix) else layer
+
+
+def _parameters(module: nn.Module, layers: Mapping[str, Layer], weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The parameters of a module, by its own names for them, that have other weights [out, in] for some layers."""
+    names = {id(part): name for name, part in module.named_modules()}
+    found: dict[str, Tensor] = {}
+    for name, weight in weights.items():
+        layer, own = layers[name], names[id(_module(layers[name]))]
+        if isinstance(layer, ExpertMatrix):
+            key = f"{own}.{layer.part}"
+            found[key] = layer.among(found.get(key, getattr(layer.experts.module, layer.part)), weight)
+        else:
+            found[f"{own}.weight"] = weight.to(layer.weight)
+    return found
 
 
 @contextmanager
