@@ -17,6 +17,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # from the least that is left out
     "ftp": [{"r": 0.1}, {}, {"r": 0.3}, {"r": 0.3, "router": "static"}],
     "duo_llm": [{}, {"target": "0.4"}, {"target": "0.25"}, {"mode": "small"}],
     "blockffn": [{}, {"theta": 0.3}, {"theta": 0.4}],
+    "factor_llm": [{"run": 3}, {}, {"choice": "oracle"}],
     "stop_exit": [{}, {"theta_exit": 0.98}, {"theta_exit": 0.9}],
     "evopress": [{"sparsity": sparsity} for sparsity in (0.125, 0.25, 0.375, 0.5)],
 }
