@@ -15,7 +15,7 @@ from support.compute_runs import PROMPT, deep, deep_network, policy_lane
 COLLAPSES = {
     "switch_part": [
         Collapse(policy_lane("switch_part", parts=""), LaneConfig("greedy")),
-        Collapse(policy_lane("switch_part", "sample", parts="head 0.0, head 2.1", state="on"), LaneConfig("sample")),
+        Collapse(policy_lane("switch_part", "sample", parts="head 0.0", state="on"), LaneConfig("sample")),
     ],
 }
 SwitchPart = find("switch_part")

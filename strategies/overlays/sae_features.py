@@ -55,25 +55,22 @@ class SaeFeatures(ReadsStates):
     helps. `python -m playground fit sae_features` trains one on the middle layer of a model, in a minute, or reads a
     published one with `--from`. A feature is named by the tokens at which it was most active in the training texts, and
     by those it raises most through the lm_head. How much of the loss is recovered when the model goes on from the sum
-    in place of the state stands beside as many principal components and an untrained dictionary. A token has the
-    colour of the row that read it. The paper trains on head outputs of positive and negative prompts and compares
-    codes; here it is the residual stream, with TopK, and no circuits are searched. A feature correlates with what it
-    is named after; `switch_part` switches it off. O'Neill and Bui 2024, arXiv 2405.12522.
+    in place of the state stands beside as many principal components and an untrained dictionary. A token has the colour
+    of the row that read it. Without a fit, random directions are drawn, which say nothing. The paper trains on head
+    outputs of positive and negative prompts and compares codes; here it is the residual stream, with TopK, and no
+    circuits are searched. A feature correlates with what it is named after; `switch_part` switches it off. O'Neill and
+    Bui 2024, arXiv 2405.12522.
     """
 
     name, title = "sae_features", "Features of a sparse autoencoder"
     paper, sheet = "2405.12522", "overlays/sae-circuits"
     reconstruction, sure = True, "medium"
-    fitted_to_target, questions_per_task = True, 60
+    fitted_to_target, prefers_trained, questions_per_task = True, True, 60
 
     feature: int = knob(ANY, ANY, 2 ** 20, step=1, help="feature that colours the text; -1: the strongest of a token")
     shown: int = knob(3, 1, 8, step=1, help="features on the card of a token")
 
-    _text = None
-
-    @property
-    def trained(self):
-        return "remove it"
+    _text = _weights = None
 
     def begin_fitted(self, weights):
         self._weights, self._sae = weights, SparseAutoencoder.of(weights)
@@ -84,6 +81,9 @@ class SaeFeatures(ReadsStates):
 
     def begin(self, text, model):
         self._text, self._model, self._names = text, model, {}
+        self._told = self._weights is not None
+        if not self._told:
+            self.begin_fitted(self.untrained(model.width))
         self._active: list[Tensor] = []  # [n, features]
         self._missed, self._varied = 0.0, 0.0
 
@@ -98,6 +98,9 @@ class SaeFeatures(ReadsStates):
     def draw(self):
         if not self._active or self._text.generated < 1:
             return
+        if not self._told:
+            yield Note("No autoencoder is fitted to this model: random directions are drawn, which say nothing. "
+                       "`python -m playground fit sae_features` trains one.")
         active = torch.cat(self._active)[self._text.start:]
         shares = active / self._weights["largest"].clamp(min=1e-30)
         best = shares.topk(min(self.shown, shares.shape[1]), 1)
@@ -128,7 +131,7 @@ class SaeFeatures(ReadsStates):
     def _raised(self, feature: int) -> str:
         """The tokens whose logits the direction of a feature raises most, as far as the final norm tells."""
         head, parts = self._model.lm_head_weights, self._model.parts
-        if head is None or parts is None:
+        if head is None or parts is None or not head.shape[1] == parts.width == self._sae.decoder.shape[1]:
             return "unknown tokens"
         gamma = parts.norm_before(parts.depth)[0].float().to(head.device)
         direction = self._sae.decoder[feature].to(head.device) * gamma
