@@ -83,6 +83,15 @@ def check_weights(text: str) -> None:
     WeightChanges.read(text)
 
 
+def are_weights(text: str) -> bool:
+    """Whether a text names weights that a lane can have; false for an empty one."""
+    try:
+        check_weights(text)
+    except Refusal:
+        return False
+    return bool(text)
+
+
 def adds_adapter(text: str) -> bool:
     """Whether weights contain an adapter, which has to be found and read."""
     return ADAPTER in text

@@ -117,10 +117,10 @@ def test_other_weights_are_refused_before_a_model_is_loaded(weights, says):
         playground.compare([{"strategy": "greedy", "weights": weights}], PROMPT)
 
 
-def test_a_link_keeps_an_adapter_and_drops_what_is_none():
+def test_a_link_keeps_an_adapter_and_what_lacks_one_to_be_refused():
     lanes = [{"strategy": "greedy", "weights": weights} for weights in ("nf4 + adapter:/a", "adapter:", "none", 4)]
     settings = Settings.from_code(Settings(prompt="x", lanes=lanes).to_code())
-    assert [config.weights for config in settings.configs()] == ["nf4 + adapter:/a", "", "", ""]
+    assert [config.weights for config in settings.configs()] == ["nf4 + adapter:/a", "adapter:", "", ""]
 
 
 def test_a_page_loads_a_lanes_adapter_and_a_public_one_refuses_it(adapter):

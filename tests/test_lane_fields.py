@@ -11,8 +11,10 @@ import playground
 from playground.cli.lane_options import lane_given, lanes_given
 from playground.contract.lane_config import LaneConfig
 from playground.decoding import program_input
+from playground.decoding.lane_checks import judge
 from playground.engine.loading.load import QUANTIZATIONS
 from playground.errors import Refusal
+from playground.lane_fields import untrusted_lane
 from playground.ui.components.settings import Settings
 from playground.ui.play.lessons import read_lesson
 from playground.ui.server.api import settings_of as of_the_api
@@ -106,3 +108,11 @@ def test_a_program_gets_the_weights_that_a_lane_asks_for():
     same = playground.run("greedy", "Once", models=alone, max_new_tokens=4)
     assert [plain.header.quantization, own.header.quantization] == ["none", "int8"]
     assert own.logprobs == same.logprobs != plain.logprobs
+
+
+@pytest.mark.parametrize("weights", ["{{nonsense", "rtm:bits=4", "int8 + fp3", "x" * 5000])
+def test_weights_that_there_are_not_are_refused_at_the_lane_and_not_left_out(weights):
+    lane = LaneConfig(**untrusted_lane({"strategy": "greedy", "weights": weights}))
+    assert lane.weights == weights[:1001]
+    (verdict,) = judge([lane])
+    assert verdict["problem"].startswith("The weights of a lane are one of int8") and verdict["about"] == "weights"

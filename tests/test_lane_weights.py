@@ -69,11 +69,11 @@ def test_weights_of_the_run_need_no_second_model(models):
     assert not failed and [part.kind for part in headers[0].parts] == ["decoder"]
 
 
-def test_a_link_keeps_the_weights_of_a_lane_and_nothing_that_is_none():
+def test_a_link_keeps_the_weights_of_a_lane_and_those_that_there_are_not_are_not_loaded():
     lanes = [{"strategy": "greedy", "weights": name} for name in ("int8", "none", "int9", 4)]
     settings = Settings.from_code(Settings(prompt="x", lanes=lanes).to_code())
-    assert [lane.get("weights") for lane in settings.lanes] == ["int8", None, None, None]
-    assert [config.weights for config in settings.configs()] == ["int8", "", "", ""]
+    assert [lane.get("weights") for lane in settings.lanes] == ["int8", None, "int9", None]
+    assert [config.weights for config in settings.configs()] == ["int8", "", "int9", ""]
     assert settings.own_weights() == ["int8"]
 
 

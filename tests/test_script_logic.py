@@ -12,6 +12,7 @@ import pytest
 from playground.events import Cache, Candidate, Done, Mask, Step, Switch
 from playground.player import live_view_assets
 from playground.trace import Trace
+from playground.ui.play import lane_editor
 from support.page_scripts import Evaluate, browser, defining, evaluating  # noqa: F401
 from support.traces import commit, draft, trace, verdict
 
@@ -202,3 +203,21 @@ def test_special_candidates_are_left_out_until_asked_for_and_no_probability_vani
     number, raw = left_out
     percent = f"{round(100 * raw)} %"
     assert said == ("" if not number else f"{number} special token{'s' if number > 1 else ''} {percent}")
+
+
+# --- weights of a lane ---
+
+@pytest.mark.parametrize("text, parts", [
+    ("", ("", None, "")),
+    ("int8", ("int8", None, "")),
+    ("rtn:bits=4", ("", None, "rtn:bits=4")),
+    ("int8 + adapter:a + b + rtn:bits=4 + wanda", ("int8", "a + b", "rtn:bits=4 + wanda")),
+    ("adapter:some/folder", ("", "some/folder", "")),
+    ("{{nonsense", ("", None, "{{nonsense")),
+    ("nf4 + rtm:bits=4", ("nf4", None, "rtm:bits=4")),
+])
+def test_no_part_of_the_weights_of_a_lane_is_dropped_because_it_is_not_known(browser, text, parts):  # noqa: F811
+    weights = evaluating(browser, defining("editor/weights.js", constants=lane_editor.constants()))
+    found = weights("text => [partsOf(text), textOf(partsOf(text)), phraseOf(text)]", text)
+    assert found[0] == dict(zip(("packed", "adapter", "changes"), parts))
+    assert found[1] == text and bool(found[2]) == bool(text)

@@ -14,7 +14,7 @@ from playground.engine.loading.load import differences
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.request_limits import quoted
-from playground.weight_changes import adds_adapter
+from playground.weight_changes import adds_adapter, check_weights
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Models:
         """
         if weights in ("", self.target.quantization):
             return self
+        check_weights(weights)
         if weights in self.refused:
             raise self.refused[weights]
         if weights not in self.quantized:

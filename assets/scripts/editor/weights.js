@@ -8,14 +8,15 @@ const JOINT = " + ";
 
 const isChange = (part) => LAYER_CHANGES.includes(part.split(":")[0].trim());
 
-/** The parts of a text: a quantisation or nothing, what follows the first "adapter:", and changes of layers. */
+/** The parts of a text: a quantisation or nothing, what follows the first "adapter:", and changes of layers. What is
+    none of these is taken for a change, which Python refuses with its reason. */
 export function partsOf(weights = "") {
   const parts = weights.split(JOINT);
-  const packed = WEIGHTS.find((name) => parts[0] === name) || "";
-  const changes = parts.findIndex(isChange);
-  const before = changes < 0 ? weights : parts.slice(0, changes).join(JOINT);
-  const adapter = before.includes(ADAPTER) ? before.slice(before.indexOf(ADAPTER) + ADAPTER.length) : null;
-  return { packed, adapter, changes: changes < 0 ? "" : parts.slice(changes).join(JOINT) };
+  const packed = WEIGHTS.includes(parts[0]) ? parts.shift() : "";
+  const isAdapted = parts[0]?.startsWith(ADAPTER);
+  const changes = isAdapted ? parts.findIndex(isChange) : 0;
+  const adapters = changes < 0 ? parts.splice(0) : parts.splice(0, changes);
+  return { packed, adapter: isAdapted ? adapters.join(JOINT).slice(ADAPTER.length) : null, changes: parts.join(JOINT) };
 }
 
 /** The text of such parts. */

@@ -13,6 +13,7 @@ from playground.lane_fields import LaneConfig, untrusted_lane
 from playground.questions.questions import Question, known
 from playground.request_limits import Rules, quoted
 from playground.run_request import LANES, RunRequest, untrusted_turns
+from playground.weight_changes import are_weights
 
 WIDEST = 8  # maximum number of lanes on any page
 MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: their events are kept until all have ended
@@ -59,8 +60,9 @@ class Settings(RunRequest):
         return [LaneConfig.of(lane) for lane in map(untrusted_lane, self.lanes) if lane]
 
     def own_weights(self) -> list[str]:
-        """Quantisations of the target that single lanes ask for."""
-        return list(dict.fromkeys(config.weights for config in self.configs() if config.weights))
+        """Weights of the target that single lanes ask for; those that there are not are left to their lanes to refuse.
+        """
+        return list(dict.fromkeys(config.weights for config in self.configs() if are_weights(config.weights)))
 
     def forked(self, fork: Fork) -> Settings:
         """The same with the fork beside its parent, and without the lane that it replaces. Raises Refusal beyond LANES
