@@ -262,12 +262,13 @@ OLD_LINKS = {
     # from the survey's page, with settings of its own
     "eyJ0YXNrcyI6WyJyZWNvcmRzIl0sImNvdW50IjozLCJyZXBlYXRzIjoxLCJvd24iOiJ4In0": SurveySettings(
         tasks=["records"], count=3, repeats=1, own="x"),
-    # malformed lanes, an unknown field, and values of wrong types
+    # malformed lanes, an unknown field, and values of wrong types; weights that there are not are the lane's to refuse
     "eyJwcm9tcHQiOiAiT25jZSIsICJsYW5lcyI6IFt7InN0cmF0ZWd5IjogImdyZWVkeSJ9LCB7Im5hbWUiOiAieCJ9LCAzLCB7InN0"
     "cmF0ZWd5IjogInNhbXBsZSIsICJzZWVkIjogLTEsICJ3ZWlnaHRzIjogImludDMiLCAiZm9ya2VkX2F0IjogNCwgImZvcmNlZCI6"
     "IFsxLCAieCJdLCAia25vYnMiOiB7ImZpbGUiOiAiL2V0Yy9wYXNzd2QiLCAiayI6IDMsICJkZWVwIjoge319fV0sICJzZWVkIjog"
     "IjMiLCAibW9kZSI6ICJjaGF0dCIsICJjb2xvdXIiOiAicmVkIiwgImJlZm9yZSI6IFtbImEiLCAiYiJdLCBbImMiXSwgM119": Settings(
-        "Once", before=[["a", "b"]], lanes=[{"strategy": "greedy", "knobs": {}, "extras": [], "forced": []}, PLAIN]),
+        "Once", before=[["a", "b"]], lanes=[
+            {"strategy": "greedy", "knobs": {}, "extras": [], "forced": []}, {**PLAIN, "weights": "int3"}]),
 }
 
 
