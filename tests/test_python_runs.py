@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from threading import enumerate as threads
@@ -103,8 +104,10 @@ def test_a_hundred_runs_leave_no_objects_and_no_threads_behind(models):
         gc.collect()
         return len(gc.get_objects())
 
-    before, running = objects_after(20), len(threads())
-    assert objects_after(100) - before < 100 and len(threads()) == running  # less than one object a run
+    counts, running = [objects_after(20)], len(threads())
+    counts += [objects_after(100) for _ in range(2)]  # threads of other tests may make something meanwhile, once
+    assert min(later - before for before, later in pairwise(counts)) < 100  # less than one object a run
+    assert len(threads()) == running
 
 
 # --- loading ---

@@ -25,7 +25,7 @@ class CAST(CalibratedChange):
 
     name, title, paper, sheet = "cast", "CAST", "2509.25996", "weights/maskllm-cast-armor"
     adjective, guarantee, needs = "trained sparse by CAST", ("heuristic",), ("corpus",)
-    sure = "low"
+    reconstruction, sure = True, "low"
 
     kept: int = knob(2, 1, GROUP, step=1, help="inputs of every 4 that stay; 4 changes nothing")
     samples: int = knob(256, 1, 256, step=1, help="calibration texts")
