@@ -84,8 +84,8 @@ class ForgetsTheScale(FACTOR):
 
 
 class LowestScores(FACTOR):
-    def choose(self, layer, hidden, full):
-        return ~super().choose(layer, hidden, full)
+    def choose(self, layer, hidden, positions):
+        return ~super().choose(layer, hidden, positions)
 
 
 @pytest.mark.oracle("factor_llm")

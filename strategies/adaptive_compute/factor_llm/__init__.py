@@ -1,6 +1,7 @@
 """FactorLLM: the feed-forward networks of a dense model, cut into experts of which a token runs some."""
 from collections.abc import Iterator, Sequence
 from itertools import combinations
+from random import Random
 
 import torch
 from torch import Tensor
@@ -15,19 +16,41 @@ TIE = 1e-4  # of squared distances, relative: float32 tells no finer
 class ChosenChunks(LayerChoices):
     """One forward: each row runs the experts that are chosen for it."""
 
-    def __init__(self, policy: "FactorLLM"):
-        self._policy = policy
+    def __init__(self, policy: "FactorLLM", positions: list[int]):
+        self._policy, self._positions = policy, positions
         self.chosen: list[Tensor] = []  # by layer, bool [rows, experts]
 
     def feed_forwards(self, layer: int, hidden: Tensor, full) -> Sequence[SharedFeedForward]:
         if self._policy.run >= EXPERTS:
             return [SharedFeedForward(None, full)]
-        self.chosen.append(self._policy.choose(layer, hidden, full).cpu())
+        if self._policy.choice == "oracle":
+            return [SharedFeedForward(None, self._policy.tried(layer, self.chosen))]
+        self.chosen.append(self._policy.choose(layer, hidden, self._positions).cpu())
         return [SharedFeedForward(rows, part) for part, own in zip(self._policy.experts[layer], self.chosen[-1].T)
                 if (rows := own.nonzero()[:, 0].tolist())]
 
     def deciding_weights(self, layer: int) -> int:
-        return self._policy.deciding(layer) if self._policy.run < EXPERTS else 0
+        return self._policy.router_weights
+
+
+class TriedExperts:
+    """All experts of a layer, computed once; for each row those are added whose sum is nearest to the FFN's output.
+
+    `factor` is what the outputs of the experts are multiplied by already.
+    """
+
+    def __init__(self, experts: Sequence, run: int, factor: float, chosen: list[Tensor]):
+        self._experts, self._run, self._factor, self._chosen = experts, run, factor, chosen
+
+    @property
+    def weights(self) -> int:
+        return sum(expert.weights for expert in self._experts)
+
+    def __call__(self, normed: Tensor) -> Tensor:
+        outputs = torch.stack([expert(normed) for expert in self._experts])
+        nearest = nearest_choice(outputs, outputs.sum(0) / self._factor, self._run)
+        self._chosen.append(nearest.cpu())
+        return (outputs * nearest.T[..., None]).sum(0)
 
 
 class FactorLLM(ComputePolicy):
@@ -40,9 +63,9 @@ class FactorLLM(ComputePolicy):
     trained here, and the loss of the next token, which choices without weights give routers no gradient for, is left
     out; so text suffers far more than in the paper. For the bundled model the divergence on held-out text is 0.32 nats
     per token with trained routers, 0.26 with the labels that they learn, and 0.40 with a random choice, as the fit
-    prints. `oracle` tries all choices of experts
-    and takes the one that is nearest to the FFN's output: an upper bound that computes everything. Without a fit the
-    choice is random. Zhao et al. 2024, arXiv 2408.11855.
+    prints. `oracle` tries all choices of experts and takes the one that is nearest to the FFN's output: an upper bound
+    that computes everything. Without a fit the choice is random, and depends on layer and position alone. Zhao et al.
+    2024, arXiv 2408.11855.
     """
 
     name, title, paper, sheet = "factor_llm", "FFN as experts (FactorLLM)", "2408.11855", "weights/read-me-factorllm"
@@ -55,46 +78,35 @@ class FactorLLM(ComputePolicy):
     scale: bool = knob(True, help="multiply the sum of the experts by the channels of the FFN over theirs")
 
     experts: Sequence[Sequence] = ()
+    router_weights = 0
 
     def begin(self, parts, weights):
         self._told = bool(weights) or self.choice != "router"
-        self._routers = weights.get("router") if self.choice == "router" else None
-        self._parts, self._full = parts, [sum(part.numel() for part in parts.ffn_projections(layer))
-                                          for layer in range(parts.depth)]
-        self._chance = torch.Generator().manual_seed(0)
+        self._routers = weights.get("router") if self.choice == "router" and self.run < EXPERTS else None
+        self.router_weights = 0 if self._routers is None else self._routers[0].numel()
+        self._norm, self._factor = parts.ffn_input, EXPERTS / self.run if self.scale else 1.0
         if self.run < EXPERTS:
-            factor = EXPERTS / self.run if self.scale else 1.0
-            self.experts = [[parts.feed_forward(layer, gate, up, factor * down)
+            self.experts = [[parts.feed_forward(layer, gate, up, self._factor * down)
                              for gate, up, down in cut(parts.ffn_projections(layer))] for layer in range(parts.depth)]
 
-    def choose(self, layer: int, hidden: Tensor, full) -> Tensor:
+    def tried(self, layer: int, chosen: list[Tensor]) -> TriedExperts:
+        """The experts of a layer for `oracle`, which adds to `chosen` those of each row, bool [n, experts]."""
+        return TriedExperts(self.experts[layer], self.run, self._factor, chosen)
+
+    def choose(self, layer: int, hidden: Tensor, positions: list[int]) -> Tensor:
         """The experts of each row, bool [n, experts], for the hidden states [n, d] after attention."""
-        normed = self._parts.ffn_input(layer, hidden)
-        if self.choice == "oracle":
-            return self._nearest(layer, normed, full)
         if self._routers is None:
-            found = torch.rand(len(hidden), EXPERTS, generator=self._chance)
-        else:
-            found = scores(self._routers[layer].float().to(hidden.device), normed.float())
-        return highest(found, self.run)
+            return torch.tensor([self._drawn(layer, position) for position in positions])
+        normed = self._norm(layer, hidden)
+        return highest(scores(self._routers[layer].float().to(hidden.device), normed.float()), self.run)
 
-    def _nearest(self, layer: int, normed: Tensor, full) -> Tensor:
-        """Of all choices the one whose sum is nearest to the output of the whole network; of equally near ones the
-        first. Two of four experts, times 2, are as near as the other two.
-        """
-        outputs, whole = torch.stack([part(normed) for part in self.experts[layer]]), full(normed)
-        choices = list(combinations(range(EXPERTS), self.run))
-        errors = torch.stack([(outputs[list(choice)].sum(0) - whole).square().sum(-1) for choice in choices], -1)
-        table = torch.tensor([[expert in choice for expert in range(EXPERTS)] for choice in choices])
-        nearest = errors <= errors.amin(-1, keepdim=True) * (1 + TIE)
-        return table.to(normed.device)[(~nearest).cumprod(-1).sum(-1)]
-
-    def deciding(self, layer: int) -> int:
-        """Weights that a row is multiplied with for the choice."""
-        return self._full[layer] if self.choice == "oracle" else EXPERTS * self._parts.width
+    def _drawn(self, layer: int, position: int) -> list[bool]:
+        """Random experts of the token at a position, the same at every repetition and beside any other rows."""
+        drawn = Random(f"{layer} {position}").sample(range(EXPERTS), self.run)
+        return [expert in drawn for expert in range(EXPERTS)]
 
     def choices(self, positions, prompt):
-        return ChosenChunks(self)
+        return ChosenChunks(self, positions)
 
     def explain(self, choices, row, generated) -> Iterator:
         if not self._told:
@@ -118,3 +130,16 @@ def highest(found: Tensor, count: int) -> Tensor:
     """The highest scores of each row, bool like them; of equal ones the first."""
     order = found.argsort(dim=-1, descending=True, stable=True)[:, :count]
     return torch.zeros_like(found, dtype=torch.bool).scatter_(1, order, True)
+
+
+def nearest_choice(outputs: Tensor, whole: Tensor, run: int) -> Tensor:
+    """Of all choices of `run` experts the one whose sum is nearest to the whole [n, d], bool [n, experts]; of equally
+    near ones the first. Two of four experts, times 2, are as near as the other two.
+
+    outputs: of all experts, [experts, n, d].
+    """
+    choices = list(combinations(range(len(outputs)), run))
+    errors = torch.stack([(outputs[list(choice)].sum(0) - whole).square().sum(-1) for choice in choices], -1)
+    table = torch.tensor([[expert in choice for expert in range(len(outputs))] for choice in choices])
+    nearest = errors <= errors.amin(-1, keepdim=True) * (1 + TIE)
+    return table.to(whole.device)[(~nearest).cumprod(-1).sum(-1)]
