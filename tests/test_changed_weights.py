@@ -15,6 +15,7 @@ from playground.bench.weights.weights_report import WEIGHTS
 from playground.cli import main
 from playground.contract import find
 from playground.contract.weight_change import check_changes
+from playground.decoding.lane_checks import judge
 from playground.decoding.models import Models
 from playground.engine.model import Model
 from playground.errors import Refusal
@@ -265,10 +266,13 @@ def test_other_changes_are_refused_before_a_model_is_loaded(weights, says):
         playground.compare([{"strategy": "greedy", "weights": weights}], PROMPT)
 
 
-def test_a_link_keeps_changes_and_drops_what_is_none():
-    lanes = [{"strategy": "greedy", "weights": weights} for weights in ("rtn:bits=4", "rtn:bits", "gone:bits=4")]
+def test_a_link_keeps_changes_and_what_is_none_to_be_refused():
+    asked = ["rtn:bits=4", "rtn:bits", "gone:bits=4"]
+    lanes = [{"strategy": "greedy", "weights": weights} for weights in asked]
     settings = Settings.from_code(Settings(prompt="x", lanes=lanes).to_code())
-    assert [config.weights for config in settings.configs()] == ["rtn:bits=4", "", ""]
+    assert [config.weights for config in settings.configs()] == asked
+    assert [verdict["about"] for verdict in judge(settings.configs())] == ["", "weights", "weights"]
+    assert settings.own_weights() == ["rtn:bits=4"]
 
 
 def test_a_page_changes_the_weights_of_the_model_that_it_holds_and_a_public_one_refuses():
