@@ -16,7 +16,7 @@ from playground.contract.registry import find, made
 from playground.contract.variant import Variant
 from playground.errors import Refusal
 from playground.request_limits import quoted
-from playground.weight_changes import WeightChanges
+from playground.weight_changes import WeightChanges, check_weights
 
 if TYPE_CHECKING:
     from playground.engine.weights.linear_blocks import LinearBlocks
@@ -86,7 +86,10 @@ def written(change: WeightChange) -> str:
 
 
 def check_changes(weights: str) -> None:
-    """Raise Refusal for weights whose changes of layers do not exist, or have no such knobs."""
+    """Raise Refusal for what is neither empty nor weights that a lane can have, and for knobs that a change of layers
+    has not.
+    """
+    check_weights(weights)
     for text in WeightChanges.read(weights).layers:
         read_change(text)
 

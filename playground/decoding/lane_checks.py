@@ -19,7 +19,6 @@ from playground.contract.model_fit import check_model
 from playground.contract.weight_change import check_changes
 from playground.errors import Refusal
 from playground.grammar.client import check_constraint
-from playground.weight_changes import check_weights
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,6 @@ def _remarks(lane: LaneConfig) -> list[str]:
 def _verdict(lane: LaneConfig, around: Surroundings | None, check: ConfinedTask) -> LaneCheck:
     try:
         assembly = assemble(lane)
-        check_weights(lane.weights)
         check_changes(lane.weights)
         if around:
             assembly.attends = around.attends

@@ -20,7 +20,6 @@ from playground.errors import Refusal
 from playground.lane_fields import LaneConfig
 from playground.request_limits import check_text, check_whole, quoted
 from playground.run_request import RunRequest
-from playground.weight_changes import check_weights
 
 Extra = str | tuple[str, Mapping[str, Any]]
 Message = Mapping[str, str]  # {"role": "system", "user" or "assistant", "content": text}
@@ -183,7 +182,6 @@ def read_lane(lane: Any) -> LaneConfig:
     seed = _whole(lane.seed)
     if seed is not None:
         check_whole(seed, "seed", "seed")
-    check_weights(lane.weights)
     check_changes(lane.weights)
     # whatever else a lane has stays as it is
     read = replace(lane, knobs=read_knobs(lane.knobs), extras=read_extras(lane.extras), forced=forced, seed=seed)

@@ -9,7 +9,7 @@ from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import chain
 from playground.events import Figure
 
-SLOTS = 4  # continuations of a key that are told apart
+CONTINUATIONS = 4  # different ones that are counted for each n-gram
 CLEAR = 3  # how much more often the most frequent one occurred than all others together
 
 
@@ -120,5 +120,5 @@ class NgramMap(Drafter):
             if text[known.place:known.place + self.depth] == tokens:
                 known.count += 1
                 return
-        if len(key.continuations) < SLOTS:
+        if len(key.continuations) < CONTINUATIONS:
             key.continuations.append(CountedContinuation(place, 1))

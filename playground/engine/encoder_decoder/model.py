@@ -1,6 +1,8 @@
 """An encoder-decoder model in place of a causal one: a text is a source, the mark, and what the decoder wrote."""
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -115,11 +117,15 @@ class EncoderDecoder(Model):
         logits = self.reading(call.segments, inputs["input_ids"][0])
         return logits if isinstance(wanted, int) else logits[wanted]
 
+    @cached_property
+    def _encoder_weights(self) -> int:
+        return sum(weight.numel() for weight in self.network.get_encoder().parameters())
+
     def flops(self, rows: int, context: int, layers: int, experts: int | None = None) -> float:
         """Estimated FLOPs: two per weight and row, plus attention; the first rows of a text are its source, which only
         the encoder reads, and the mark.
         """
-        encoder = sum(weight.numel() for weight in self.network.get_encoder().parameters())
+        encoder = self._encoder_weights
         sourced = 0 if context else rows - 1
         attention = 4.0 * layers * self.width * (context + rows / 2)
         return 2.0 * (sourced * encoder + (rows - sourced) * (self.parameters - encoder)) + rows * attention
