@@ -500,6 +500,11 @@ def test_an_autoregressive_model_is_refused_for_a_canvas_and_the_oracle_for_plai
     check_fit(decoder(), ORACLE)
 
 
+def test_plain_decoding_of_the_oracle_is_refused_with_a_cache_policy_too():
+    with pytest.raises(Refusal, match="oracle fills masked positions"):
+        playground.run({"strategy": "greedy", "extras": ["h2o"]}, "the", models=playground.load("oracle"))
+
+
 class FillsTwice(CanvasDecoder):
     def decode(self, lm) -> Iterator:
         yield lm.fill([0], [1], [1.0])

@@ -11,17 +11,17 @@ from playground.events import rounded
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from playground.decoding.requests import Feed
+    from playground.decoding.requests import AnyShare
 
 
 class AsyncForward:
     """One forward in a worker thread."""
 
-    def __init__(self, feed: Feed):
+    def __init__(self, feed: AnyShare):
         self.meanwhile, self._model = 0.0, feed.stream.model
         self._future = self._model.thread.submit(self._run, feed)
 
-    def _run(self, feed: Feed) -> tuple[list[Tensor], dict[int, Tensor]]:
+    def _run(self, feed: AnyShare) -> tuple[list[Tensor], dict[int, Tensor]]:
         with self._model.lock:
             timer = ForwardTimer(self._model.device)
             outputs = self._model.forward([feed.work], feed.plan)

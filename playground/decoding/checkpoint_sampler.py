@@ -16,7 +16,7 @@ from playground.events import Note
 
 if TYPE_CHECKING:
     from playground.decoding.canvas import Canvas
-    from playground.engine.model import Model
+    from playground.decoding.models import AnyModel
 
 NAME = "generation_config"
 
@@ -71,7 +71,7 @@ def with_stops(limits: Limits, settings: GenerationSettings | None) -> Limits:
     return replace(limits, stop=(*limits.stop, *more)) if more else limits
 
 
-def note_settings(lane: Lane | Canvas, target: Model) -> None:
+def note_settings(lane: Lane | Canvas, target: AnyModel) -> None:
     """Record in a lane what the author of its model set for the choice of tokens, if anything."""
     settings = getattr(target, "settings", None)
     if settings and isinstance(lane, Lane) and (line := settings.without_lengths().line()):

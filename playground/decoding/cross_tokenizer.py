@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Generator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
-from playground.decoding.requests import Feed
+from playground.decoding.requests import StepsTo
 from playground.decoding.stream import Stream
 from playground.engine.sampling import REMOVED
 from playground.errors import Refusal
@@ -142,7 +141,7 @@ class CrossTokenizerStream(Stream):
 
     # --- rows in the lane's tokens ---
 
-    def _read_tree(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+    def _read_tree(self, tree: TokenTree) -> StepsTo[tuple[Tensor, int]]:
         if tree is not self._lane_tree:
             self._lane_tree, self._own_tree = tree, TokenTree()
         for token, parent in list(zip(tree.tokens, tree.parents))[len(self._own_tree):]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
+from typing import Protocol
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -19,11 +20,20 @@ from torch import Tensor
 
 from playground.contract import Strategy
 from playground.engine.checkpoint.catalogue import BUNDLED_MODELS, made_models
-from playground.engine.model import Model
 from playground.errors import Refusal
 
 BUNDLED_FITTED = BUNDLED_MODELS.parent / "fitted"
-Streams = Mapping[str, Model]
+
+
+class NamedWeights(Protocol):
+    """What identifies the weights of a model, one that continues texts or one that fills canvases."""
+
+    name: str
+    revision: str
+    quantization: str
+
+
+Streams = Mapping[str, NamedWeights]
 """Models by the stream they serve, "target" and "draft"."""
 
 Given = Mapping[str, dict[str, Tensor]]

@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from playground.decoding.models import Models
+from playground.decoding.models import AnyModel, Models
+from playground.engine.canvas.denoiser import CanvasNetwork
 from playground.engine.loading.load import Facts
 from playground.engine.loading.loaded_model import loaded_model
 from playground.engine.loading.stored_weights import is_quantised
@@ -39,9 +41,11 @@ class HostModel:
         self.device, self.dtype, self.parameters = torch.device(GPU), network.dtype, facts.parameters
 
     @cached_property
-    def moved(self) -> Model:
+    def moved(self) -> Model | CanvasNetwork:
         """The model on the device; its weights are no longer on the host. Raises Refusal if it cannot be run."""
-        return loaded_model(self.network.to(GPU), self.tokenizer, self.name, self.revision, self.quantization)
+        network: nn.Module = self.network  # whose `to` is annotated
+        network.to(GPU)
+        return loaded_model(self.network, self.tokenizer, self.name, self.revision, self.quantization)
 
 
 def vocabulary_of(network: PreTrainedModel) -> int:
@@ -53,5 +57,5 @@ def moved(models: Models) -> Models:
     return Models(_moved(models.target), models.draft and _moved(models.draft))
 
 
-def _moved(model: Model | HostModel) -> Model:
+def _moved(model: AnyModel | HostModel) -> AnyModel:
     return model.moved if isinstance(model, HostModel) else model

@@ -19,7 +19,7 @@ from playground.contract.lane_config import Assembly
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
 from playground.decoding.overlay_reading import reading_of
-from playground.decoding.requests import Feed, Pause, Request
+from playground.decoding.requests import AnyShare, Pause, Request
 from playground.engine.forward_timer import ForwardTimer
 from playground.engine.hooks import LayerPlan
 from playground.errors import Refusal
@@ -52,7 +52,7 @@ class LaneRun(Protocol):
         """In forwards of one row, computed from shapes."""
 
     @property
-    def feeds(self) -> Sequence[Feed]:
+    def feeds(self) -> Sequence[AnyShare]:
         """Forwards that it waits for."""
 
     def arrived(self, patience: float) -> bool:
@@ -92,7 +92,7 @@ class Runner:
         self._answered = self.finished = False
 
     @property
-    def feeds(self) -> list[Feed]:
+    def feeds(self) -> list[AnyShare]:
         """Pending forwards of the lane; empty if it can continue, as when another lane ran a shared forward."""
         return [feed for feed in self._request.feeds if feed.logits is None] if self._request else []
 
@@ -225,7 +225,7 @@ class Runner:
 class PendingFeed(NamedTuple):
     """A feed and the runners that wait for it; several if it belongs to a shared prefix."""
 
-    feed: Feed
+    feed: AnyShare
     runners: list[Runner]
 
 
@@ -290,7 +290,7 @@ def _run(batch: list[PendingFeed]) -> None:
         _charge(runners, event, TimedShare(timer, counts[i] / sum(counts) / len(runners)))
 
 
-def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], ForwardTimer]:
+def _timed_forward(feeds: list[AnyShare]) -> tuple[list[Tensor], dict[int, Tensor], ForwardTimer]:
     """Logits of each feed, captured states of all, and their timer. An asynchronous feed is the only one."""
     model, in_flight = feeds[0].stream.model, feeds[0].in_flight
     if in_flight:
@@ -305,7 +305,7 @@ def _timed_forward(feeds: list[Feed]) -> tuple[list[Tensor], dict[int, Tensor], 
     return *outputs, timer
 
 
-def _plan_of(feeds: list[Feed]) -> LayerPlan:
+def _plan_of(feeds: list[AnyShare]) -> LayerPlan:
     """The plan of a batched forward, which captures every layer that any feed needs."""
     plan = feeds[0].plan  # with its routing, which in a batch only notes what the routers chose
     return plan if len(feeds) == 1 else replace(plan, capture=frozenset().union(*(feed.plan.capture for feed in feeds)))
@@ -348,7 +348,7 @@ class Refused:
     """Takes the place of a Runner if its lane could not be set up. Its only event is Failed."""
 
     clock = work = 0.0
-    feeds: tuple[Feed, ...] = ()
+    feeds: tuple[AnyShare, ...] = ()
     remote = False
 
     def __init__(self, message: str):

@@ -16,13 +16,23 @@ from playground.errors import Refusal
 from playground.request_limits import quoted
 from playground.weight_changes import adds_adapter, check_weights
 
+AnyModel = Model | CanvasNetwork | OracleDenoiser
+"""A model that continues texts, or one that fills canvases, as its `fills` says."""
+
+
+def continuing(model: AnyModel) -> Model:
+    """The model, if it continues texts. Raises TypeError if it fills canvases."""
+    if model.fills:
+        raise TypeError(f"{model.name} fills canvases")
+    return model
+
 
 @dataclass(frozen=True)
 class Models:
     """The target and an optional draft model, which may have another vocabulary."""
 
-    target: Model
-    draft: Model | None = None
+    target: AnyModel
+    draft: AnyModel | None = None
     # weights of draft heads that were given in place of a draft model, by strategy
     heads: Mapping[str, dict[str, Tensor]] = field(default_factory=dict, compare=False)
     # the target again with other weights, by their names as in `WeightChanges`, for lanes that ask for them
@@ -57,7 +67,7 @@ class Models:
     @property
     def denoiser(self) -> CanvasNetwork | OracleDenoiser:
         """The target, if it fills canvases. Raises TypeError if it continues texts."""
-        if isinstance(self.target, CanvasNetwork | OracleDenoiser):
+        if self.target.fills:
             return self.target
         raise TypeError(f"{self.target.name} continues texts")
 
@@ -72,13 +82,18 @@ class Models:
         return f" on {self.draft.device}" if self.draft and self.draft.device != self.target.device else ""
 
     def by_stream(self, assembly: Assembly) -> dict[str, Model]:
-        """The models that a lane reads, by stream.
+        """The models that a lane reads, by stream. Raises Refusal as `draft_for`, and TypeError for a canvas."""
+        target, draft = continuing(self.target), self.draft_for(assembly)
+        return {"target": target, "draft": draft} if draft else {"target": target}
+
+    def draft_for(self, assembly: Assembly) -> Model | None:
+        """The draft model, if a lane reads one.
 
         Raises Refusal if it needs a draft and there is none, or one with tokens that its strategies cannot translate.
         """
         drafting = [part for part in assembly.strategies() if "draft" in part.needs]
         if not drafting:
-            return {"target": self.target}
+            return None
         if self.draft is None and self.heads:
             name = next(iter(self.heads))
             raise Refusal(f"A head for {name} was given in place of a draft model: choose the drafter {name}.", "draft")
@@ -100,4 +115,4 @@ class Models:
                 f"translate: choose a draft of the same model family, or draft with {' or '.join(translating())}.",
                 "draft",
             )
-        return {"target": self.target, "draft": self.draft}
+        return self.draft

@@ -23,7 +23,7 @@ from playground.contract import (
 from playground.contract.overlay import OverlaidText, Overlay, ReadsAnotherText, ReadsLogits, RoutedRows
 from playground.decoding.requests import Feed, Request, Steps
 from playground.decoding.stream import chunk_of
-from playground.decoding.stream.forwards import in_chain, logits_of
+from playground.decoding.stream.forwards import in_chain
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -125,7 +125,7 @@ class OverlayReading:
         work.watch = (lambda position: True) if self._of(ReadsHeads) else None
         feed = self._feed(work, self._plan())
         yield [feed]
-        logits = logits_of(feed)[:, :self._lane.vocabulary]
+        logits = feed.result()[:, :self._lane.vocabulary]
         self._pass_on(feed, logits)
         for overlay in self._of(LooksAhead):
             yield from self._look_ahead(overlay, logits)
@@ -180,7 +180,7 @@ class OverlayReading:
                 ForwardInput(self._store, tokens[part:part + PIECE], parents[part:part + PIECE]), LayerPlan()
             )
             yield [feed]
-            ahead += list(logits_of(feed)[:, :self._lane.vocabulary])
+            ahead += list(feed.result()[:, :self._lane.vocabulary])
             self._store.crop_scratch(scratch)
         every = torch.stack(ahead) if ahead else logits[:0]
         overlay.read_ahead(self._first, list(every.split(list(map(len, wanted)))))

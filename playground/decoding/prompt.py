@@ -4,8 +4,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from playground.decoding.models import AnyModel
 from playground.decoding.prompt_remarks import remarks_on
-from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.prompt_form import CHAT_FORM, TEXT_FORM, filled
 from playground.request_limits import without_mark
@@ -63,7 +63,7 @@ class Prompt:
         request.before = [[*turn] for turn in self.before]
         request.check_prompt()
 
-    def encode(self, model: Model) -> list[int]:
+    def encode(self, model: AnyModel) -> list[int]:
         """Token ids as of `tokens`. Raises Refusal for what it refuses, and for a prompt that is too long."""
         ids = self.tokens(model)
         if len(ids) >= model.context:
@@ -73,7 +73,7 @@ class Prompt:
             )
         return ids
 
-    def tokens(self, model: Model) -> list[int]:
+    def tokens(self, model: AnyModel) -> list[int]:
         """Token ids, at least one, of any number, without those that are taken back. Raises Refusal for what `check`
         refuses, and for a prompt without tokens, or with one that the model does not know.
         """
@@ -89,7 +89,7 @@ class Prompt:
             )
         return ids[:max(1, len(ids) - self.taken_back)]
 
-    def remarks(self, model: Model, ids: list[int]) -> list[str]:
+    def remarks(self, model: AnyModel, ids: list[int]) -> list[str]:
         """What is to know about the prompt, which the model reads as these ids."""
         written = (self.whole(), self.system, *chain.from_iterable(self.before))
         return remarks_on(model, written, ids, self.chat)

@@ -5,11 +5,11 @@ requests may put forwards of one model into one batch.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from threading import Thread
-from typing import Any, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -21,8 +21,17 @@ from playground.events import Forward
 POLL = 0.005  # seconds a background request may hold the worker before other runs continue
 
 
+class ForwardReader(Protocol):
+    """Who reads the logits of a forward."""
+
+    name: str
+
+    @property
+    def model(self) -> Any: ...
+
+
 class FeedSource(Protocol):
-    """The reader of a forward: a stream, or a prefix that several lanes share."""
+    """The reader of a text: a stream, or a prefix that several lanes share."""
 
     name: str
     model: Model
@@ -40,15 +49,19 @@ class InFlight(Protocol):
         """Wait for it; returns what Model.forward returned."""
 
 
-@dataclass
-class Feed:
-    """The share of one stream in a forward. `logits` and `captured` are filled in when it has run.
+Source = TypeVar("Source", bound=ForwardReader)
+Work = TypeVar("Work")
 
-    Several lanes may wait for the same feed if it reads a prompt they share.
+
+@dataclass
+class ForwardShare(Generic[Source, Work]):
+    """The share of one reader in a forward. `logits` and `captured` are filled in when it has run.
+
+    Several lanes may wait for the same share if it reads a prompt they share.
     """
 
-    stream: FeedSource
-    work: ForwardInput
+    stream: Source
+    work: Work
     plan: LayerPlan = field(default_factory=LayerPlan)
     name: str = ""  # how the forward is reported, if not by the stream's name
     logits: Tensor | None = None  # [rows, V]
@@ -61,13 +74,27 @@ class Feed:
         routed = self.plan.routing is not None and self.plan.routing.ranks
         self.batch = id(self.stream.model) if self.plan.is_whole and not routed else id(self)
 
-    @property
-    def rows(self) -> int:
-        return len(self.work.tokens)
-
     def run_aside(self, in_flight: InFlight) -> None:
         """It runs in a worker thread, alone."""
         self.in_flight, self.batch = in_flight, id(self)
+
+    def result(self) -> Tensor:
+        """The logits, [rows, V]. Raises RuntimeError if it has not run."""
+        if self.logits is None:
+            raise RuntimeError(f"the forward of {self.stream.name} has not run: yield it first")
+        return self.logits
+
+    def describe(self) -> Forward:
+        """The event for this forward, which has run."""
+        raise NotImplementedError
+
+
+class Feed(ForwardShare[FeedSource, ForwardInput]):
+    """The share of one stream in a forward over texts."""
+
+    @property
+    def rows(self) -> int:
+        return len(self.work.tokens)
 
     def describe(self) -> Forward:
         """The event for this forward, which has run."""
@@ -86,7 +113,11 @@ class Feed:
         )
 
 
-Steps = Generator[list[Feed], None, Any]
+AnyShare = ForwardShare[Any, Any]
+Result = TypeVar("Result")
+StepsTo = Generator[Sequence[AnyShare], None, Result]
+"""The forwards that are waited for, one step after the other, and then a result."""
+Steps = StepsTo[Any]
 
 
 class Request:
@@ -96,7 +127,7 @@ class Request:
 
     def __init__(self, steps: Steps):
         self._steps = steps
-        self.feeds: list[Feed] = []
+        self.feeds: Sequence[AnyShare] = ()
 
     def go_on(self) -> bool:
         """Consume the served `feeds` and advance to the next ones. Returns True once `result` is available."""
@@ -104,7 +135,7 @@ class Request:
             self.feeds = next(self._steps)
             return False
         except StopIteration as stop:
-            self.feeds, self.result = [], stop.value
+            self.feeds, self.result = (), stop.value
             return True
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Refused, Runner
 from playground.decoding.limits import Limits
-from playground.decoding.models import Models
+from playground.decoding.models import AnyModel, Models, continuing
 from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.requests import Request
@@ -26,7 +26,6 @@ from playground.decoding.rows import Rows
 from playground.decoding.sequence import Bounds
 from playground.decoding.session import Session, header_of
 from playground.decoding.stream import chunk_of
-from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Header
 
@@ -59,7 +58,7 @@ def score(models: Models, prompt: Prompt, recorder: type[Recorder] = Recorder) -
     return Session(headers, [_runner(model, ids, recorder) for model in scorers])
 
 
-def _header(lane: int, model: Model, prompt: Prompt, ids: list[int]) -> Header:
+def _header(lane: int, model: AnyModel, prompt: Prompt, ids: list[int]) -> Header:
     blank = header_of(Models(model), prompt, ids[:1], Limits(max_new_tokens=len(ids) - 1))
     return replace(
         blank, lane=lane, remarks=prompt.remarks(model, ids), strategy=SCORE,
@@ -67,7 +66,7 @@ def _header(lane: int, model: Model, prompt: Prompt, ids: list[int]) -> Header:
     )
 
 
-def _runner(model: Model, ids: list[int], recorder: type[Recorder]) -> Runner | Refused:
+def _runner(model: AnyModel, ids: list[int], recorder: type[Recorder]) -> Runner | Refused:
     """The lane of one model. End tokens in the text do not end it, since a chat has several.
 
     Temperature 1 makes the recorded final probabilities those of sampling.
@@ -81,7 +80,7 @@ def _runner(model: Model, ids: list[int], recorder: type[Recorder]) -> Runner | 
             )
         assembly = Assembly(decoder)
         add_toggle(assembly, make("temperature", t=1.0))
-        lane = Lane(ids[:1], {"target": model}, assembly, Limits(), recorder(model.tokens))
+        lane = Lane(ids[:1], {"target": continuing(model)}, assembly, Limits(), recorder(model.tokens))
     except Refusal as refusal:
         return Refused(str(refusal))
     lane.main.bounds = Bounds(len(ids), frozenset())

@@ -6,7 +6,7 @@ of their common prefixes. One of them may become the lane's text.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from playground.contract.token_tree import ROOT
 from playground.errors import Refusal
@@ -14,8 +14,17 @@ from playground.events import Origin, Reason
 
 if TYPE_CHECKING:
     from playground.decoding.sampler_chain import Chain
-    from playground.engine.model import Model
     from playground.engine.text.token_bytes import Reader
+    from playground.engine.text.tokens import Tokens
+
+
+class SpeaksTokens(Protocol):
+    """What ends a text of a model, one that continues texts or one that fills canvases."""
+
+    tokens: Tokens
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Bounds:
     named: tuple[str, ...] = ()  # those of `stop` with the name of a special token, which is no part of the text
 
     @classmethod
-    def of(cls, most: int, model: Model, stop: tuple[str, ...]) -> Bounds:
+    def of(cls, most: int, model: SpeaksTokens, stop: tuple[str, ...]) -> Bounds:
         """The bounds of a text of this model."""
         return cls(most, model.end_ids, stop, tuple(text for text in stop if model.tokens.special_in(text)))
 

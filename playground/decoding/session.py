@@ -24,13 +24,12 @@ from playground.decoding.checkpoint_sampler import add_settings, note_settings, 
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import LaneRun, Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
-from playground.decoding.models import Models
+from playground.decoding.models import AnyModel, Models
 from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
 from playground.decoding.visitor_memory import Memory
 from playground.decoding.weight_figures import draw_weights, shown_card
-from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Commit, Done, Event, Fill, Header, Judged, Part, Stamped
 from playground.request_limits import quoted
@@ -189,7 +188,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
             lane_limits.check()
             assembly = assemble(config)
             own = models.with_weights(config.weights)
-            assembly.attends = not assembly.cache_policy or own.target.attends
+            assembly.attends = not assembly.cache_policy or own.target.fills or own.target.attends
             lane_limits = _with_settings(assembly, own.target, lane_limits, len(ids))
             header.stop = list(lane_limits.stop)
             _describe(header, assembly, own)
@@ -210,7 +209,7 @@ def prepare(models: Models, configs: list[LaneConfig], prompt: Prompt, limits: L
     return Session(headers, runners, judge)
 
 
-def _with_settings(assembly: Assembly, target: Model, limits: Limits, prompt: int) -> Limits:
+def _with_settings(assembly: Assembly, target: AnyModel, limits: Limits, prompt: int) -> Limits:
     """The limits with the stop strings of the checkpoint, whose other settings the lane applies."""
     settings = getattr(target, "settings", None)  # a canvas has none
     add_settings(assembly, settings, prompt + limits.max_new_tokens)
@@ -247,7 +246,7 @@ def _taken_back(ids: list[int], assembly: Assembly, models: Models) -> int:
     return 0
 
 
-def _describe_prompt(header: Header, prompt: Prompt, model: Model) -> None:
+def _describe_prompt(header: Header, prompt: Prompt, model: AnyModel) -> None:
     """Replace the facts about the prompt of a header."""
     header.tools, header.prompt_ids = prompt.tools, prompt.encode(model)
     header.prompt_pieces = model.tokens.pieces(header.prompt_ids)
@@ -265,20 +264,20 @@ def _new_lane(
     """The object that the decoder receives: a Lane or a Canvas. Raises Refusal if the model does not support it."""
     check_fit(assembly.decoder, models.target)
     _check_forced(limits, models.target)
-    ids, by_stream = prompt.encode(models.target), models.by_stream(assembly)
+    ids, draft = prompt.encode(models.target), models.draft_for(assembly)
     lane_recorder = recorder(models.target.tokens)
     if assembly.decoder.kind == "canvas_decoder":
         return Canvas(ids, {"target": models.denoiser}, assembly, limits, lane_recorder)
     others = _other_prompts(assembly, prompt, models.target)
-    if models.draft and "draft" in by_stream and models.differences:
-        others["draft"] = prompt.tokens(models.draft)
-    lane = Lane(ids, by_stream, assembly, limits, lane_recorder, others, memory, models.heads)
+    if draft and models.differences:
+        others["draft"] = prompt.tokens(draft)
+    lane = Lane(ids, models.by_stream(assembly), assembly, limits, lane_recorder, others, memory, models.heads)
     lane.question, lane.passage = prompt.text, prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=(), taken_back=0).encode(models.target)
     return lane
 
 
-def _check_forced(limits: Limits, model: Model) -> None:
+def _check_forced(limits: Limits, model: AnyModel) -> None:
     """Raise Refusal for fixed tokens that the model does not have, and for more of them than the run generates."""
     if len(limits.forced) > limits.max_new_tokens:
         raise Refusal(
@@ -295,7 +294,7 @@ def _check_forced(limits: Limits, model: Model) -> None:
         )
 
 
-def _other_prompts(assembly: Assembly, prompt: Prompt, model: Model) -> dict[str, list[int]]:
+def _other_prompts(assembly: Assembly, prompt: Prompt, model: AnyModel) -> dict[str, list[int]]:
     """The other prompts by stream. Raises Refusal if a strategy needs a passage and the prompt has none."""
     found = {
         name: prompt.instructed(text).encode(model)

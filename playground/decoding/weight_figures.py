@@ -5,20 +5,20 @@ from typing import Any
 
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
-from playground.engine.model import Model
+from playground.decoding.models import AnyModel
 from playground.events import Figure
 
 SHOWN = ("bits per weight", "bytes", "KL", "perplexity", "calibrated on")
 CHARTS = {"error": "error per layer", "bits": "bits per weight", "zeros": "zeros per layer"}
 
 
-def shown_card(target: Model) -> dict[str, Any]:
+def shown_card(target: AnyModel) -> dict[str, Any]:
     """Of the card of changed weights, what the header of a lane says; empty for others."""
     card = getattr(target, "weights_card", {})
     return {name: _short(card[name]) for name in SHOWN if name in card}
 
 
-def draw_weights(lane: Lane | Canvas, target: Model) -> None:
+def draw_weights(lane: Lane | Canvas, target: AnyModel) -> None:
     """Record the error, bits and zeros of each layer, a matrix of decoder layers and projections."""
     layers = getattr(target, "weights_card", {}).get("layers", {})
     rows, columns = (list(dict.fromkeys(place[part] for place in map(_place, layers))) for part in (0, 1))

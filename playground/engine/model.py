@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ class Model(ModelFacts):
     the library's own logits.
     """
 
-    fills = False  # decodes from left to right, cannot fill masked positions
+    fills: Literal[False] = False  # decodes from left to right, cannot fill masked positions
     implementations: type = Implementations  # chooses how it computes: `install()` returns the tolerance
     has_encoder = False  # its decoder reads the prompt through an encoder (`engine.encoder_decoder`)
 

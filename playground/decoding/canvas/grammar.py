@@ -45,7 +45,7 @@ class CanvasGrammar:
         """What may follow the text before a position, bool [V]."""
         own = self.matcher.mask()[None, :vocabulary]
         if self.constraint.narrows:
-            own = self.constraint.narrow(own, [[*self.canvas.tokens, *self.canvas.ids[:position]]])
+            own = self.constraint.narrow(own, [[*self.canvas.tokens, *self.canvas.known(position)]])
         return own[0]
 
     def _only_the_end(self, raw: Tensor) -> Tensor:

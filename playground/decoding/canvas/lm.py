@@ -44,8 +44,6 @@ def check_fit(decoder: Decoder, model: Model | CanvasNetwork | OracleDenoiser) -
 class Canvas(CanvasText):
     """The answer of one lane, filled position by position."""
 
-    name, captures = "target", frozenset()  # as a source of forwards
-
     def __init__(
         self,
         prompt: list[int],
@@ -192,7 +190,7 @@ class Canvas(CanvasText):
 
     def _complete(self) -> None:
         """Commit the text up to the first end token or stop string; the rest remains on the canvas."""
-        self.sequence.extend(self.ids)
+        self.sequence.extend(self.known(self.length))
         self.sequence.finish()
         filled = self._filled.committed(self.sequence.written, self._rows)
         steps, commit = self.recorder.committed(filled, 0, self.text)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from playground.decoding.requests import Feed
+from playground.decoding.requests import ForwardShare
 from playground.engine.canvas.canvas_pass import CanvasPass
 from playground.events import Forward
 
@@ -45,11 +45,8 @@ class Reading:
         return CanvasPass([*prompt, *answer], [start + position for position in wanted], computed, self.states)
 
 
-class CanvasFeed(Feed):
+class CanvasFeed(ForwardShare["CanvasText", CanvasPass]):
     """The share of one canvas in a forward. Canvases of one model can share a forward."""
-
-    stream: CanvasText
-    work: CanvasPass
 
     @property
     def rows(self) -> int:
@@ -65,7 +62,7 @@ class CanvasFeed(Feed):
 
     def spread(self) -> Tensor:
         """Logits [G, V] of the answer; NaN for positions that were not wanted."""
-        canvas, logits, work = self.stream, self.logits, self.work
+        canvas, logits, work = self.stream, self.result(), self.work
         if len(work.predicted) == canvas.length:
             return logits
         raw = logits.new_full((canvas.length, logits.shape[1]), float("nan"))

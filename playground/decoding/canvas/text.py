@@ -4,6 +4,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from playground.engine.canvas.block_denoiser import BlockDenoiser
+
 if TYPE_CHECKING:
     from playground.decoding.sequence import Sequence
     from playground.engine.canvas.denoiser import CanvasNetwork
@@ -17,6 +19,7 @@ class CanvasText:
     sequence: Sequence
     length: int  # positions to fill
     ids: list[int | None]  # None is masked
+    name = "target"  # of the stream that its forwards are reported for
 
     @property
     def tokens(self) -> list[int]:
@@ -35,6 +38,10 @@ class CanvasText:
     def masked(self) -> list[int]:
         """Masked positions, ascending, counted from 0 at the end of the prompt."""
         return [position for position, token in enumerate(self.ids) if token is None]
+
+    def known(self, stop: int) -> list[int]:
+        """The tokens filled before a position, in order."""
+        return [token for token in self.ids[:stop] if token is not None]
 
     def ends(self, token: int) -> bool:
         """Whether a token ends the text."""
@@ -60,7 +67,7 @@ class CanvasText:
 
     def attend_in_blocks(self, length: int) -> None:
         """Change the length of the blocks for later forwards. Nothing changes on a model without blocks."""
-        if self.block_length:
+        if isinstance(self.model, BlockDenoiser):
             self.model = self.model.in_blocks(length)
 
     def block_of(self, position: int) -> range:

@@ -1,14 +1,12 @@
 """Early exits: rows of the lm_head on an inner layer."""
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from torch import Tensor
 
 from playground.contract.token_tree import TokenTree
-from playground.decoding.requests import Feed, Request, Steps
+from playground.decoding.requests import Feed, Request, Steps, StepsTo
 from playground.decoding.rows import Rows
-from playground.decoding.stream.forwards import consulted, input_tree, logits_of
+from playground.decoding.stream.forwards import consulted, input_tree
 from playground.decoding.stream.prompt_chunks import PromptReading
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -54,7 +52,7 @@ class Exit:
         yield from consulted(rows)
         return rows
 
-    def feed_new(self, tree: TokenTree) -> Generator[list[Feed], None, Tensor]:
+    def feed_new(self, tree: TokenTree) -> StepsTo[Tensor]:
         """Run unread text and nodes of `tree` through the first layers; returns rows [new, V]."""
         stream, early = self.stream, self.stream._left_early
         missing = [] if early else stream.unread()
@@ -76,4 +74,4 @@ class Exit:
         yield [feed]
         early.tokens += work.tokens
         early.captured.append(feed.captured)
-        return logits_of(feed)
+        return feed.result()

@@ -1,7 +1,7 @@
 """The forwards of a stream: what goes into one, and what is taken from it."""
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.committed_states import CommittedStates
-from playground.decoding.requests import Feed, Steps, in_background
+from playground.decoding.requests import Feed, Steps, StepsTo, in_background
 from playground.decoding.rows import Rows, concat
 from playground.decoding.sampler_chain import Histories
 from playground.engine.attention.attention_mask import EMPTY
@@ -44,16 +44,9 @@ def chunk_of(model: Model) -> int:
 
 def answer_of(feed: Feed, captures: frozenset[int]) -> Tensor:
     """Logits and the hidden states before these layers side by side, [rows, V + captured], layer by layer."""
-    logits = logits_of(feed)
+    logits = feed.result()
     states = [feed.captured[layer][-len(logits):].to(logits.dtype) for layer in sorted(captures)]
     return torch.cat([logits, *states], 1) if states else logits
-
-
-def logits_of(feed: Feed) -> Tensor:
-    """The logits [rows, V] of a forward. Raises RuntimeError if it has not run."""
-    if feed.logits is None:
-        raise RuntimeError(f"the forward of {feed.stream.name} has not run: yield it first")
-    return feed.logits
 
 
 def consulted(rows: Rows) -> Steps:
@@ -154,7 +147,7 @@ class StreamForwards:
 
     # --- one forward ---
 
-    def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> Generator[list[Feed], None, Tensor]:
+    def _feed_new(self, missing: list[int], tree: TokenTree, fed: int) -> StepsTo[Tensor]:
         """One forward over missing tokens and new nodes.
 
         Returns the rows of the new nodes, [new, V + captured], after the row of the root if no node was read before.
@@ -195,7 +188,7 @@ class StreamForwards:
 
     def _feed(
         self, work: ForwardInput, committed: int, rewrite: tuple[int, Rewrite] | None = None
-    ) -> Generator[list[Feed], None, Tensor]:
+    ) -> StepsTo[Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
         first, routing, plan, probes = self.store.length, self._routing(), self._plan, len(work.embeds)
         if first < len(self.prompt):
@@ -223,7 +216,7 @@ class StreamForwards:
 
     def _take_probes(self, feed: Feed, count: int) -> None:
         """Set the logits of the probes aside, which are the last rows, and drop them from the KV cache."""
-        logits = logits_of(feed)
+        logits = feed.result()
         self._probed, feed.logits = logits[-count:, :self.lane.vocabulary], logits[:-count]
         feed.captured = {layer: rows[:-count] for layer, rows in feed.captured.items()}
         feed.work.tokens, feed.work.parents = feed.work.tokens[:-count], feed.work.parents[:-count]

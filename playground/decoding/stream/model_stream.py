@@ -6,7 +6,7 @@ answer is the value of the yield. The session may batch forwards of one model.
 """
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from playground.contract.token_tree import ROOT, TokenTree, chain
-from playground.decoding.requests import Feed, Request, Steps, side_by_side
+from playground.decoding.requests import Feed, Request, Steps, StepsTo, side_by_side
 from playground.decoding.rows import Rows
 from playground.decoding.sampler_chain import HIDDEN_STATES
 from playground.decoding.stream.exits import Exit
-from playground.decoding.stream.forwards import EarlyRows, answer_of, consulted, in_chain, logits_of
+from playground.decoding.stream.forwards import EarlyRows, answer_of, consulted, in_chain
 from playground.decoding.stream.prompt_chunks import PromptReading
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
@@ -128,7 +128,7 @@ class Stream(PromptReading):
         feed = Feed(self, work, LayerPlan(resume=(layer, states), routing=self._routing()), name="resumed")
         yield [feed]
         self.store.crop_scratch()
-        return logits_of(feed)[:, :self.lane.vocabulary]
+        return feed.result()[:, :self.lane.vocabulary]
 
     def _row_of(self, leaf: Sequence, raw: Tensor, first: int, others: Others) -> Rows:
         row = leaf.node - first
@@ -156,7 +156,7 @@ class Stream(PromptReading):
 
     def _compute_rows(
         self, tree: TokenTree
-    ) -> Generator[list[Feed], None, tuple[Tensor, int, Others]]:
+    ) -> StepsTo[tuple[Tensor, int, Others]]:
         """Logits [n, V], the node of the first row, and what samplers read in addition for the same nodes.
 
         The latter are logits [n, V] of companions and early exits, and hidden states [n, hidden_size].
@@ -191,7 +191,7 @@ class Stream(PromptReading):
         hidden = {HIDDEN_STATES: model.normed(states[model.depth])} if self.lane.shows_hidden(self.name) else {}
         return exits | hidden
 
-    def _read_tree(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+    def _read_tree(self, tree: TokenTree) -> StepsTo[tuple[Tensor, int]]:
         """Read unread text and the new nodes of `tree`.
 
         Returns rows [n, V + captured] and the node of the first: the root, or the first new node if the tree grew.
@@ -214,7 +214,7 @@ class Stream(PromptReading):
 
     # --- early exits ---
 
-    def _complete(self, tree: TokenTree) -> Generator[list[Feed], None, tuple[Tensor, int]]:
+    def _complete(self, tree: TokenTree) -> StepsTo[tuple[Tensor, int]]:
         """Run the rows that exited early through the remaining layers, in one forward."""
         early = self._left_early
         yield from self.exit(early.layer).feed_new(tree)

@@ -1,13 +1,11 @@
 """How a stream reads its prompt: for another lane already, in chunks, or in parts of the layers."""
 from __future__ import annotations
 
-from collections.abc import Generator
-
 from torch import Tensor
 
 from playground.decoding.acting_policy import ActingPolicy
 from playground.decoding.cache_manager import CacheManager
-from playground.decoding.requests import Feed, Steps
+from playground.decoding.requests import Feed, Steps, StepsTo
 from playground.decoding.stream.forwards import EarlyRows, StreamForwards, answer_of, chunk_of, in_chain
 from playground.engine.forward_input import ForwardInput, LateInput
 from playground.engine.hooks import LayerPlan
@@ -109,7 +107,7 @@ class PromptReading(StreamForwards):
             feed, early = yield from self._read_segment(acting, early, end)
         self._root = answer_of(feed, self.captures)
 
-    def _read_before(self, cut: int) -> Generator[list[Feed], None, EarlyRows]:
+    def _read_before(self, cut: int) -> StepsTo[EarlyRows]:
         """Run all tokens of the prompt through the layers before `cut`."""
         early = EarlyRows(cut)
         for start in range(0, len(self.prompt), self._chunk_size()):
@@ -126,7 +124,7 @@ class PromptReading(StreamForwards):
 
     def _read_segment(
         self, acting: ActingPolicy, early: EarlyRows, end: int
-    ) -> Generator[list[Feed], None, tuple[Feed, EarlyRows]]:
+    ) -> StepsTo[tuple[Feed, EarlyRows]]:
         """Run the retained tokens through the layers from one cut to `end`, the next cut or the model's depth.
 
         What earlier layers captured of the last token is added to the last feed.

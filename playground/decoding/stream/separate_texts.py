@@ -1,13 +1,12 @@
 """Reading a separate text with a stream of its own, piece by piece."""
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import NamedTuple
 
 from torch import Tensor
 
-from playground.decoding.requests import Feed, Request
-from playground.decoding.stream.forwards import StreamForwards, chunk_of, in_chain, logits_of
+from playground.decoding.requests import Feed, Request, StepsTo
+from playground.decoding.stream.forwards import StreamForwards, chunk_of, in_chain
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan
 
@@ -28,10 +27,10 @@ def reading(stream: StreamForwards, ids: list[int], hidden: bool) -> list[Reques
     return [Request(_read(stream, ids[start:start + piece], hidden)) for start in range(0, len(ids), piece)]
 
 
-def _read(stream: StreamForwards, tokens: list[int], hidden: bool) -> Generator[list[Feed], None, Piece]:
+def _read(stream: StreamForwards, tokens: list[int], hidden: bool) -> StepsTo[Piece]:
     model, last = stream.model, frozenset([stream.model.depth] if hidden else [])
     feed = Feed(stream, ForwardInput(stream.store, tokens, in_chain(len(tokens))), LayerPlan(capture=last))
     yield [feed]
     stream.store.commit(len(tokens) - 1)
     last_states = model.normed(feed.captured[model.depth]) if hidden else None
-    return Piece(tokens, logits_of(feed)[:, :stream.lane.vocabulary], last_states)
+    return Piece(tokens, feed.result()[:, :stream.lane.vocabulary], last_states)

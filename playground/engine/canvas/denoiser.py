@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class CanvasStates:
 class CanvasNetwork:
     """A network that fills a canvas, in place of a Model for canvas decoders: what all of them have in common."""
 
-    fills = True  # fills a canvas, does not continue text
+    fills: Literal[True] = True  # fills a canvas, does not continue text
     launched_ahead = None  # no forward begins before it is asked for
     shifted = False  # the logits of a position predict its own token
 
@@ -89,7 +89,8 @@ class CanvasNetwork:
         self.revision, self.quantization = revision, quantization
         self.context, self.vocabulary = config.max_position_embeddings, config.vocab_size
         self.depth, self.width = config.num_hidden_layers, config.hidden_size
-        self.device, self.dtype = network.get_input_embeddings().weight.device, network.dtype
+        self.device: torch.device = network.get_input_embeddings().weight.device
+        self.dtype = network.dtype
         self.parameters = network.num_parameters()
         self.tokens, self.lock = Tokens(tokenizer, self.vocabulary), lock_for(self.device)
         ids = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]

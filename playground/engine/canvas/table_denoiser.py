@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -34,7 +34,7 @@ class OracleDenoiser:
     `strings` are token ids [N, L]. `weights` [N] are positive and need not sum to one. Raises ValueError otherwise.
     """
 
-    fills = True  # fills masked positions, does not continue text
+    fills: Literal[True] = True  # fills masked positions, does not continue text
     launched_ahead = None  # no forward begins before it is asked for
     quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
 
