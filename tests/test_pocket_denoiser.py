@@ -14,7 +14,7 @@ from pocket_windows import tokenizer  # noqa: F401
 
 from playground.pocket import architecture
 from playground.pocket import tokenizer as tokens
-from playground.pocket.data import Batch, Windows
+from playground.pocket.data import FULL, NOTHING, Batch, Windows
 from playground.pocket.model_roles import DENOISERS, EVERY, ROLES
 from playground.pocket.training import block_loss, canvas_windows, masked_loss
 from playground.questions.world import TASKS
@@ -40,9 +40,9 @@ class Scripted(torch.nn.Module):
 
 
 def batch(ids: list[int], asked: int) -> Batch:
-    row = torch.tensor([ids])
-    weights = torch.tensor([[0.0] * asked + [1.0] * (len(ids) - asked)])
-    return Batch(row, weights, torch.ones_like(row))
+    row = np.array([ids], np.uint16)
+    weights = np.array([[NOTHING] * asked + [FULL] * (len(ids) - asked)], np.uint8)
+    return Windows(row, weights, np.ones_like(weights)).tensors()
 
 
 def exact_bound(network: Scripted, ids: list[int], asked: int) -> float:
@@ -169,7 +169,7 @@ def streams(length: int, seed: int = 0, asked: int = 6, answer: int = 18) -> blo
 
 @pytest.mark.parametrize("length", block_loss.BLOCKS)
 def test_every_token_of_an_answer_counts_once(length):
-    counted = [predicted for _, _, predicted in streams(length).counted]
+    counted = streams(length).counted[2].tolist()
     assert sorted(counted) == [*range(6, 24), *range(30, 48)]
 
 
@@ -189,7 +189,7 @@ def test_noised_copies_see_their_block_and_the_clean_text_before_it(length):
 
 def test_a_masked_token_is_predicted_from_the_entry_before_it_in_its_copy_and_the_first_of_a_block_from_clean_text():
     drawn = streams(4)
-    for row, entry, predicted in drawn.counted:
+    for row, entry, predicted in drawn.counted.T:
         assert drawn.at[row, entry] == predicted - 1
         first = (predicted % 24) % 4 == 0
         assert (drawn.copy[row, entry] == 0) == first
@@ -206,8 +206,9 @@ def test_the_copies_have_complementary_masks_and_the_clean_text_has_none():
 def test_with_blocks_of_one_position_the_loss_is_the_next_token_loss_of_a_causal_model():
     model = architecture.for_training(architecture.make("nano", 600))
     ids = torch.randint(7, 600, (1, 48), generator=torch.Generator().manual_seed(0))
-    window = Batch(ids, torch.tensor([[0.0] * 6 + [1.0] * 18] * 2).view(1, 48), torch.tensor([[1] * 24 + [2] * 24]))
-    trainer = SimpleNamespace(rng=lambda: SimpleNamespace(choice=lambda lengths: 1))
+    weights = np.array([([NOTHING] * 6 + [FULL] * 18) * 2], np.uint8)
+    window = Windows(ids.numpy(), weights, np.array([[1] * 24 + [2] * 24], np.uint8)).tensors()
+    trainer = SimpleNamespace(rng=lambda: SimpleNamespace(choice=lambda lengths: 1, getrandbits=lambda bits: 0))
     found = float(block_loss.block_loss(model, window, trainer).detach())
     counted = [*range(6, 24), *range(30, 48)]
     rows = torch.cat([model(ids[:, :24]).logits[0], model(ids[:, 24:]).logits[0]]).log_softmax(-1)

@@ -5,15 +5,20 @@ items are packed whole, best fit first, and the rest of a window is padding of w
 its document, so that no token attends to another document (`architecture.within_documents`). Answers have weight 1,
 questions 0.1: the model should learn to answer questions rather than to ask them.
 """
+import os
 import random
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import starmap
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from playground.engine.host_copies import moved
 from playground.errors import Refusal
 from playground.pocket import corpus
 from playground.pocket import tokenizer as tokens
@@ -41,6 +46,7 @@ TEACHERS = (recall, revise)                 # tasks for training only, without a
 FULL, ASKED, NOTHING = 100, 10, 0           # weights in per cent, so that they fit into a byte
 VALIDATION = (256, 48)                      # width and number of the validation windows of every source
 WAITING = 48                                # items from which the packer chooses the best fit
+PIECE = 1_000_000                           # tokens that one process packs at once
 HOPELESS = 1000                             # consecutive items longer than a window before the packer gives up
 
 
@@ -64,7 +70,7 @@ class Windows:
         return cls(**{name: stored[name] for name in ("ids", "weights", "documents")})
 
     def __add__(self, other):
-        return Windows(*map(np.concatenate, zip(vars(self).values(), vars(other).values())))
+        return _concatenated([self, other])
 
     def __getitem__(self, rows):
         return Windows(*(array[rows] for array in vars(self).values()))
@@ -73,18 +79,24 @@ class Windows:
         return self[np.random.RandomState(seed).permutation(len(self.ids))]
 
     def tensors(self, device="cpu"):
-        """The windows as a `Batch` on a device."""
-        ids, documents = (torch.from_numpy(array.astype(np.int64)).to(device) for array in (self.ids, self.documents))
-        weights = torch.from_numpy(self.weights.astype(np.float32) / 100).to(device)
-        return Batch(ids, weights, documents)
+        """The windows as a `Batch` on a device, which is not waited for."""
+        ids, weights, documents = (
+            moved(torch.from_numpy(array.astype(kind)), device)
+            for array, kind in ((self.ids, np.int32), (self.weights, np.float32), (self.documents, np.int32))
+        )
+        return Batch(ids.long(), weights / 100, documents.long(), self)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 0 to 1; documents, long."""
+    """Windows on a device, all tensors (rows, width + 1): ids, long; weights, float, 0 to 1; documents, long.
+
+    `windows` are the same on the host, for what is drawn there: reading the tensors would wait for the device.
+    """
     ids: torch.Tensor
     weights: torch.Tensor
     documents: torch.Tensor
+    windows: Windows
 
     @property
     def read(self):
@@ -123,22 +135,47 @@ def build(folders, tokenizer, count, seed):
     folder, out = map(Path, folders)
     rng = random.Random(seed)
     out.mkdir(parents=True, exist_ok=True)
-    training = _streams(folder, tokenizer, rng, 0), _encoders(folder, tokenizer, rng, 0)
-    training[1]["notices"] = partial(_notice, tokenizer, rng)
+    streams, items = _streams(folder, tokenizer, rng, 0), partial(_mixed, folder, tokenizer)
     validation = _streams(folder, tokenizer, rng, 1) | _packers(_encoders(folder, tokenizer, rng, 1))
     for width, share in STAGES.items():
-        mixed = _mixture(training, width, int(count * share / width))
+        mixed = _mixture(streams, partial(packed, items, seed), width, int(count * share / width))
         mixed.shuffled(seed).save(out / f"train_{width}.npz")
     for name, reader in validation.items():
         reader.cut(*VALIDATION).save(out / f"valid_{name}.npz")
 
 
-def _mixture(sources, width, count):
+def _mixture(streams, pack, width, count):
     """`count` windows: natural text and packed items, each source by its share."""
-    streams, encoders = sources
     parts = [stream.cut(width, round(count * SHARES[name])) for name, stream in streams.items()]
-    packed = Packer(Mixed(encoders)).cut(width, count - sum(len(part.ids) for part in parts))
-    return parts[0] + parts[1] + packed
+    return sum(parts, start=pack(width, count - sum(len(part.ids) for part in parts)))
+
+
+def packed(mixed, seed, width, count):
+    """`count` windows of packed items, in pieces that all cores share; the same for any number of cores.
+
+    mixed: the `Mixed` items for a random generator; it goes to other processes, so it has to be picklable.
+    """
+    size = max(1, PIECE // width)
+    sizes = [min(size, count - at) for at in range(0, count, size)] or [0]
+    pieces = [(mixed, f"{seed} {width} {number}", width, size) for number, size in enumerate(sizes)]
+    if (processes := min(len(pieces), os.cpu_count() or 1)) == 1:
+        return _concatenated(starmap(_piece, pieces))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        made = pool.map(_piece, *zip(*pieces))
+        return _concatenated(tqdm(made, desc=f"packing {width}", total=len(pieces), mininterval=5, leave=False))
+
+
+def _concatenated(parts):
+    return Windows(*map(np.concatenate, zip(*(vars(windows).values() for windows in parts))))
+
+
+def _piece(mixed, seed, width, count):
+    return Packer(mixed(random.Random(seed))).cut(width, count)
+
+
+def _mixed(folder, tokenizer, rng):
+    """All sources that are packed, for training."""
+    return Mixed(_encoders(folder, tokenizer, rng, 0) | dict(notices=partial(_notice, tokenizer, rng)))
 
 
 def _packers(encoders):
@@ -218,10 +255,11 @@ class Packer:
         """`count` windows of whole items; items longer than a window are skipped."""
         size = (count, width + 1)
         empty = np.full(size, tokens.SPECIALS.index(tokens.PAD), np.uint16)
-        packed = Windows(empty, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
-        for row in tqdm(range(count), desc=f"packing {width}", mininterval=5, leave=False):
-            self._fill(packed[row])
-        return packed
+        windows = Windows(empty, np.zeros(size, np.uint8), np.zeros(size, np.uint8))
+        beside_others = parent_process() is not None    # that would all draw their bars into one line
+        for row in tqdm(range(count), desc=f"packing {width}", mininterval=5, leave=False, disable=beside_others):
+            self._fill(windows[row])
+        return windows
 
     def _fill(self, window):
         """Fill one empty window until no waiting item fits."""

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from playground.engine.host_copies import moved
 from playground.pocket.training.masked_loss import MASK
 from playground.pocket.training.precision import mixed_precision
 from playground.pocket.training.train import CrossEntropy
@@ -25,18 +27,22 @@ ROUND = 64                      # rows are padded to multiples of this
 
 @dataclass(frozen=True)
 class Streams:
-    """Clean texts and noised copies of a batch, all arrays (rows, entries).
+    """Clean texts and noised copies of a batch, all arrays or tensors (rows, entries).
 
     at: position in the window that an entry reads; copy: 0 for clean; document: number of the text, 0 for none;
-    block: number of the block within its text; hidden: masked. counted: (row, entry, predicted position in the window)
-    of every prediction that counts.
+    block: number of the block within its text; hidden: masked. counted, (3, predictions): row, entry and predicted
+    position in the window of every prediction that counts.
     """
-    at: np.ndarray
-    copy: np.ndarray
-    document: np.ndarray
-    block: np.ndarray
-    hidden: np.ndarray
-    counted: list
+    at: np.ndarray | Tensor
+    copy: np.ndarray | Tensor
+    document: np.ndarray | Tensor
+    block: np.ndarray | Tensor
+    hidden: np.ndarray | Tensor
+    counted: np.ndarray | Tensor
+
+    def on(self, device):
+        """The same as tensors on a device, which is not waited for."""
+        return Streams(*(moved(torch.from_numpy(array), device) for array in vars(self).values()))
 
     @property
     def allowed(self):
@@ -51,15 +57,11 @@ class Streams:
 def block_loss(model, batch, trainer):
     """Mean negative log-likelihood of the tokens of the answers, in nats, under masks that depend on seed and step."""
     rng = trainer.rng()
-    streams = draw(batch.documents.numpy(force=True), batch.weights.numpy(force=True) > 0, rng.choice(BLOCKS), rng)
-    at, hidden, allowed = (
-        torch.from_numpy(array).to(batch.ids.device) for array in (streams.at, streams.hidden, streams.allowed)
-    )
-    rows, entries, predicted = (torch.tensor(part, device=batch.ids.device) for part in zip(*streams.counted))
-    with mixed_precision(batch.ids.device):
-        states = model.model(
-            batch.ids.gather(1, at).masked_fill(hidden, MASK), attention_mask=allowed, position_ids=at
-        ).last_hidden_state
+    streams = draw(batch.windows.documents, batch.windows.weights > 0, rng.choice(BLOCKS), rng).on(batch.ids.device)
+    rows, entries, predicted = streams.counted
+    read = batch.ids.gather(1, streams.at).masked_fill(streams.hidden, MASK)
+    with mixed_precision(read.device):
+        states = model.model(read, attention_mask=streams.allowed, position_ids=streams.at).last_hidden_state
         logits = model.lm_head(states[rows, entries])
     weights = torch.full((len(rows),), 1 / len(rows), device=logits.device)
     return CrossEntropy.apply(logits, batch.ids[rows, predicted], weights)
@@ -69,40 +71,51 @@ def draw(documents, canvas, length, rng):
     """Draw `Streams` with blocks of `length`. documents: (rows, tokens), number of each text, 0 for none; canvas:
     (rows, tokens), bool, the answers.
     """
-    rows = [_row(numbers, answers, length, rng) for numbers, answers in zip(documents, canvas)]
-    size = -(-max(len(entries) for entries, _ in rows) // ROUND) * ROUND
-    padded = np.zeros((len(rows), size, 5), np.int64)
-    for row, (entries, _) in enumerate(rows):
-        padded[row, :len(entries)] = entries
-    counted = [(row, entry, token) for row, (_, found) in enumerate(rows) for entry, token in found]
-    at, copy, document, block, hidden = np.moveaxis(padded, 2, 0)
-    return Streams(at, copy, document, block, hidden.astype(bool), counted)
+    index, answers = _index_in_text(documents), canvas & (documents > 0)
+    block, offset = np.where(documents > 0, index // length, 0), index % length
+    hidden, present = _noised(answers, offset == 0, np.random.default_rng(rng.getrandbits(64)))
+    kept = _joined(np.ones_like(answers), *(present & (length > 1)))
+    counted = _joined(answers & (offset == 0) & (index > 0), *(hidden & (offset > 0)))
+    return _laid_out((documents, block), kept, _joined(np.zeros_like(answers), *hidden), counted & kept)
 
 
-def _row(numbers, answers, length, rng):
-    """Entries (at, copy, document, block, hidden) of one window, and (entry, predicted position) of what counts."""
-    entries = [(at, 0, number, 0, False) for at, number in enumerate(numbers)]
-    counted = []
-    for number in range(1, numbers.max() + 1):
-        places = np.flatnonzero(numbers == number)
-        for block, start in enumerate(range(0, len(places), length)):
-            inside = places[start:start + length].tolist()
-            for at in inside:
-                entries[at] = (at, 0, number, block, False)
-            wanted = [at for at in inside if answers[at]]
-            if wanted and start:
-                counted += [(inside[0] - 1, inside[0])] * bool(answers[inside[0]])
-            if wanted and length > 1:
-                _noise(inside, wanted, (number, block), (entries, counted), rng)
-    return entries, counted
+def _index_in_text(documents):
+    """The index of each token in its text: (rows, tokens)."""
+    at = np.broadcast_to(np.arange(documents.shape[1]), documents.shape)
+    begins = np.diff(documents.astype(int), axis=1, prepend=-1) != 0
+    return at - np.maximum.accumulate(np.where(begins, at, 0), 1)
 
 
-def _noise(inside, wanted, place, written, rng):
-    """Append the noised copies of a block of positions `inside`, of which `wanted` may be masked, to `written`."""
-    (number, block), (entries, counted) = place, written
-    chosen = set(rng.sample(wanted, rng.randint(1, len(wanted))))
-    for copy, masked in zip(COPIES, (chosen, set(wanted) - chosen)):
-        if masked:
-            first = len(entries)
-            entries += [(at, copy, number, block, at in masked) for at in inside]
-            counted += [(first + offset - 1, at) for offset, at in enumerate(inside) if offset and at in masked]
+def _noised(answers, starts, numbers):
+    """What is masked in each copy, and the blocks that a copy has since it masks something: bool (2, rows, tokens).
+
+    Of the tokens of a block that are answers, a random number is masked in one copy, and the others in the other.
+    starts: the first tokens of the blocks.
+    """
+    block = starts.ravel().cumsum() - 1
+    many = np.bincount(block, answers.ravel())
+    chosen = 1 + (numbers.random(len(many)) * many).astype(int)
+    shuffled = np.lexsort((numbers.random(len(block)), ~answers.ravel(), block))     # block by block, answers first
+    place = np.empty_like(block)
+    place[shuffled] = np.arange(len(block)) - np.flatnonzero(starts)[block]
+    one = answers.ravel() & (place < chosen[block])
+    hidden = np.stack([one, answers.ravel() & ~one])
+    present = np.stack([np.bincount(block, masked)[block] > 0 for masked in hidden])
+    return hidden.reshape(2, *answers.shape), present.reshape(2, *answers.shape)
+
+
+def _joined(clean, *copies):
+    """The clean text and its copies, one after the other: (rows, 3 * tokens)."""
+    return np.concatenate([clean, *copies], 1)
+
+
+def _laid_out(texts, kept, hidden, counted):
+    """`Streams` of the kept entries. texts: text and block of each token, both (rows, tokens)."""
+    entry, width = kept.cumsum(1) - 1, texts[0].shape[1]
+    row, place = np.nonzero(kept)
+    copy, at = np.divmod(place, width)
+    padded = np.zeros((5, len(kept), -(-(entry.max() + 1) // ROUND) * ROUND), np.int64)
+    padded[:, row, entry[row, place]] = at, copy, *(part[row, at] for part in texts), hidden[row, place]
+    rows, predicted = np.nonzero(counted)
+    from_entries = np.stack([rows, entry[rows, predicted] - 1, predicted % width])
+    return Streams(*padded[:4], padded[4].astype(bool), from_entries)

@@ -5,12 +5,11 @@ like any other token: every answer is followed by end tokens up to the length of
 shortest that hold the answer, the others are longer. Only tasks whose answers are determined by the question are
 included: a model that is trained for an hour learns those, but not open text.
 """
-import random
 from functools import partial
 from pathlib import Path
 
 from playground.pocket import tokenizer as tokens
-from playground.pocket.data import FULL, NOTHING, Mixed, Packer
+from playground.pocket.data import FULL, NOTHING, Mixed, packed
 from playground.questions.world import TASKS
 
 SHARES = dict(          # of the training tokens, question included
@@ -24,14 +23,16 @@ TIGHT = 0.5                     # share of the answers in the shortest canvas th
 
 def build(out, tokenizer, count, seed, tight=TIGHT):
     """Write `count` tokens of training windows, and nothing else, into `out`. tight: share of shortest canvases."""
-    rng = random.Random(seed)
     Path(out).mkdir(parents=True, exist_ok=True)
-    encoders = {name: partial(_item, tokenizer, rng, (name, tight)) for name in SHARES}
-    mixed = Mixed(encoders, shares=SHARES)
+    mixed = partial(_mixed, tokenizer, tight)
     for width, share in STAGES.items():
         # one less, since a window holds one token more than its width, and here every token is read
-        windows = Packer(mixed).cut(width - 1, int(count * share / width))
+        windows = packed(mixed, seed, width - 1, int(count * share / width))
         windows.shuffled(seed).save(Path(out) / f"train_{width}.npz")
+
+
+def _mixed(tokenizer, tight, rng):
+    return Mixed({name: partial(_item, tokenizer, rng, (name, tight)) for name in SHARES}, shares=SHARES)
 
 
 def _item(tokenizer, rng, kind):

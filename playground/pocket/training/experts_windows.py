@@ -2,12 +2,11 @@
 
 The mixture learns the distributions of a model that knows everything else already, in a short training.
 """
-import random
 from functools import partial
 from pathlib import Path
 
 from playground.pocket import tokenizer as tokens
-from playground.pocket.data import ASKED, FULL, SHARES, Mixed, Packer
+from playground.pocket.data import ASKED, FULL, SHARES, Mixed, packed
 from playground.questions.world import TASKS
 
 STAGES = {256: .75, 512: .25}       # window lengths, and the share of the training of each
@@ -15,13 +14,15 @@ STAGES = {256: .75, 512: .25}       # window lengths, and the share of the train
 
 def build(out, tokenizer, count, seed):
     """Write `count` tokens of training windows, and nothing else, into `out`."""
-    rng = random.Random(seed)
     Path(out).mkdir(parents=True, exist_ok=True)
-    encoders = {name: partial(_item, tokenizer, partial(task.generate, rng)) for name, task in TASKS.items()}
-    mixed = Mixed(encoders, sample=20, shares=SHARES)
     for width, share in STAGES.items():
-        windows = Packer(mixed).cut(width, int(count * share / width))
+        windows = packed(partial(_mixed, tokenizer), seed, width, int(count * share / width))
         windows.shuffled(seed).save(Path(out) / f"train_{width}.npz")
+
+
+def _mixed(tokenizer, rng):
+    encoders = {name: partial(_item, tokenizer, partial(task.generate, rng)) for name, task in TASKS.items()}
+    return Mixed(encoders, sample=20, shares=SHARES)
 
 
 def _item(tokenizer, make):

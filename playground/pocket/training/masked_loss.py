@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from playground.engine.host_copies import moved
 from playground.pocket import tokenizer as tokens
 from playground.pocket.training.precision import mixed_precision
 from playground.pocket.training.train import CrossEntropy
@@ -39,17 +40,19 @@ class Masks:
 
 def masked_loss(model, batch, trainer):
     """Bound of the negative log-likelihood per token, in nats, on masks that depend only on seed and step."""
-    drawn = draw(batch.documents.numpy(force=True), batch.weights.numpy(force=True) > 0, trainer.rng())
-    hidden = torch.from_numpy(drawn.hidden).to(batch.ids.device)
-    weights = torch.from_numpy(drawn.weights).to(batch.ids.device)
-    with mixed_precision(batch.ids.device):
+    device = batch.ids.device
+    drawn = draw(batch.windows.documents, batch.windows.weights > 0, trainer.rng())
+    scored = np.flatnonzero(drawn.weights)      # on the host, which else would wait to learn how many there are
+    hidden, places, weights = (
+        moved(torch.from_numpy(array), device) for array in (drawn.hidden, scored, drawn.weights.ravel()[scored])
+    )
+    with mixed_precision(device):
         states = model.model(
             batch.ids.masked_fill(hidden, MASK), attention_mask=within_texts(batch.documents)
         ).last_hidden_state
-        counted = (weights > 0).roll(-1, 1)         # the position before each counted one
-        logits = model.lm_head(states[counted])     # only these: the vocabulary is a third of the cost of a step
-    scored = weights > 0
-    return CrossEntropy.apply(logits, batch.ids[scored], weights[scored] / max(1, drawn.length))
+        # of the positions before the scored ones only: the vocabulary is a third of the cost of a step
+        logits = model.lm_head(states.flatten(0, 1)[places - 1])
+    return CrossEntropy.apply(logits, batch.ids.flatten()[places], weights / max(1, drawn.length))
 
 
 def within_texts(documents):

@@ -105,7 +105,7 @@ class Trainer:
         for optimiser in self.optimisers:
             optimiser.step()
             optimiser.zero_grad(set_to_none=True)
-        self._note(float(loss.detach()), batch.ids[:, 1:].numel())
+        self._note(loss.detach(), batch.ids[:, 1:].numel())
 
     def rate(self):
         """Learning-rate factor: warm-up, constant, decay to 0.02."""
@@ -151,7 +151,7 @@ class Trainer:
         self.state.tokens += tokens
         self.recent.append(loss)
         if self.state.step % NOTED == 0:
-            self.state.losses.append((self.state.tokens, sum(self.recent) / len(self.recent)))
+            self.state.losses.append((self.state.tokens, float(sum(self.recent) / len(self.recent))))
             self.recent = []
 
     def begin(self):
@@ -167,7 +167,7 @@ class Trainer:
         stored = dict(
             model=self.model.state_dict(), optimisers=[o.state_dict() for o in self.optimisers], shape=shape(self.model)
         )
-        stored |= dict(state=asdict(self.state), plan=asdict(self.plan), recent=self.recent)
+        stored |= dict(state=asdict(self.state), plan=asdict(self.plan), recent=list(map(float, self.recent)))
         write_checkpoint(stored, self.out / CHECKPOINT)
 
     def resume(self, minutes=None):
