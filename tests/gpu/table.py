@@ -38,6 +38,14 @@ def lanes(found: list[dict]) -> Iterator[str]:
             yield f"| {row['lane']} | {numbers(row['ms_per_token'])} | {row['waits_per_token']} |"
 
 
+def trainings(found: list[dict]) -> Iterator[str]:
+    yield "| training | tokens per step | tokens per second |"
+    yield "|---|---|---|"
+    for row in found:
+        kind = row["training"] + ", compiled" * row["compiled"]
+        yield f"| {kind} | {row['tokens']} | {row['per_second']} ({row['lowest']} to {row['highest']}) |"
+
+
 def faults(kernels: list[dict], strategies: list[dict], checks: list[dict]) -> Iterator[str]:
     yield from (f"kernels: {row}" for row in kernels if not row.get("right", True))
     yield from (f"{row['strategy']}: {row}" for row in strategies if row["state"] in ("differs", "failed"))
@@ -49,7 +57,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     kernels, strategies, found = (rows_of(folder, name) for name in ("kernels", "demonstrations", "lanes"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
-    print(*times(rows_of(folder, "times")), "", *lanes(found), "", sep="\n")
+    print(*times(rows_of(folder, "times")), "", *lanes(found), "", *trainings(rows_of(folder, "training")), "", sep="\n")
     print(*(json.dumps(row) for row in kernels), sep="\n")
     print("demonstrations:", dict(Counter(row["state"] for row in strategies)))
     checks = [row for row in found if "check" in row]
