@@ -57,7 +57,8 @@ def main() -> None:
     folder = Path(sys.argv[1])
     kernels, strategies, found = (rows_of(folder, name) for name in ("kernels", "demonstrations", "lanes"))
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
-    print(*times(rows_of(folder, "times")), "", *lanes(found), "", *trainings(rows_of(folder, "training")), "", sep="\n")
+    tables = times(rows_of(folder, "times")), lanes(found), trainings(rows_of(folder, "training"))
+    print(*(line for table in tables for line in (*table, "")), sep="\n")
     print(*(json.dumps(row) for row in kernels), sep="\n")
     print("demonstrations:", dict(Counter(row["state"] for row in strategies)))
     checks = [row for row in found if "check" in row]
