@@ -47,6 +47,7 @@ SUBJECTS = {
     "less-work",
     "all-at-once",
     "a-head",
+    "thinking",
 }
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
@@ -338,6 +339,9 @@ def test_what_the_lessons_say_beside_their_answers_is_true_of_their_runs(models)
     sums = [text.split()[-1] for step in (2, 4, 5) for text in texts("less-work", step)[1:]]
     assert sums == ["29", "25", "29"]  # half of the channels, without four blocks, and FFNs skipped token by token
     assert [text.strip() for text in texts("several-texts", 4)[1:]] == ["4", "5"]  # five things are listed
+    # "a number of the question", "the result of the first step", "nothing", and "sure of a wrong answer"
+    answers = [[int(text.split("####")[1]) for text in texts("thinking", step)] for step in (2, 3, 4, 5)]
+    assert answers == [[39, 6], [39, 42], [16, 16], [16, 32]]
 
 
 def test_the_tree_lesson_goes_to_a_fork_where_a_sibling_was_accepted(page, models):
