@@ -252,7 +252,9 @@ class Branches(Event):
 
 @dataclass(slots=True)
 class Fill(Event):
-    """Masked positions of a canvas that were filled."""
+    """Positions of a canvas that were filled: masks, or others whose token was replaced. In the same step some may have
+    become masks again.
+    """
 
     kind: ClassVar[str] = "fill"
     positions: list[int] = field(default_factory=list)
@@ -262,6 +264,8 @@ class Fill(Event):
     # of the model's distributions before these positions were filled, in nats; empty if they are not known
     entropies: list[float] = field(default_factory=list)
     sequence: int = 0
+    replaced: dict[int, str] = field(default_factory=dict)  # by filled position that held a token, its piece
+    remasked: dict[int, str] = field(default_factory=dict)  # by position that is masked again, the piece it held
 
 
 @dataclass(slots=True)

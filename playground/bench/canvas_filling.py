@@ -23,6 +23,9 @@ LANES: dict[str, LaneConfig] = {
     BASELINE: LaneConfig("masked_diffusion", BLOCK),
     "two positions per forward": LaneConfig("dkv_cache", BLOCK | {"count": 2, "interval": 1}),
     "threshold 0.9": LaneConfig("fast_dllm", BLOCK | {"cache": "none"}),
+    "threshold 0.5": LaneConfig("fast_dllm", BLOCK | {"cache": "none", "threshold": 0.5}),
+    "token editing, threshold 0.5": LaneConfig("token_editing", BLOCK),
+    "WINO, threshold 0.6": LaneConfig("wino", BLOCK),
     "factor 1": LaneConfig("fast_dllm", BLOCK | {"cache": "none", "rule": "factor"}),
     **{
         f"threshold {least}, prefix cache": LaneConfig("fast_dllm", BLOCK | {"cache": "prefix", "threshold": least})
@@ -110,7 +113,8 @@ network per token. *Times faster*: seconds of one position per forward divided b
 together. The autoregressive lane is the bundled `pocket`, of the same size, from whose weights both denoisers were
 trained for minutes on a GPU: it is a lane to compare costs with, not a fair rival. `pocket-block-diffusion` answers
 most questions, `pocket-diffusion` hardly any sum ([why](pocket-training.md#denoisers)). A few questions per task cannot
-tell decoders apart by score, and differences of one or two questions are chance."""
+tell decoders apart by score, and differences of one or two questions are chance. Token editing and WINO take back what
+others would leave: their rivals are the plain thresholds that fill as many positions at once."""
 
 
 def _rows(found: list[Filled]) -> Rows:

@@ -50,7 +50,7 @@ def check(trace: Trace) -> list[str]:
     lanes = [(header.lane, trace.lane(header.lane).events) for header in trace.headers]
     rules = (
         _clock, _ending, _judged, _positions, _spelling, _rounds, _verdict_commits, _shapes, _caches, _probabilities,
-        _finite
+        _finite, _canvas
     )
     return [f"lane {lane}: {problem}" for lane, events in lanes for rule in rules for problem in rule(events)]
 
@@ -197,6 +197,21 @@ def _shapes(events: list[Stamped]) -> Iterator[str]:
                 yield from _uneven(stamped, it.positions, it.ids, it.pieces, it.confidences, *known)
             case Mask() as it if not 0 <= it.allowed <= it.vocabulary:
                 yield _at(stamped, f"{it.allowed} tokens are allowed in a vocabulary of {it.vocabulary}")
+
+
+def _canvas(events: list[Stamped]) -> Iterator[str]:
+    """A step fills masks, or names what it replaces; what it masks again was filled."""
+    held: dict[int, str] = {}
+    for stamped in events:
+        if not isinstance(stamped.event, Fill):
+            continue
+        event = stamped.event
+        filled = dict(zip(event.positions, event.pieces))
+        if event.replaced != {position: held[position] for position in filled if position in held}:
+            yield _at(stamped, "what it replaces is not what these positions hold")
+        if event.remasked != {i: held.get(i) for i in event.remasked} or event.remasked.keys() & filled.keys():
+            yield _at(stamped, "what it masks again is not what these positions hold")
+        held = {i: piece for i, piece in (held | filled).items() if i not in event.remasked}
 
 
 def _uneven(stamped: Stamped, *columns: list[Any]) -> Iterator[str]:

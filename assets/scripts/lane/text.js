@@ -5,7 +5,7 @@
 import { composed, composingFrom, isInside } from "../components/composed.js";
 import { boxOf, button, el, setText } from "../components/elements.js";
 import { fixed, isNumber, isText, percent } from "../components/numbers.js";
-import { writePiece } from "../components/pieces.js";
+import { pieceLabel, writePiece } from "../components/pieces.js";
 import { LEVELS, ORIGINS, tokenClass } from "./colour.js";
 
 const FAR = 1e7; // pixels; more than any text is high, so that its height need not be known
@@ -275,6 +275,8 @@ function canvasCells(canvas) {
     const fill = canvas.filled.get(position);
     const cell = el("span", "cell open");
     cell.dataset.position = position;
+    const struck = canvas.before.get(position);
+    if (struck?.until === canvas.steps.length) cell.append(takenBack(struck));
     if (!fill) return cell;
     writePiece(cell, fill.piece, true);
     dressCell(cell, fill);
@@ -283,9 +285,17 @@ function canvasCells(canvas) {
   });
 }
 
-/** Colour a cell by confidence and label it with the step that filled it. */
+/** The token that this step took back, struck out where its successor or the mask stands. */
+function takenBack({ piece, until }) {
+  const old = el("s", "was");
+  old.title = `taken back in step ${until}`;
+  writePiece(old, piece, true);
+  return old;
+}
+
+/** Colour a cell by confidence and label it with the step that filled it; one that changed its mind is marked. */
 function dressCell(cell, fill) {
-  cell.className = `t cell ${confidenceClass(fill.confidence)}`;
+  cell.className = `t cell ${confidenceClass(fill.confidence)}${fill.was === null ? "" : " revised"}`;
   cell.dataset.step = fill.step;
   cell.title = sayFill(fill);
 }
@@ -294,10 +304,11 @@ export function confidenceClass(confidence) {
   return isNumber(confidence) ? "h" + Math.round(LEVELS * (1 - Math.max(0, Math.min(1, confidence)))) : "unknown";
 }
 
-export function sayFill({ position, step, confidence, entropy }) {
+export function sayFill({ position, step, confidence, entropy, was }) {
   const confident = isNumber(confidence) ? `, confidence ${percent(confidence)}` : "";
   const open = isNumber(entropy) ? `, entropy ${fixed(entropy, 2)} nats` : "";
-  return `position ${position + 1}, filled in step ${step}${confident}${open}`;
+  const instead = isText(was) ? `, before it held “${pieceLabel(was.trim() || was)}”` : "";
+  return `position ${position + 1}, filled in step ${step}${confident}${open}${instead}`;
 }
 
 function ghost(round, node, characters = []) {

@@ -109,21 +109,33 @@ export class LaneState {
   }
 }
 
-/** Positions filled in any order: the token of each, its confidence, and the step that filled it. */
+/** Positions filled in any order: the token of each, its confidence, and the step that filled it. A step may also take tokens back. */
 class Canvas {
   constructor(size) {
     this.size = size; // 0 where the text grows from left to right
     this.steps = [];
     this.filled = new Map(); // by position
+    this.past = []; // what was taken back, each with the step that did, in order
+    this.before = new Map(); // by position: the last of them
   }
 
   fill(event) {
     this.steps.push(event);
+    for (const position in { ...event.replaced, ...event.remasked }) this.takeBack(Number(position));
     event.positions.forEach((position, i) => {
-      const fill = { position, piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null, entropy: event.entropies?.[i] ?? null, step: this.steps.length, event: event.index };
+      const fill = { position, was: this.before.get(position)?.piece ?? null, piece: event.pieces[i] ?? "", confidence: event.confidences[i] ?? null, entropy: event.entropies?.[i] ?? null, step: this.steps.length, event: event.index };
       this.filled.set(position, fill);
       this.size = Math.max(this.size, position + 1);
     });
+  }
+
+  takeBack(position) {
+    const old = this.filled.get(position);
+    if (!old) return;
+    const past = { ...old, until: this.steps.length };
+    this.past.push(past);
+    this.before.set(position, past);
+    this.filled.delete(position);
   }
 }
 

@@ -163,6 +163,7 @@ class LaneRecord {
     this.merges = new Set(); // streams with merged slots
     this.scratches = new Set(); // streams whose cache has slots beyond the text
     this.fillings = 0; // Fill events so far
+    this.filled = 0; // positions of a canvas that hold a token
     this.figuresBeside = false; // whether the method has figures other than numbers over the tokens
     this.hasHeads = false; // whether slots are listed by head
     this.slotBytes = new Map(); // by stream: bytes per position and layer, from the first cache event that shows it
@@ -230,9 +231,10 @@ class LaneRecord {
     this.tokens = Math.max(this.tokens, length);
   }
 
-  fill({ sequence, positions }) {
+  fill({ sequence, positions, replaced, remasked }) {
     this.fillings += 1;
-    this.lengthen(sequence, this.tokens + positions.length);
+    this.filled += positions.length - Object.keys(replaced).length - Object.keys(remasked).length;
+    this.lengthen(sequence, this.filled);
   }
 
   addBranches(born) {

@@ -40,8 +40,8 @@ export class CanvasPanel extends Panel {
     const grid = canvasGrid(canvas.size, fillingsIn(card.record), this.width);
     const drawing = surface(this.width, grid.height, sayCanvas(canvas, card.record));
     drawing.append(...canvasAxes(grid), ...canvasGround(grid, canvas.steps.length));
-    for (const fill of canvas.filled.values()) drawing.append(fillMark(fill, grid, canvas.steps.length, this.by, () => app.seekEvent(card.order, fill.event)));
-    this.body.replaceChildren(drawing, canvasKey(this.by));
+    for (const fill of [...canvas.past, ...canvas.filled.values()]) drawing.append(fillMark(fill, grid, canvas.steps.length, this.by, () => app.seekEvent(card.order, fill.event)));
+    this.body.replaceChildren(drawing, canvasKey(this.by, canvas.past.length > 0));
   }
 
   /** What the colour shows; traces without entropies offer no choice. */
@@ -68,9 +68,14 @@ function sayCanvas({ steps, filled, size }, record) {
   const last = steps[steps.length - 1];
   if (!last) return `${count(size, "position")}, all masked`;
   const total = record.over ? ` of ${record.fillings}` : "";
-  const progress = `step ${steps.length}${total} filled ${count(last.positions.length, "position")}, ${filled.size} of ${size} are filled`;
+  const progress = `step ${steps.length}${total} filled ${count(last.positions.length, "position")}${sayTakenBack(last)}, ${filled.size} of ${size} are filled`;
   const confidences = last.confidences.filter(isNumber);
   return confidences.length ? `${progress}, lowest confidence ${percent(Math.min(...confidences))}` : progress;
+}
+
+function sayTakenBack({ replaced, remasked }) {
+  const [others, masks] = [replaced, remasked].map((held) => Object.keys(held).length);
+  return (others ? `, ${others} in place of another token` : "") + (masks ? ` and masked ${masks} again` : "");
 }
 
 function canvasGrid(size, steps, width) {
@@ -106,12 +111,14 @@ function canvasGround(grid, now) {
 function fillMark(fill, grid, now, by, go) {
   const group = svg("g", { class: "filled", "data-position": fill.position, "data-step": fill.step });
   group.classList.toggle("fresh", fill.step === now);
+  group.classList.toggle("revised", fill.was !== null);
+  const until = fill.until ?? now + 1; // the step that took it back
   group.classList.toggle("tiny", Math.min(grid.cell, grid.row) < 7);
   const [x, y] = [CANVAS.left + fill.position * grid.cell, CANVAS.top + (fill.step - 1) * grid.row];
   const gap = grid.cell > 5 ? 1 : 0;
   const box = { x: x + gap / 2, width: Math.max(0.5, grid.cell - gap), style: `fill: var(--${FILLED_BY[by].class(fill)}, var(--paper))` };
   group.append(svg("title", {}, `“${pieceLabel(fill.piece)}”, ${sayFill(fill)}`));
-  group.append(svg("rect", { class: "since", ...box, y, height: (now - fill.step + 1) * grid.row }));
+  group.append(svg("rect", { class: "since", ...box, y, height: (until - fill.step) * grid.row }));
   group.append(svg("rect", { class: "at", ...box, y, height: Math.max(1, grid.row - (grid.row > 6 ? 1 : 0)) }));
   group.append(...fillName(fill, grid, x + grid.cell / 2, y + grid.row / 2 + 4));
   group.addEventListener("click", go);
@@ -126,10 +133,11 @@ function fillName(fill, grid, x, y) {
   return [svg("text", { x, y, "text-anchor": "middle" }, pieceLabel(name, letters))];
 }
 
-function canvasKey(by) {
+function canvasKey(by, revised) {
   const key = el("p", "chart-key");
   const [sure, unsure] = FILLED_BY[by].ends;
   key.append(el("span", "key-masked", "masked"), el("span", "key-sure", `filled, ${sure}`));
   key.append(el("span", "key-unsure", `filled, ${unsure}`), el("span", "key-fresh", "filled in this step"));
+  if (revised) key.append(el("span", "key-revised", "in place of a token that was taken back"));
   return key;
 }

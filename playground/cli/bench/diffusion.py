@@ -1,6 +1,7 @@
 """`bench diffusion`: decoders of masked canvases on the bundled denoiser, task by task."""
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,7 @@ def measure(options: Namespace) -> bool:
     check_some(found := complete(found, decoders))
     settings = {**model_facts(models), "questions per task": options.questions, "seed": options.seed}
     settings |= {"stopped": f"with Ctrl-C after {len(found)} of {total} answers"} if stopped else {}
+    settings["load average"] = f"{os.getloadavg()[0]:.1f}"
     facts = {"settings": settings, "machine": machine(models.target.device)}
     text = page(found, facts)
     print(text)

@@ -1,7 +1,7 @@
 """The canvas itself."""
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from playground.decoding import fitted_weights as fitted
 from playground.decoding.canvas.filled_rows import FilledRows
 from playground.decoding.canvas.grammar import CanvasGrammar
 from playground.decoding.canvas.reading import CanvasFeed, Reading
+from playground.decoding.canvas.revision import Revision
 from playground.decoding.canvas.text import CanvasText
 from playground.decoding.recorder import Recorder
 from playground.decoding.requests import Immediate, Request, Steps
@@ -74,7 +75,7 @@ class Canvas(CanvasText):
 
     def read(self, *given, **named) -> Request:
         """Request a forward over the canvas. Answers with Rows whose node j is position j: logits [G, V], NaN for
-        positions that are not wanted. Arguments as of `Reading`.
+        positions that are not wanted; node G + k is the k-th shadow. Arguments as of `Reading`.
 
         A table always predicts and computes everything. Raises ValueError if a wanted position is predicted by one that
         is not computed.
@@ -86,15 +87,16 @@ class Canvas(CanvasText):
         """Not counted: a canvas has states of its own positions at most, whose number is limited before the run."""
         return 0
 
-    def new_states(self) -> CanvasStates | None:
-        """Empty key and value states of this canvas. Raises Refusal for a table, which has none."""
+    def new_states(self, shadows: int = 0) -> CanvasStates | None:
+        """Empty key and value states of this canvas and of so many shadows. Raises Refusal for a table, which has none.
+        """
         if not hasattr(self.model, "new_states"):
             raise Refusal(
                 f"{self.model.name} is a table without key and value states, so there is nothing to cache: choose a "
                 "neural denoiser such as pocket-diffusion.",
                 "model",
             )
-        return self.model.new_states(self.sequence.start + self.length)
+        return self.model.new_states(self.sequence.start + self.length + shadows)
 
     def rows_of(self, raw: Tensor) -> Rows:
         """Rows with these logits [G, V], which a decoder computed from those of forwards."""
@@ -111,10 +113,27 @@ class Canvas(CanvasText):
 
         Raises ValueError for a position that is not masked, or is listed twice.
         """
-        if self._last_fill and not self._last_fill.served:
-            raise RuntimeError("a fill was requested but not yielded: write `yield lm.fill(…)`")
-        self._last_fill = Immediate(lambda: self._fill(list(positions), list(tokens), list(confidences)))
-        return self._last_fill
+        filled = list(positions)
+        return self._filling(lambda: self._fill(filled, list(tokens), list(confidences)))
+
+    def revise(
+        self, tokens: Mapping[int, int], confidences: Mapping[int, float], remasked: Collection[int] = ()
+    ) -> Request:
+        """Request to fill masked positions, put other tokens in place of filled ones, and mask others again, as one
+        step. Tokens and the probabilities to display are by position. The text may be revised until `complete` is
+        yielded.
+
+        Raises ValueError for a position that is filled and masked at once, listed twice, or masked again while it is
+        masked.
+        """
+        change = Revision(tokens, confidences, remasked)
+        return self._filling(lambda: self._revise(change))
+
+    def complete(self) -> Request:
+        """Request to commit the text of a canvas that was revised. Raises ValueError while a position is masked."""
+        if self.masked:
+            raise ValueError(f"positions {self.masked} are masked, so the text is not complete")
+        return self._filling(self._complete)
 
     # --- random numbers ---
 
@@ -160,21 +179,43 @@ class Canvas(CanvasText):
         rows.masks = masks
         return rows
 
+    def _filling(self, work: Callable[[], None]) -> Request:
+        if self._last_fill and not self._last_fill.served:
+            raise RuntimeError("a fill was requested but not yielded: write `yield lm.fill(…)`")
+        self._last_fill = Immediate(work)
+        return self._last_fill
+
     def _fill(self, positions: list[int], tokens: list[int], confidences: list[float]) -> None:
         if not positions or len(set(positions)) < len(positions) or not set(positions) <= set(self.masked):
             raise ValueError(
                 f"positions {positions} cannot be filled: {self.masked} are masked, and each is filled once"
             )
+        self._put(positions, tokens)
+        pieces = [self.piece(token) for token in tokens]
+        self.record(Fill(positions, tokens, pieces, confidences, self._entropies(positions)))
+        if not self.masked:
+            self._complete()
+
+    def _revise(self, change: Revision) -> None:
+        change.check(self.ids)
+        held = {i: self.piece(token) for i, token in enumerate(self.ids) if token is not None}
+        positions, tokens = list(change.tokens), list(change.tokens.values())
+        self._put(positions, tokens)
+        for position in change.remasked:
+            self.ids[position] = None
+        self.record(Fill(
+            positions, tokens, [self.piece(token) for token in tokens], [change.confidence[i] for i in positions],
+            self._entropies(positions), replaced={i: held[i] for i in positions if i in held},
+            remasked={i: held[i] for i in change.remasked},
+        ))
+
+    def _put(self, positions: list[int], tokens: list[int]) -> None:
         for position, token in zip(positions, tokens, strict=True):
             if self.grammar:
                 self.grammar.follow(position, token)
             self.ids[position] = token
             if self._last_rows:
                 self._filled.add(position, self._last_rows)
-        pieces = [self.piece(token) for token in tokens]
-        self.record(Fill(positions, tokens, pieces, confidences, self._entropies(positions)))
-        if not self.masked:
-            self._complete()
 
     def _entropies(self, positions: list[int]) -> list[float]:
         """Entropies in nats of the rows that positions were filled from; empty if one of them was not predicted."""

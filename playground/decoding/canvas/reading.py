@@ -23,7 +23,8 @@ class Reading:
     negative.
 
     wanted: positions to predict; computed: positions that pass through the layers, the others keep their `states`; None
-    is all. supposed: tokens read in place of masks, which are not filled. unprompted: the prompt is masked.
+    is all. supposed: tokens read in place of masks, which are not filled. unprompted: the prompt is masked. shadows:
+    positions of the answer that are also read a second time, as masks; see `CanvasPass`.
     """
 
     wanted: Positions[int] | None = None
@@ -31,6 +32,7 @@ class Reading:
     states: CanvasStates | None = None
     supposed: Mapping[int, int] = field(default_factory=dict)
     unprompted: bool = False
+    shadows: Positions[int] = ()
 
     def over(self, canvas: CanvasText) -> CanvasPass:
         """What a forward computes, with positions counted from the beginning of the prompt."""
@@ -39,10 +41,13 @@ class Reading:
             answer[position] = token
         prompt = [None] * start if self.unprompted else canvas.tokens
         wanted = range(canvas.length) if self.wanted is None else self.wanted
+        shadows = [start + position for position in self.shadows]
         if not hasattr(canvas.model, "new_states"):
-            return CanvasPass([*prompt, *answer], range(start, start + canvas.length))
+            return CanvasPass([*prompt, *answer], range(start, start + canvas.length), shadows=shadows)
         computed = None if self.computed is None else sorted(start + position for position in self.computed)
-        return CanvasPass([*prompt, *answer], [start + position for position in wanted], computed, self.states)
+        wanted = [start + position for position in wanted]
+        copied = bool(shadows) and canvas.model.shifted
+        return CanvasPass([*prompt, *answer], wanted, computed, self.states, shadows, copied)
 
 
 class CanvasFeed(ForwardShare["CanvasText", CanvasPass]):
@@ -54,17 +59,19 @@ class CanvasFeed(ForwardShare["CanvasText", CanvasPass]):
 
     def describe(self) -> Forward:
         """The event for this forward, which has run. A layer may have computed more than entered the first."""
-        model, size = self.stream.model, len(self.work.canvas)
+        model, size = self.stream.model, len(self.work.entries)
         flops = model.flops(self.rows, size - self.rows, model.depth)
         if self.work.computed_by_layer:
             flops = sum(model.flops(rows, size - rows, 1) for rows in self.work.computed_by_layer)
         return Forward(tokens=self.rows, context=size - self.rows, layers=model.depth, flops=flops)
 
     def spread(self) -> Tensor:
-        """Logits [G, V] of the answer; NaN for positions that were not wanted."""
+        """Logits [G, V] of the answer, NaN for positions that were not wanted, and of its shadows after them."""
         canvas, logits, work = self.stream, self.result(), self.work
-        if len(work.predicted) == canvas.length:
+        rows = canvas.length + len(work.shadows)
+        if len(logits) == rows:
             return logits
-        raw = logits.new_full((canvas.length, logits.shape[1]), float("nan"))
-        raw[[position - canvas.sequence.start for position in work.predicted]] = logits
+        raw = logits.new_full((rows, logits.shape[1]), float("nan"))
+        wanted = [position - canvas.sequence.start for position in work.predicted]
+        raw[wanted + list(range(canvas.length, rows))] = logits
         return raw

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from playground.engine.canvas.canvas_pass import CanvasPass
 from playground.engine.canvas.masked_models import masking_of
+from playground.engine.canvas.shadows import visible
 from playground.engine.forward_lock import lock_for
 from playground.engine.host_copies import on_device
 from playground.engine.text.tokens import Tokens
@@ -181,16 +182,18 @@ class MaskedDenoiser(CanvasNetwork):
         logits = self.network.get_output_embeddings()(torch.cat(rows))
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         logits[:, self.mask_id] = float("-inf")
-        parts = logits.split([len(one.predicted) for one in passes])
+        parts = logits.split([len(one.predicted) + len(one.shadows) for one in passes])
         for one, part in zip(passes, parts):
             if unread := [row for row, source in enumerate(self.sources(one.predicted)) if source < 0]:
                 part[on_device(unread, part.device, torch.long)] = float("nan")
         return list(parts)
 
     def _predicting(self, one: CanvasPass, at: Tensor, hidden: Tensor) -> Tensor:
-        """Hidden states of the positions that predict the wanted ones, [len(wanted), hidden_size]."""
+        """Hidden states that predict the wanted positions and the shadows, [len(wanted) + len(shadows), hidden_size].
+        """
         row_of = {position: row for row, position in enumerate(at.tolist())}
         rows = [row_of.get(source, 0) for source in self.sources(one.predicted)]
+        rows += [row_of[entry] for entry in one.shadowing]
         return hidden[torch.tensor(rows, dtype=torch.long, device=self.device)]
 
     def _hidden(self, passes: Sequence[CanvasPass]) -> list[tuple[Tensor, Tensor]]:
@@ -200,7 +203,7 @@ class MaskedDenoiser(CanvasNetwork):
         for index, layer in enumerate(base.layers):
             entering = torch.cat([run.enter(index, own) for run, own in zip(runs, _split(hidden, runs))])
             if rotation is None or len(entering) > len(hidden):
-                rotation = base.rotary_emb(entering[None], torch.cat([run.at for run in runs])[None])
+                rotation = base.rotary_emb(entering[None], torch.cat([run.places[run.at] for run in runs])[None])
             hidden = entering + self._attention(layer, index, layer.input_layernorm(entering), rotation, runs)
             hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
         return [(run.at, own) for run, own in zip(runs, _split(base.norm(hidden), runs))]
@@ -231,10 +234,12 @@ class _CanvasRun:
     """One canvas on its way through the layers: the positions that are computed, and its states."""
 
     def __init__(self, one: CanvasPass, model: MaskedDenoiser):
-        self.one, self.states = one, one.states or model.new_states(len(one.canvas))
+        self.one, self.states = one, one.states or model.new_states(len(one.entries))
         self.ranks = model.ranks(one.canvas)
-        ids = [model.mask_id if one.canvas[position] is None else one.canvas[position] for position in one.entering]
-        self.ids, self.at = (torch.tensor(part, device=model.device) for part in (ids, one.entering))
+        ids = [model.mask_id if one.entries[entry] is None else one.entries[entry] for entry in one.entering]
+        parts = (ids, one.entering, one.places)
+        self.ids, self.at, self.places = (torch.tensor(part, device=model.device) for part in parts)
+        self.states.present[len(one.canvas):] = False  # shadows of an earlier forward
         self.states.present[self.at] = True
         one.computed_by_layer.clear()
 
@@ -255,10 +260,13 @@ class _CanvasRun:
         )[0]
 
     def _allowed(self) -> Tensor | None:
-        """Which present positions each computed one sees, bool [n, present]; None for all."""
-        if self.ranks is None:
+        """Which present entries each computed one sees, bool [n, present]; None for all."""
+        if self.ranks is None and not self.one.shadows:
             return None
-        allowed = self.ranks[self.states.present][None] <= self.ranks[self.at][:, None]
+        seen = self.states.present.nonzero()[:, 0]
+        allowed = visible(self.one, self.at.device)[self.at][:, seen]
+        if self.ranks is not None:
+            allowed &= self.ranks[self.places[seen]][None] <= self.ranks[self.places[self.at]][:, None]
         return None if bool(allowed.all()) else allowed
 
 

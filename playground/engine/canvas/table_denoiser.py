@@ -103,9 +103,17 @@ class OracleDenoiser:
         return (marginals / weights.sum()).log()
 
     def forward(self, passes: Sequence[CanvasPass], plan: Any = None) -> tuple[list[Tensor], dict[int, Tensor]]:
-        """Log-probabilities [len(wanted), V] of each canvas, and no captured states: the interface of `Model.forward`.
+        """Log-probabilities [len(wanted) + len(shadows), V] of each canvas, and no captured states: the interface of
+        `Model.forward`.
         """
-        return [self.denoise(one.canvas)[one.predicted] for one in passes], {}
+        return [self._predict(one) for one in passes], {}
+
+    def _predict(self, one: CanvasPass) -> Tensor:
+        """The rows of a canvas; a shadow's is what all other revealed tokens say about its position."""
+        without = [
+            self.denoise([*one.canvas[:place], None, *one.canvas[place + 1:]])[place] for place in one.shadows
+        ]
+        return torch.cat([self.denoise(one.canvas)[one.predicted], *(row[None] for row in without)])
 
     def answer_length(self, prompt: list[int], most: int) -> int:
         """Positions left to fill after a prompt. Raises Refusal if no string begins with it, or if they are more than
