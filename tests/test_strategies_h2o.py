@@ -46,10 +46,8 @@ class ThePromptHasNoVote(H2O):
 
 
 class VotesAreMeans(H2O):
-    def retain(self, held):
-        recent = held.positions >= held.next - self.recent
-        means = self.attention.of(held.layer, held.positions) / (held.next - held.positions)
-        return recent | top_slots(means, self.heavy, held.live & ~recent)
+    def scores(self, held):
+        return super().scores(held) / (held.next - held.positions)
 
 
 class OneHeadSpeaksForAll(H2O):
@@ -58,10 +56,11 @@ class OneHeadSpeaksForAll(H2O):
 
 
 class RecentTokensTakePlacesOfHeavyOnes(H2O):
-    def retain(self, held):
-        return (held.positions >= held.next - self.recent) | top_slots(
-            self.attention.of(held.layer, held.positions), self.heavy, held.live
-        )
+    def retain_all(self, held):
+        return [
+            (layer.positions >= layer.next - self.recent) | top_slots(self.scores(layer), self.heavy, layer.live)
+            for layer in held
+        ]
 
 
 class PositionsAreSlots(H2O):
@@ -70,11 +69,8 @@ class PositionsAreSlots(H2O):
     def observe_attention(self, layer, weights, query_positions, key_positions):
         self.attention.add(layer, weights, torch.arange(key_positions.shape[1])[None])
 
-    def retain(self, held):
-        recent = held.positions >= held.next - self.recent
-        return recent | top_slots(
-            self.attention.of(held.layer, torch.arange(held.positions.shape[1])[None]), self.heavy, held.live & ~recent
-        )
+    def scores(self, held):
+        return self.attention.of(held.layer, torch.arange(held.positions.shape[1])[None])
 
 
 @pytest.mark.refuses("h2o")

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.contract import make
 from strategies.kv_cache.key_norm import KeyNorm
 from support.budget_policies import BY_HAND, HandRule, Seen, best, roomy
@@ -35,18 +34,19 @@ def test_key_norm_text_and_cache_equal_decoding_by_hand(architecture, size, rece
 
 
 class LongKeysStay(KeyNorm):
-    def retain(self, held):
-        return top_slots(held.read("keys").norm(dim=-1), self.size, held.live)
+    def scores(self, held):
+        return held.read("keys").norm(dim=-1)
 
 
 class ValuesAreMeasured(KeyNorm):
-    def retain(self, held):
-        return top_slots(-held.read("values").norm(dim=-1), self.size, held.live)
+    def scores(self, held):
+        return -held.read("values").norm(dim=-1)
 
 
 class OneHeadIsMeasured(KeyNorm):
-    def retain(self, held):
-        return top_slots(-held.read("keys").norm(dim=-1)[:1], self.size, held.live)
+    def scores(self, held):
+        norms = held.read("keys").norm(dim=-1)
+        return -norms[:1].expand_as(norms)
 
 
 @pytest.mark.refuses("key_norm")

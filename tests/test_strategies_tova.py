@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 
-from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.contract import make
 from strategies.kv_cache.tova import Tova
 from support.budget_policies import BY_HAND, HandRule, Seen, best, roomy
@@ -41,9 +40,7 @@ class VotesAddUp(Tova):
 
 
 class TheNewestIsSafe(Tova):
-    def retain(self, held):
-        newest = held.positions == held.next - 1
-        return newest | top_slots(self.attention.of(held.layer, held.positions), self.size - 1, held.live & ~newest)
+    recent = 1
 
 
 class TheWholePromptCutsItself(Tova):

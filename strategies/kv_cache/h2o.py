@@ -1,10 +1,11 @@
 """H2O: heavy hitters by attention, and the most recent tokens."""
-from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
+from playground.algorithms.kv_cache.attention_scores import AttentionScores
+from playground.algorithms.kv_cache.topk_eviction import RanksSlots
 from playground.contract import DecidesByHead, ReadsAttention, knob
 from playground.errors import Refusal
 
 
-class H2O(ReadsAttention, DecidesByHead):
+class H2O(ReadsAttention, RanksSlots, DecidesByHead):
     """Keep the tokens that have received the most attention so far, and the most recent ones.
 
     Scores are cumulative attention weights of all committed query positions, per layer and KV head, summed over the
@@ -14,7 +15,6 @@ class H2O(ReadsAttention, DecidesByHead):
     """
 
     name, title, paper, sheet = "h2o", "Heavy hitters (H2O)", "2306.14048", "kv-cache/kv-baselines"
-    guarantee = ("budget_respected", "collapses")
 
     heavy: int = knob(32, 0, 1024, step=1, help="tokens that stay because they received the most attention")
     recent: int = knob(32, 0, 1024, step=1, help="most recent tokens that always stay")
@@ -33,18 +33,13 @@ class H2O(ReadsAttention, DecidesByHead):
     def observe_attention(self, layer, weights, query_positions, key_positions):
         self.attention.add(layer, weights, key_positions, self.text_length)
 
-    def retain(self, held):
-        recent = held.positions >= held.next - self.recent
-        received = self.attention.of(held.layer, held.positions, held.next)
-        return recent | top_slots(received, self.heavy, held.live & ~recent)
+    def scores(self, held):
+        return self.attention.of(held.layer, held.positions, held.next)
 
     def for_heads(self, layer, heads):
         alone = super().for_heads(layer, heads)
         alone.attention = self.attention.for_heads(layer, heads)
         return alone
-
-    def rests(self, slots, length, prompt):
-        return slots <= self.heavy + self.recent
 
     def budget(self, generated):
         return self.heavy + self.recent

@@ -1,9 +1,10 @@
 """TOVA: eviction by the attention of the last token."""
-from playground.algorithms.kv_cache.attention_scores import AttentionScores, top_slots
+from playground.algorithms.kv_cache.attention_scores import AttentionScores
+from playground.algorithms.kv_cache.topk_eviction import RanksSlots
 from playground.contract import DecidesByHead, ReadsAttention, knob
 
 
-class Tova(ReadsAttention, DecidesByHead):
+class Tova(ReadsAttention, RanksSlots, DecidesByHead):
     """Evict the token that receives the least attention from the newest one, regardless of its position.
 
     Scores are the attention weights of the last committed token only, summed over all heads of a layer, which keep the
@@ -13,7 +14,7 @@ class Tova(ReadsAttention, DecidesByHead):
     """
 
     name, title, paper, sheet = "tova", "By the last token's attention (TOVA)", "2401.06104", "kv-cache/kv-baselines"
-    guarantee = ("budget_respected", "collapses")
+    recent = 0
 
     size: int = knob(64, 1, 2048, step=1, help="tokens that stay")
 
@@ -38,16 +39,13 @@ class Tova(ReadsAttention, DecidesByHead):
         """Weights [texts * heads, 1, slots] summed over the heads of each text, [texts, 1, slots]."""
         return weights.unflatten(0, (-1, self._heads)).sum(1)
 
-    def retain(self, held):
-        return top_slots(self.attention.of(held.layer, held.positions, held.next), self.size, held.live)
+    def scores(self, held):
+        return self.attention.of(held.layer, held.positions, held.next)
 
     def for_heads(self, layer, heads):
         alone = super().for_heads(layer, heads)
         alone.attention = self.attention.for_heads(layer, heads)
         return alone
-
-    def rests(self, slots, length, prompt):
-        return slots <= self.size
 
     def budget(self, generated):
         return self.size

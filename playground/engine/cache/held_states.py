@@ -82,7 +82,7 @@ class HeldStates(ScratchTree):
 
         `live` is one mask [1 or kv_heads, slots] for all layers, or one for each.
         """
-        counts = counts_of(self.slots, live, self.freed is not None and self.freed.empty)
+        counts = counts_of(self.slots, live)
         if counts is None:
             return 0
         before = self.live_slots()

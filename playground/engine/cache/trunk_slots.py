@@ -1,47 +1,50 @@
 """What the slots of a KV cache hold, by layer and head, and what an eviction does to them: read once for all layers."""
 from __future__ import annotations
 
+from itertools import islice
 from typing import NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from playground.engine.attention.attention_mask import EMPTY, Slots, slots_of
 
 
 class HeadCounts(NamedTuple):
     """What an eviction does to each head of a layer: slots that stay, slots that are freed, and the position of the
-    first of these. Only the former if no eviction is reported.
+    first of these.
     """
 
     kept: list[int]
-    freed: list[int] = []
-    first: list[int] = []
+    freed: list[int]
+    first: list[int]
 
 
-def counts_of(slots: list[Slots], live: list[Tensor], reported: bool) -> list[HeadCounts] | None:
+def counts_of(slots: list[Slots], live: list[Tensor]) -> list[HeadCounts] | None:
     """What is kept and freed if only `live` slots stay, by layer; None if no slot is freed.
 
-    `slots` and the masks `live` [1 or kv_heads, slots] are one for all layers, or one for each.
+    `slots` and the masks `live` [1 or kv_heads, slots] are one for all layers, or one for each. All are counted
+    together: on a GPU a few operations for each layer would take longer than the layer.
     """
-    counts = [_head_counts(slots_of(slots, layer), mask, reported) for layer, mask in enumerate(live)]
-    ends = torch.stack([mask.all() for mask in live])
-    numbers = torch.cat([*(each.flatten() for each in counts), ends]).tolist()
-    if all(numbers[-len(live):]):
+    each = [slots_of(slots, layer).positions for layer in range(len(live))]
+    heads = [max(len(positions), len(mask)) for positions, mask in zip(each, live)]
+    positions, stays = _joined(each, heads, EMPTY), _joined(live, heads, False)
+    freed = (positions != EMPTY) & ~stays
+    first = positions.gather(1, freed.byte().argmax(1, keepdim=True))[:, 0]
+    numbers = torch.stack([(stays & (positions != EMPTY)).sum(1), freed.sum(1), first]).tolist()
+    if not any(numbers[1]):
         return None
-    rest = iter(numbers)
-    return [HeadCounts(*([next(rest) for _ in row] for row in each)) for each in counts]
+    rest = [iter(row) for row in numbers]
+    return [HeadCounts(*(list(islice(row, count)) for row in rest)) for count in heads]
 
 
-def _head_counts(slots: Slots, live: Tensor, reported: bool) -> Tensor:
-    """The numbers of `HeadCounts`, [1 or 3, heads], of a mask [1 or kv_heads, slots]."""
-    kept = slots.among(live)
-    if not reported:
-        return kept.sum(1)[None]
-    freed = slots.among(~live)
-    first = slots.positions.expand_as(freed).gather(1, freed.byte().argmax(1, keepdim=True))[:, 0]
-    return torch.stack([kept.sum(1), freed.sum(1), first])
+def _joined(parts: list[Tensor], heads: list[int], empty: int | bool) -> Tensor:
+    """Tensors [1 or kv_heads, slots] of several layers as one of all their heads, with `empty` slots after the last."""
+    widest = max(part.shape[1] for part in parts)
+    whole = [part if part.shape[1] == widest else pad(part, (0, widest - part.shape[1]), value=empty) for part in parts]
+    return torch.cat([part.expand(count, -1) for part, count in zip(whole, heads)])
 
 
 def runs_of(each: list[Slots], length: int) -> list[list[list[tuple[int, int]]]]:
