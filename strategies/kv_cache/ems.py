@@ -12,6 +12,8 @@ from playground.events import Figure
 
 class EMS(ReadsAttention, Merges, DecidesByHead):
     """Evict the least important tokens, and merge those of medium importance into the most similar remaining token.
+    Left out, since their formulas were not accessible: each head's own number of candidates by its sparsity, and
+    directions of keys that are merged apart from their lengths.
 
     Importance is the larger of two shares: of the attention received from all positions that could attend to the token,
     and of that from the last positions. The former alone favours old tokens, the latter recent ones; as shares both
@@ -22,9 +24,8 @@ class EMS(ReadsAttention, Merges, DecidesByHead):
     importance. No candidates, or a likeness above 1, is plain eviction.
 
     A reconstruction from the abstract and the public reviews of the paper, which name the three classes, equal means of
-    both scores and the product of cosines. The larger of two shares, the weights and all defaults are our choices. Two
-    parts are missing, as their formulas were not accessible: each head's own number of candidates by its sparsity, and
-    directions of keys that are merged apart from their lengths. Li et al. 2024, arXiv 2412.08521.
+    both scores and the product of cosines. The larger of two shares, the weights and all defaults are our choices. Li
+    et al. 2024, arXiv 2412.08521.
     """
 
     name, title, paper, sheet = "ems", "Evict, then merge (EMS)", "2412.08521", "kv-cache/ems"

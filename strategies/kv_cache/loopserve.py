@@ -13,7 +13,8 @@ TINY = 1e-6  # tolerance of the coverage, for rounding
 
 class LoopServe(ReadsAttention, SelectsLines):
     """Compute the prefill only along the lines of the attention matrix with most of the attention, then evict
-    periodically by the latest rows of attention.
+    periodically by the latest rows of attention. Reconstructed from the abstract: how lines are chosen is ours, and
+    the turns of a dialogue are not told apart.
 
     For a sample of the rows of each chunk, attention is computed in full. The columns (one token, for all rows) and
     diagonals (one distance, for all rows) with the largest sums are selected until they cover `coverage` of it, per
@@ -25,9 +26,9 @@ class LoopServe(ReadsAttention, SelectsLines):
     Of the other rows only the cells on lines are computed, which saves products of queries and keys unless a chunk has
     more lines than tokens before it; without a kernel for it, it saves no time on a text of a few hundred tokens.
 
-    A reconstruction: only the paper's abstract was accessible, so the lines, their order (by attention, ranked once)
-    and all numbers are our choices; query heads of a group share their lines. A dialogue is one prompt whose messages
-    are not distinguished: a chunk is the input of one forward, at most 128 tokens. Li et al. 2025, arXiv 2507.13681.
+    The lines, their order (by attention, ranked once) and all numbers are our choices; query heads of a group share
+    their lines. A dialogue is one prompt: a chunk is the input of one forward, at most 128 tokens. Li et al. 2025,
+    arXiv 2507.13681.
     """
 
     name, title, paper, sheet = (

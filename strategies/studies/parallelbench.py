@@ -42,7 +42,7 @@ class CanvasRun:
 
 class ParallelBench(Study):
     """Score canvases that answered list questions, by the number of words they filled per forward, against an ideal
-    denoiser.
+    denoiser. Long texts and summaries, which the benchmark lets large models judge, are left out.
 
     Words that are filled in one forward are chosen independently. The bits by which they depend on each other, their
     total correlation given what was filled before, are what an ideal denoiser loses: if they are b on average, it
@@ -51,8 +51,8 @@ class ParallelBench(Study):
 
     Make runs with the model oracle-lists or oracle-puzzles, whose table is that denoiser, or with any other that fills
     masks; the counting needs one token per word. The puzzles are sudokus of 4 x 4 words with one solution, sentences
-    whose words agree, and paraphrases. The benchmark judges long texts by a grammar checker and by large models, which
-    is left out, summaries with it: here a small grammar lists every right sentence. After ParallelBench, Kang et
+    whose words agree, and paraphrases, of which a small grammar lists every right one in place of the benchmark's
+    grammar checker. After ParallelBench, Kang et
     al. 2025, arXiv 2510.04767; its bounds are ours.
     """
 
