@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 WINDOW = 256  # tokens of a calibration text
 BATCH = 256  # tokens of a training step, padding included
 TOGETHER = 48  # texts that are written at a time
+NEW_ANSWERS = 120  # questions of a task that an adapter is trained on
 HELD_OUT = 10  # one text in this many is not trained on
 
 
@@ -52,6 +53,7 @@ class CalibrationTexts:
     progress: Progress = unseen
     about: tuple[str, ...] = ()  # the strategy and the phase of its training
     epochs: int = 0  # each phase has its own number
+    given: list[int] = field(default_factory=list)  # tokens of each text that are only read; none if it is empty
     _networks: list[SteppedLlama] = field(default_factory=list)  # at most one, shared by the phases
 
     @property
@@ -64,6 +66,11 @@ class CalibrationTexts:
         """The same texts for one phase of a training, with a checkpoint of its own."""
         place = self.checkpoint and self.checkpoint.with_suffix(f".{name}{self.checkpoint.suffix}")
         return replace(self, checkpoint=place, about=(*self.about, name))
+
+    def in_new_form(self, task: str) -> CalibrationTexts:
+        """Questions of one task, whose answers in a new form (`questions.answer_forms`) are what is trained on."""
+        asked, texts = zip(*new_answers(self.model, task, NEW_ANSWERS, self.seed))
+        return replace(self, texts=list(texts), given=list(asked))
 
     def forward(self, ids: Tensor, steps: LayerSteps) -> Tensor:
         """Logits [texts, n, V] of padded texts [texts, n], with gradients for what `steps` puts into the network."""
@@ -96,7 +103,8 @@ class CalibrationTexts:
 
     def _batch(self, numbers: list[int]) -> TextBatch:
         rows = [torch.tensor(self.texts[number]) for number in numbers]
-        real = pad_sequence([torch.ones(len(row), dtype=torch.bool) for row in rows], batch_first=True)
+        given = [self.given[number] if self.given else 0 for number in numbers]
+        real = pad_sequence([torch.arange(len(row)) >= first for row, first in zip(rows, given)], batch_first=True)
         return TextBatch(pad_sequence(rows, batch_first=True), real)
 
     def resumed(self) -> dict | None:
@@ -196,6 +204,22 @@ def world_texts(model: Model, seed: int, each: int = 8, tasks: Iterable[str] = (
     Random(seed).shuffle(asked)
     size = min(WINDOW, model.context)
     return [answered(model.tokens, item)[-size:] for item in asked]
+
+
+def new_answers(model: Model, task: str, count: int, seed: int) -> Iterator[tuple[int, list[int]]]:
+    """Questions of one task with answers in a new form that end: tokens of the question, and all token ids. Those that
+    are longer than a calibration text are left out.
+    """
+    from playground.questions.answer_forms import in_new_form
+    from playground.questions.world.show import items
+    tokens = model.tokens
+    for item in map(in_new_form, items(task, count, seed)):
+        ids = answered(tokens, item)
+        asked = tokens.encode_chat(item.prompt) if tokens.tokenizer.chat_template else tokens.encode(item.prompt)
+        ended = tokens.encode_chat(item.prompt, before=((item.prompt, item.answer),)) if model.end_ids else ids
+        ids = [*ids, *ended[len(ids):len(ids) + 1]]
+        if len(ids) <= min(WINDOW, model.context):
+            yield len(asked), ids
 
 
 def answered(tokens: Tokens, item: Item) -> list[int]:

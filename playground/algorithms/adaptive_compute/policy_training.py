@@ -18,7 +18,7 @@ class TextBatch(NamedTuple):
     """Texts of token ids, padded at the end."""
 
     ids: Tensor  # [texts, n]
-    real: Tensor  # bool [texts, n]: a token of the text, not padding
+    real: Tensor  # bool [texts, n]: a token that is learned from, neither padding nor only read
     share: float = 0.0  # of the training that is done
     chance: torch.Generator | None = None  # for random choices of a training; held-out texts have none
 
@@ -39,6 +39,9 @@ class PolicyTexts(Protocol):
 
     def phase(self, name: str) -> PolicyTexts:
         """The same texts, with a checkpoint for one phase of a training."""
+
+    def in_new_form(self, task: str) -> PolicyTexts:
+        """Questions of one task of the small world, whose answers in another form than usual are what is trained on."""
 
     def batches(self, epoch: int) -> Iterator[TextBatch]:
         """The texts that are trained on."""

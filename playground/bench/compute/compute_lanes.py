@@ -18,6 +18,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # from the least that is left out
     "duo_llm": [{}, {"target": "0.4"}, {"target": "0.25"}, {"mode": "small"}],
     "blockffn": [{}, {"theta": 0.3}, {"theta": 0.4}],
     "factor_llm": [{"run": 3}, {}, {"choice": "oracle"}],
+    "phatgoose": [{}, {"k": 1}],
     "stop_exit": [{}, {"theta_exit": 0.98}, {"theta_exit": 0.9}],
     "evopress": [{"sparsity": sparsity} for sparsity in (0.125, 0.25, 0.375, 0.5)],
 }
