@@ -60,7 +60,8 @@ FAULTS = {
          'const base = "t o-" + (token.origin in ORIGINS ? token.origin : "sampled")',
          'const base = "t o-" + (token.origin === "draft" ? "redraw" : token.origin)', "test_live_view"),
         ("one step back goes to the start", "assets/scripts/player/player.js",
-         "while (place > 0 && !this.order[place - 1].stop) place -= 1;", "place = 0;", "test_live_view"),
+         "while (place > 0 && !this.order[place - 1].stop) place -= 1;", "place = 0;",
+         "test_live_frames test_live_view"),
     ),
     "the sandbox and limits": _faults(
         ("programs may open sockets", f"{SANDBOX}/syscalls.py",
