@@ -46,7 +46,7 @@ class Reading:
             return CanvasPass([*prompt, *answer], range(start, start + canvas.length), shadows=shadows)
         computed = None if self.computed is None else sorted(start + position for position in self.computed)
         wanted = [start + position for position in wanted]
-        copied = bool(shadows) and canvas.model.shifted
+        copied = bool(shadows) and getattr(canvas.model, "shifted", False)
         return CanvasPass([*prompt, *answer], wanted, computed, self.states, shadows, copied)
 
 
