@@ -7,6 +7,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import gradio as gr
 import pytest
 from app_page import address, browser, expect, open_settings, page, tokens, visit  # noqa: F401
 
@@ -19,6 +20,8 @@ from playground.grammar.client import check_constraint
 from playground.ui.components.settings import Settings
 from playground.ui.play.gallery import example_passage
 from playground.ui.play.lane_editor import check, judged
+from playground.ui.play.run_handlers import RunHandlers
+from playground.ui.play.visit import Visit
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.site import Site
 
@@ -255,3 +258,55 @@ def test_what_cannot_be_chosen_is_not_reached_by_key(page, address):
     page.keyboard.press("Enter")
     page.keyboard.press("Escape")
     expect(opener).to_have_text("Greedy")
+
+
+# --- clicks on Run ---
+
+@pytest.fixture
+def late(page):
+    """Requests of the page to the queue, in order, while they are held."""
+    held, holding = [], []
+    page.route("**/queue/join*", lambda route: held.append(route) if holding else route.continue_())
+    return SimpleNamespace(held=held, holding=holding)
+
+
+def test_run_clicked_again_before_its_refusal_arrives_is_not_lost(page, address, late):
+    visit(page, address, Settings(prompt="", length=4, lanes=[{"strategy": "greedy"}]))
+    late.holding.append(True)
+    page.click("#run")
+    page.fill("#prompt textarea", "The red fox")
+    page.click("#run")
+    while len(late.held) < 2:
+        page.wait_for_timeout(50)
+    late.holding.clear()
+    late.held[0].continue_()
+    expect(page.locator("#prompt-notice")).to_contain_text("The prompt is empty")
+    late.held[1].continue_()
+    expect(tokens(page, 0).nth(3)).to_be_attached()
+    expect(page.locator("#prompt-notice")).not_to_contain_text("The prompt is empty")
+
+
+def test_a_double_click_and_a_held_key_begin_one_run(page, address, late):
+    visit(page, address, Settings(prompt="The red fox", length=4, lanes=[{"strategy": "greedy"}]))
+    page.wait_for_timeout(500)  # what opens the page is settled
+    late.holding.append(True)
+    page.dblclick("#run")
+    page.focus("#run")
+    for key in ("Control", "Enter", "Enter"):  # a key that is down repeats
+        page.keyboard.down(key)
+    page.wait_for_timeout(500)
+    assert len(late.held) == 2, "one for the double click, one for the key"
+
+
+def test_of_two_runs_begun_from_the_same_one_the_later_stays():
+    last = Visit(Settings(prompt="a"), stopped=True)
+    refused, begun = last.follow(Settings(prompt="")), last.follow(Settings(prompt="b"))
+    assert refused.left and refused.stopped and not begun.left
+    after = refused.follow(Settings(prompt="c"))
+    assert begun.left and not after.left, "whichever of them the page knows"
+
+
+def test_a_refusal_that_comes_after_the_next_run_has_begun_is_not_shown():
+    handlers = RunHandlers(Site(ModelRequest()), None)
+    refused = Visit(Settings(prompt=""), left=True)
+    assert list(handlers._guarded(refused)) == [gr.skip()] * 2

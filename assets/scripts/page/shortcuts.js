@@ -8,8 +8,14 @@ playground.isApple = /mac|iphone|ipad/i.test(navigator.userAgentData?.platform |
 export const press = (id) => document.querySelector(`#${id}:not([disabled])`)?.click();
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); press("run"); }
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); if (!event.repeat) press("run"); }
+  if (event.key === "Enter" && event.repeat && event.target.closest?.("#run")) event.preventDefault();
   if (event.key === "Escape" && !document.querySelector("[role=dialog]:not([hidden])")) press("stop");
+}, true);
+
+/** Who double-clicks Run wants one run. */
+document.addEventListener("click", (event) => {
+  if (event.detail > 1 && event.target.closest?.("#run")) event.stopPropagation();
 }, true);
 
 export const TYPED = "input, textarea, select, [contenteditable], dialog";

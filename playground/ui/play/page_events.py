@@ -50,6 +50,7 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
             *page.memory(),
         ],
         "concurrency_limit": None,
+        "trigger_mode": "multiple",  # a click counts while the refusal of the one before is on its way
         **PRIVATE,
     }
     chosen = "(stored) => playground.settingsToOpen(stored)"
@@ -61,7 +62,7 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
     loaded = page.fetch.click(acts.runs.load, controls, **loads)
     page.go.click(acts.runs.run, [page.visit, *controls], **streaming)
     page.read.click(acts.runs.score, [page.visit, *controls], **streaming)
-    page.live.fork(acts.runs.fork, page.visit, trigger_mode="multiple", **streaming)
+    page.live.fork(acts.runs.fork, page.visit, **streaming)
     _bind_run(page, acts.live)
     if not page.site.rules.public:
         page.remote.bind(acts.live.connect, page.visit)

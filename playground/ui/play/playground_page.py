@@ -25,7 +25,7 @@ from playground.ui.play.lessons import Lessons
 from playground.ui.play.live_view import Lanes
 from playground.ui.play.remote_panel import RemotePanel
 from playground.ui.play.settings_button import SettingsButton
-from playground.ui.play.visit import Changes
+from playground.ui.play.visit import Changes, Visit
 from playground.ui.server.site import FIRST_SETTINGS, Site, first_view
 from playground.ui.sweeps.knob_sweep_panel import KnobSweepPanel
 from playground.ui.sweeps.seed_sweep_panel import Repeats
@@ -39,7 +39,7 @@ class Page:
 
     def __init__(self, site: Site, head: gr.Row):
         self.site, self.start = site, Settings.read(FIRST_SETTINGS)
-        self.visit = gr.State(None)
+        self.visit = gr.State(Visit(Settings(), stopped=True))  # so that each visit follows another
         self.stored = gr.BrowserState(None, **MEMORY)
         self.choice = gr.State(None)  # the model whose load was asked for on the sheet
         self.renewed = gr.Textbox(visible="hidden")  # when settings were last set, or models loaded, by the page

@@ -106,10 +106,15 @@ class RunHandlers:
             with as_refusals("This run"):
                 yield from self._run(visit)
         except Refusal as refusal:
-            yield self.notices.clear()  # so that the same message, shown again, scrolls into view
-            yield {**self.page.idle(), **self.notices.show(refusal)}
+            yield from self._refused(visit, refusal)
         finally:
             visit.leave()
+
+    def _refused(self, visit: Visit, refusal: Refusal) -> Iterator[Changes]:
+        """Show why a run cannot be, unless the next one has begun before this answer."""
+        # cleared first: so the same message, shown again, scrolls into view
+        for show in (self.notices.clear, lambda: {**self.page.idle(), **self.notices.show(refusal)}):
+            yield gr.skip() if visit.left else show()
 
     def _run(self, visit: Visit) -> Iterator[Changes]:
         visit.settings.check(self.site.rules)

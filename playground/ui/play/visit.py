@@ -4,6 +4,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import ref
 
 import gradio as gr
 
@@ -42,6 +43,7 @@ class Visit:
     siblings: Siblings | None = None  # of a fork: the lanes of the run that it comes from
     server: RemoteServer | None = None  # generates one more lane; stored only here, since it may hold a key
     earlier: list[Visit] = field(default_factory=list)  # the newest last
+    follower: ref[Visit] | None = None  # weak: a visit that was refused is nobody's last one
 
     @property
     def over(self) -> bool:
@@ -77,11 +79,23 @@ class Visit:
             self.run.stop()
 
     def follow(self, settings: Settings, reads: bool = False, siblings: Siblings | None = None) -> Visit:
-        """The visitor's next visit. This one ends, since one run at a time is active."""
-        self.left = True
-        self.stop()
-        earlier, self.earlier = [visit for visit in (*self.earlier, self) if visit.run][-EARLIER:], []
-        return Visit(settings, self.memory, reads=reads, siblings=siblings, server=self.server, earlier=earlier)
+        """The visitor's next visit. The last one ends, since one run at a time is active: this one, or one that was
+        begun meanwhile, which the page does not know yet.
+        """
+        last = self._last()
+        last.left = True
+        last.stop()
+        earlier, last.earlier = [visit for visit in (*last.earlier, last) if visit.run][-EARLIER:], []
+        visit = Visit(settings, last.memory, reads=reads, siblings=siblings, server=last.server, earlier=earlier)
+        self.follower = last.follower = ref(visit)
+        return visit
+
+    def _last(self) -> Visit:
+        """The newest of the visits that follow this one."""
+        last = self
+        while last.follower and (following := last.follower()):
+            last = following
+        return last
 
     def of(self, run: str) -> Visit:
         """The visit of a run by its name. Raises Refusal if it is not kept."""
