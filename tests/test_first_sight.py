@@ -302,7 +302,7 @@ def test_the_first_stop_of_another_page_leads_to_its_contents(page, address, pat
     expect(contents).to_be_focused()
 
 
-@pytest.mark.parametrize("path", ["game", "library"])
+@pytest.mark.parametrize("path", ["game", "library", "benchmark"])
 def test_the_header_of_any_page_is_one_row_on_a_phone(page, address, path):
     page.set_viewport_size({"width": 390, "height": 844})
     page.goto(f"{address}/{path}")

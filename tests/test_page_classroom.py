@@ -116,7 +116,7 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         for place in ("0", "document.body.scrollHeight"):  # a sheet at the bottom of a phone, wherever it is scrolled
             follower.evaluate(f"scrollTo(0, {place})")
             expect(follower.locator(".vote p").first).to_be_in_viewport()
-            expect(follower.locator(".vote button").last).to_be_in_viewport()
+            expect(follower.locator(".vote button[aria-pressed]").last).to_be_in_viewport()
         follower.set_viewport_size({"width": 1280, "height": 900})
 
         presenter.get_by_text("Go on without a prediction").click()
@@ -128,6 +128,13 @@ def test_a_follower_sees_the_presenters_run_votes_and_takes_the_controls(invitat
         expect(words.first).to_have_text(re.compile("^You were right" if right == 1 else "^Not this time: you said"))
         expect(words.nth(1)).to_have_text(presenter.locator(".lesson-said").text_content().replace("Your", "The"))
         expect(follower.locator(".vote button.is-true")).to_have_count(1)
+        back = follower.get_by_text("Back to the run")
+        expect(back).to_be_hidden()
+        follower.set_viewport_size({"width": 390, "height": 844})
+        back.click()  # the answer covers half of a phone, and its player
+        expect(follower.locator(".vote")).to_be_hidden()
+        expect(follower.locator(".live .player")).to_be_in_viewport(ratio=1)
+        follower.set_viewport_size({"width": 1280, "height": 900})
 
         presenter.locator(".class-fold summary").click()
         expect(presenter.locator(".class-followers li")).to_contain_text(NAME)

@@ -81,7 +81,9 @@ const drawVote = ({ question, vote: mine, votes, answer }) => {
   vote.hidden = !question;
   if (!question) return void (shown = { id: "" });
   if (shown.id !== question.id) layOut(question, mine);
-  const { answers, chart, outcome } = shown;
+  const { answers, chart, outcome, close } = shown;
+  close.hidden = !answer;
+  if (!answer) vote.classList.remove("is-closed"); // a question is open
   mark(mine);
   if (question.choices.length) drawShares(answers, votes);
   else chart.replaceChildren(...(votes.length ? [numberChart(votes)] : []));
@@ -106,8 +108,9 @@ const layOut = (question, mine) => {
   };
   if (question.choices.length) answers.forEach((one, i) => one.addEventListener("click", () => give(i)));
   else answers[0].addEventListener("change", () => give(answers[0].valueAsNumber));
-  vote.replaceChildren(text, ...answers, trouble, chart, outcome);
-  shown = { id: question.id, answers, chart, outcome, isNumber: !question.choices.length };
+  const close = el("button", { type: "button", class: "vote-close", hidden: true, onclick: () => vote.classList.add("is-closed") }, "Back to the run");
+  vote.replaceChildren(text, ...answers, trouble, chart, outcome, close);
+  shown = { id: question.id, answers, chart, outcome, close, isNumber: !question.choices.length };
 };
 
 const mark = (mine) => {

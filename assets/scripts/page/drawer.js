@@ -43,4 +43,13 @@ playground.openPlace = (about, chooses = false) => {
   if (node.closest("#drawer")) showDrawer(true);
   if (chooses || !MENUS.includes(name)) node.focus({ preventScroll: true });
   if (chooses) node.scrollIntoView({ block: "nearest" });
+  else scrollTo(node);
 };
+
+const ROOM = 60; // px above a field, for its label
+
+/** Scroll the drawer, and nothing else, to one of its fields: the message above it stays in sight. */
+function scrollTo(node) {
+  const drawer = document.querySelector("#drawer"), [field, frame] = [node, drawer].map((one) => one.getBoundingClientRect());
+  if (drawer.contains(node) && (field.top < frame.top + ROOM || field.bottom > frame.bottom)) drawer.scrollTop += field.top - frame.top - ROOM;
+}

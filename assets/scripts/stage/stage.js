@@ -222,7 +222,8 @@ export class Stage {
 function sayChanged({ lanes: [{ header }] }, { prompt }) {
   const own = header.prompt.trim();
   if (own === prompt.trim()) return "The lanes or settings have changed since. Press Run for those above.";
-  return `Its prompt was “${own.length > LONGEST_QUOTE ? `${own.slice(0, LONGEST_QUOTE)}…` : own}”. Press Run for the prompt above.`;
+  const quoted = own.length > LONGEST_QUOTE ? `${own.slice(0, LONGEST_QUOTE)}…` : own;
+  return `Its prompt was “${quoted}”${/[.!?…]$/.test(quoted) ? "" : "."} Press Run for the prompt above.`;
 }
 
 function lookOf(settings) {
