@@ -149,6 +149,8 @@ def test_what_the_lessons_say_beside_their_answers_is_true_of_their_runs(models)
     assert texts("grammars", 1)[1].strip() == "27"  # "valid, and wrong"
     sums = [text.split()[-1] for step in (2, 4, 5) for text in texts("less-work", step)[1:]]
     assert sums == ["29", "25", "29"]  # half of the channels, without four blocks, and FFNs skipped token by token
+    sums = [text.split()[-1] for step in (4, 5, 6) for text in texts("reading-a-mind", step)]
+    assert [number == "29" for number in sums] == [True, True, True, False, True, True]  # only digit features matter
     assert [text.strip() for text in texts("several-texts", 4)[1:]] == ["4", "5"]  # five things are listed
     # "a number of the question", "the result of the first step", "nothing", and "sure of a wrong answer"
     answers = [[int(text.split("####")[1]) for text in texts("thinking", step)] for step in (2, 3, 4, 5)]

@@ -31,6 +31,7 @@ SUBJECTS = {
     "all-at-once",
     "a-head",
     "thinking",
+    "reading-a-mind",
 }
 
 

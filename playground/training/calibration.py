@@ -29,6 +29,7 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.training.checkpoint import Checkpoint, delete_files
 from playground.training.fitting import Fitting, finish
+from playground.training.frozen_network import untrained
 from playground.training.stepped_llama import SteppedLlama
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ class CalibrationTexts:
     @property
     def parts(self) -> NetworkParts:
         return self.model.parts
+
+    def piece(self, token: int) -> str:
+        """The text of a token."""
+        return self.model.tokens.piece(token)
+
+    def without_training(self, seed: int) -> CalibrationTexts:
+        """The same texts, read by layers with random weights above the model's embeddings."""
+        return replace(self, model=untrained(self.model, seed), checkpoint=None)
 
     # --- training ---
 

@@ -1,4 +1,5 @@
-"""The target's network as the library computes it, for draft heads that are trained through its frozen layers.
+"""The target's network as the library computes it, for draft heads that are trained through its frozen layers; and one
+of its shape with random layers.
 
 The playground's hooks compute without gradients, so the weights are copied into a network of the library's own class.
 """
@@ -16,6 +17,20 @@ from playground.engine.loading.stored_weights import is_quantised
 from playground.engine.model import Model
 from playground.errors import Refusal
 
+PLAIN = "sdpa"  # attention of the library, in place of the playground's that a loaded network names
+
+
+def untrained(model: Model, seed: int) -> Model:
+    """A model with the embeddings of another one, and layers with the random weights that its library begins with."""
+    network = model.network
+    config = deepcopy(network.config)
+    config._attn_implementation = PLAIN
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False):
+        torch.manual_seed(seed)
+        made = type(network)._from_config(config, dtype=torch.float32).eval()
+        made.get_input_embeddings().weight.data.copy_(network.get_input_embeddings().weight)
+    return Model(made.to(model.device), model.tokenizer, f"{model.name} without training")
+
 
 class FrozenNetwork:
     """A copy of a model's network in float32 on the CPU. Gradients flow through it, and not to its weights."""
@@ -29,7 +44,7 @@ class FrozenNetwork:
                 "model",
             )
         config = deepcopy(model.network.config)
-        config._attn_implementation = "sdpa"
+        config._attn_implementation = PLAIN
         weights = {name: tensor.clone().float().cpu() for name, tensor in model.network.state_dict().items()}
         with torch.inference_mode(False):
             self.network = type(model.network)._from_config(config, dtype=torch.float32)

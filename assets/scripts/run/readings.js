@@ -143,6 +143,14 @@ function lastNumber({ shown }) {
   return found ? Number(found.at(-1)) : null;
 }
 
+const HELD_OUT = "read right on held-out programs"; // the figure of a probe and its controls, the probe first
+
+/** The scores of a probe and of its controls; null without a probe. */
+function probeScores({ figures }) {
+  const figure = [...figures.values()].find(({ name }) => name.startsWith(HELD_OUT));
+  return figure ? figure.parts[figure.parts.length - 1].values : null;
+}
+
 function firstMask({ shown }) {
   const first = Math.min(...shown.masks.keys());
   return shown.masks.get(first) || null;
@@ -199,6 +207,9 @@ export const READINGS = {
   banned: { label: "mean probability masked", write: percent, of: (state) => mean([...state.shown.masks.values()].map((mask) => mask.banned)) },
 
   watermark_z: { label: "z-score of the watermark", write: (value) => fixed(value, 2), of: watermarkScore },
+
+  probe_score: { label: "features read right on held-out programs", write: percent, of: (state) => probeScores(state)?.[0] ?? null },
+  control_score: { label: "best control of the probe", write: percent, of: (state) => highest((probeScores(state) || []).slice(1)) },
 
   switches: { label: "switches between the models", write: whole, of: (state) => Math.max(0, state.switches.length - 1) },
   small_share: { label: "tokens written by the draft model", write: percent, of: (state) => share(stepsOf(state), (step) => step.stream === "draft") },
