@@ -36,6 +36,7 @@ class OracleDenoiser:
 
     fills: Literal[True] = True  # fills masked positions, does not continue text
     launched_ahead = None  # no forward begins before it is asked for
+    shifted = False  # the logits of a position predict its own token
     quantization, depth, device, dtype = "none", 1, torch.device("cpu"), torch.float64
 
     def __init__(
