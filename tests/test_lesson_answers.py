@@ -11,6 +11,7 @@ from playwright.sync_api import Page
 import playground
 from playground.decoding.visitor_memory import Memory
 from playground.events import Done, Step
+from playground.lane_fields import LaneConfig
 from playground.player import live_view_assets as view
 from playground.player.frames import recording
 from playground.run_request import DEFAULT
@@ -110,6 +111,7 @@ def test_every_answer_of_a_lesson_is_what_its_run_shows_with_a_margin(page, mode
 
 def written_out(models, settings) -> Trace:
     used = models if settings.model == DEFAULT else playground.load(settings.model)
+    used = playground.with_weights(used, [LaneConfig(**lane) for lane in settings.lanes])
     session = prepare_run(used, settings, Memory())
     for _ in session:
         pass

@@ -30,6 +30,7 @@ SUBJECTS = {
     "less-work",
     "all-at-once",
     "a-head",
+    "a-smaller-model",
     "thinking",
     "reading-a-mind",
 }
