@@ -10,6 +10,8 @@ from chromium import chromium, new_context
 from playground.ui.components.settings import Settings
 
 PHONE, WIDE = {"width": 390, "height": 844}, {"width": 1440, "height": 900}
+READ = Settings(prompt="The red fox", length=12,
+                lanes=[{"strategy": "greedy", "extras": [["attention_entropy", {}]]}])  # which has figures of its own
 TWO = Settings(prompt="The red fox", length=12, lanes=[{"strategy": "greedy"}, {"strategy": "speculative"}])
 ROWS = "all => new Set(all.filter((one) => one.checkVisibility()).map((one) => one.offsetTop)).size"
 
@@ -73,6 +75,21 @@ def test_tabs_of_the_views_stay_one_row_in_a_lesson_and_in_large_type(page, addr
     expect(page.locator(".live .view-tab:enabled").first).to_be_attached()
     if large:
         page.evaluate("playground.switchProjector()")
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_only_lane_has_its_name_and_one_row_of_tabs_with_its_method(page, address, size):
+    page.set_viewport_size(size)
+    page.goto(f"{address}?s={READ.to_code()}")
+    expect(page.locator("#settings .summary")).to_contain_text("12 tokens")
+    page.click("#run")
+    expect(page.locator(".live[data-recorded='false'] .view-tab[data-view='figures']")).to_be_enabled()
+    if size is WIDE:
+        assert page.locator(".live .view-tab").evaluate_all(ROWS) == 1
+        expect(page.locator(".live .lane-name:visible, .lane-card:visible").first).to_contain_text("Greedy")
+    else:
+        expect(page.locator(".live .chooser .tab")).to_contain_text("Greedy")
+        expect(page.locator(".live .chooser .tab")).to_be_in_viewport()
 
 
 def test_a_lesson_on_a_phone_shows_no_special_tokens(page, address):

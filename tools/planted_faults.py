@@ -99,7 +99,7 @@ FAULTS = {
     ),
     "cache and grammar": _faults(
         ("H2O evicts the heavy hitters", "strategies/kv_cache/h2o.py",
-         "top_slots(received, self.heavy,", "top_slots(-received, self.heavy,", "test_strategies_h2o"),
+         "return self.attention.of(held.layer,", "return -self.attention.of(held.layer,", "test_strategies_h2o"),
         ("a window is one token wider than its budget", "strategies/kv_cache/sink_window.py",
          "(query_positions - key_positions < self.window)", "(query_positions - key_positions <= self.window)",
          "test_guarantees test_strategies_sink_window"),

@@ -11,7 +11,7 @@ class MergedAdapters(AdapterExperts):
     adapter. The adapters are those of `python -m playground fit phatgoose`. Without a fit nothing is added.
     """
 
-    name, title, sheet = "merged_adapters", "Averaged adapters", "weights/routing-experts"
+    name, title, paper, sheet = "merged_adapters", "Averaged adapters", "baseline", "weights/routing-experts"
 
     def weigh(self, layer, name, rows):
         return torch.full((len(rows), len(self.experts)), 1 / len(self.experts), device=rows.device)

@@ -163,7 +163,7 @@ class ProgramState(ReadsStates):
             measured.append(torch.stack(list(scores(examples, control.states, seed))))
             yield from _told(ahead, measured[-1], examples)
         stored = {name: torch.stack([getattr(probe, name) for probe in fitted]).half() for name in LinearProbe._fields}
-        return {**stored, "accuracy": torch.stack(measured).float()}
+        return {**stored, "accuracy": torch.stack(measured).half()}
 
 
 def mean_of(states: dict[int, Tensor]) -> Tensor:
