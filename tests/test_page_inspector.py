@@ -138,6 +138,7 @@ def test_a_lane_that_cannot_start_has_its_title_and_its_reason_below_it(page, ad
     page.click("#run")
     expect(page.locator(".live .chooser .title")).to_have_text(["Greedy", "Medusa"])
     expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_contain_text("Medusa is a drafter")
+    expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_be_visible()
     head, reason = box(page, ".lane-card[data-lane='1'] > .head"), box(page, ".lane-card[data-lane='1'] .complaint")
     assert reason["y"] >= head["y"] + head["height"]
 
