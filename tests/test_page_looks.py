@@ -92,6 +92,14 @@ def test_the_only_lane_has_its_name_and_one_row_of_tabs_with_its_method(page, ad
         expect(page.locator(".live .chooser .tab")).to_be_in_viewport()
 
 
+def test_a_long_name_of_a_model_lies_below_nothing_on_a_phone(page, address):
+    opened(page, address, PHONE)
+    chip = page.locator(".model-chip")
+    chip.locator("b").evaluate("name => { name.textContent = 'Pocket block diffusion'; }")
+    lessons = page.locator(".begin").get_by_text("Lessons").bounding_box()
+    assert chip.bounding_box()["x"] + chip.bounding_box()["width"] <= lessons["x"]
+
+
 def test_a_lesson_on_a_phone_shows_no_special_tokens(page, address):
     opened(page, address, PHONE, "lesson=guessing-ahead")
     page.get_by_text("Go on without a prediction").click()
