@@ -14,7 +14,7 @@ TINY = 1e-6  # tolerance of the coverage, for rounding
 class LoopServe(ReadsAttention, SelectsLines):
     """Compute the prefill only along the lines of the attention matrix with most of the attention, then evict
     periodically by the latest rows of attention. Reconstructed from the abstract: how lines are chosen is ours, and
-    the turns of a dialogue are not told apart.
+    the turns of a dialogue are not distinguished.
 
     For a sample of the rows of each chunk, attention is computed in full. The columns (one token, for all rows) and
     diagonals (one distance, for all rows) with the largest sums are selected until they cover `coverage` of it, per

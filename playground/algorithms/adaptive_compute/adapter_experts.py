@@ -60,7 +60,7 @@ class AdaptedFeedForward:
     def _product(self, name: str, rows: Tensor) -> Tensor:
         own = self._policy.adapters[self._layer][name]
         weights = self._policy.mixed(self._layer, name, rows)
-        self._shares.append(weights.detach().cpu())
+        self._shares.append(weights.detach())
         return linear(rows, self._policy.matrices[self._layer][name]) + own.added(rows, weights)
 
 
@@ -123,7 +123,7 @@ class AdapterExperts(ComputePolicy):
                        "some.")
         if not choices.shares:
             return
-        layers = torch.stack([torch.stack([each[row] for each in layer]).mean(0) for layer in choices.shares])
+        layers = torch.stack([torch.stack([each[row] for each in layer]).mean(0) for layer in choices.shares]).cpu()
         shares = layers.mean(0)
         best = int(shares.argmax())
         yield Figure("scalar", "weight of each expert, over all layers",
