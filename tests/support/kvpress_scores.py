@@ -112,9 +112,45 @@ def kvcompose(compete: str, least: int, agree: bool) -> list[list[list[int]]]:
     return [[mask.nonzero().flatten().tolist() for mask in layer] for layer in press.important_mask_per_kv_head]
 
 
+# --- CaM ---
+
+SPREADS, ROOM = (3, 32), 20  # tokens that share a value; tokens that stay
+
+
+def received() -> torch.Tensor:
+    """Attention that each token received, [heads, tokens]."""
+    return (_weight("received", [HEADS, TOKENS]) * 100).exp()
+
+
+def uniform() -> torch.Tensor:
+    """The coins' random numbers, [heads, tokens]."""
+    return _weight("coins", [HEADS, TOKENS]) * 997 % 1
+
+
+def cam(spread: int) -> list:
+    """Values of the tokens that stay in each head, which the library ranks alone here."""
+    from kvpress.presses.cam_press import CAMPress
+    from kvpress.presses.knorm_press import KnormPress
+    found = []
+    for head in range(HEADS):
+        mine, given = slice(head, head + 1), received()[None, head:head + 1]
+        press = CAMPress(KnormPress(), target_size=ROOM, merge_budget=spread)
+        press.base_press.score = lambda *args, given=given: given
+        press.layer_step_counts[0], press._running_attn_sum[0] = TOKENS, given
+        gone = sorted(given[0, 0].topk(TOKENS - ROOM, largest=False).indices.tolist())
+        drawn = uniform()[head, gone]
+        with mock.patch.object(torch, "bernoulli", lambda p, drawn=drawn: (drawn < p).to(p)):
+            _, values = press.compress(
+                mock.Mock(layer_idx=0), None, states("keys")[None, mine], states("values")[None, mine], given, {}
+            )
+        found.append(_rounded(values[0, 0]))
+    return found
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     found = {"cur": {f"{leverage} {window}": cur(leverage, window) for leverage in CUR for window in WINDOWS}}
     found["compactor"] = {chunk: compactor(chunk) for chunk in CHUNKS}
     found["kvcompose"] = [kvcompose(*knobs) for knobs in COMPOSED]
+    found["cam"] = {spread: cam(spread) for spread in SPREADS}
     OUT.write_text(json.dumps(found) + "\n")
