@@ -385,7 +385,9 @@ def test_the_table_begins_with_nothing_on_the_disk_and_goes_on_with_what_an_inte
     words = ["bench", "weights", "--only", *wanted, "--page", str(page), "--out", str(data)]
     with monkeypatch.context() as interrupted:
         interrupted.setattr(find("magnitude"), "changed", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
-        assert main(words) == 130 and not page.exists()
+        assert main(words) == 130 and capsys.readouterr().err.endswith(
+            "stopped; what there was until then is above; run again to resume\n")
+    assert f"| `{ROUGH}` | 3.12 |" in page.read_text() and "magnitude" not in page.read_text()
     seen = counted(monkeypatch)
     assert main(words) == 0 and not seen, "the others were read from the disk"
     rows = {row["weights"]: row for row in json.loads(data.read_text())["rows"]}

@@ -22,11 +22,12 @@ from playground.errors import Refusal
 from playground.events import Figure, Note
 from playground.lane_fields import LaneConfig
 from playground.questions.questions import Question
-from playground.training import draft_rollouts
+from playground.training import draft_rollouts, variants
+from playground.training.weights import change_weights
 from support.shell_runs import PROMPT, ROOT, no_models, pair, saved, shell  # noqa: F401
 
-ABOVE = "stopped; what there was until then is above\n"
-NOTHING = "stopped; there is nothing to show yet\n"
+ABOVE = "stopped; what there was until then is above; run again to begin anew\n"
+NOTHING = "stopped; there is nothing to show yet: run again to begin anew\n"
 SCHEMA = str(ROOT / "assets/schemas/answer.json")
 SMALL = ["--questions", "1", "--max-new-tokens", "4"]
 
@@ -200,6 +201,18 @@ def test_knobs_that_are_read_off_texts_in_one_go_are_begun_anew(shell, pair, tmp
     interrupt(monkeypatch, 1)
     code, _, err = shell("fit", "adadec", *pair[:2], "--texts", tales)
     assert code == 130 and err.endswith("stopped; nothing is kept yet: run again to begin anew\n")
+
+
+def press(*given):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(("name", "where"), [("fastdraft", (variants, "make_variant")),
+                                             ("rtn:bits=4", (change_weights.WeightMaker, "make"))])
+def test_what_is_made_whole_or_not_at_all_is_begun_anew(shell, saved, monkeypatch, name, where):
+    monkeypatch.setattr(*where, press)
+    code, _, err = shell("variant", name, "--model", saved.target)
+    assert code == 130 and err.endswith("stopped; nothing is kept: run again to begin anew\n"), err
 
 
 # --- words ---

@@ -4,14 +4,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from time import monotonic
 
 import pytest
 from packaging.requirements import Requirement
 
 from playground.cli import main
-from playground.cli.space import space_folder
+from playground.cli.serve import use_storage
+from playground.cli.space import prepare_space, space_folder
 from playground.cli.space.space_folder import CPU_INDEX, README, SPACE_PACKAGES, complaints, settings, write
+from playground.cli.space.space_start import start
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.ui.components.run_controls import ModelDropdown
@@ -110,6 +115,13 @@ def test_readmes_without_settings_are_refused(changed):
             settings(changed)
 
 
+@pytest.fixture
+def unstarted(monkeypatch):
+    """The command without the seconds in which the app starts."""
+    monkeypatch.setattr(prepare_space, "start", lambda folder: None)
+
+
+@pytest.mark.usefixtures("unstarted")
 @pytest.mark.parametrize("folder", ["../folder", ".hidden/deep/folder", "./folder/"])
 def test_any_path_can_be_named(tmp_path, monkeypatch, capsys, folder):
     (here := tmp_path / "here").mkdir()
@@ -142,10 +154,50 @@ def test_a_folder_with_files_in_it_is_refused(tmp_path, capsys):
         assert capsys.readouterr().err.startswith("error: ")
 
 
+@pytest.mark.usefixtures("unstarted")
 def test_the_command_says_how_the_folder_is_uploaded(tmp_path, capsys):
     assert main(["space", str(tmp_path / "new"), "--name", "me/page"]) == 0
     out, err = capsys.readouterr()
     assert f"hf upload me/page {tmp_path / 'new'} . --type space" in out and "files" in err
+
+
+@pytest.mark.slow
+def test_the_command_says_how_large_it_is_and_after_how_long_its_page_is_ready(tmp_path, capsys):
+    started = monotonic()
+    assert main(["space", str(tmp_path / "new")]) == 0
+    err = capsys.readouterr().err
+    said = re.search(r"packages of this environment: the page was ready after (\d+) s\n", err)
+    assert complaints(tmp_path / "new") == [], "nothing that the start made stays there"
+    assert re.search(r"\d+ files, \d+\.\d MB;", err) and 1 <= int(said[1]) <= monotonic() - started + 1
+
+
+def test_an_app_that_ends_at_once_is_refused_with_its_last_words(tmp_path):
+    (tmp_path / README).write_text("---\napp_file: app.py\n---\n")
+    (tmp_path / "app.py").write_text("raise SystemExit('no memory is left')\n")
+    with pytest.raises(Refusal, match="The page does not start: no memory is left"):
+        start(tmp_path)
+
+
+@pytest.mark.parametrize("space", [True, False])
+def test_the_storage_of_a_space_holds_its_models_before_the_hubs_library_looks(tmp_path, space):
+    """In a fresh process, since that library reads its variable once, when it is imported."""
+    tell = ("import sys; from pathlib import Path; from playground.cli.serve import use_storage;"
+            "use_storage(Path(sys.argv[1]));"
+            "from huggingface_hub.constants import HF_HUB_CACHE as hub;"
+            "from playground.engine.checkpoint.catalogue import made_models; print(hub, made_models(), sep='\\n')")
+    environment = {"PATH": os.defpath, "HOME": str(tmp_path / "home")} | ({"SPACE_ID": "me/page"} if space else {})
+    told = subprocess.run([sys.executable, "-c", tell, tmp_path], cwd=ROOT, env=environment, text=True, check=True,
+                          capture_output=True).stdout.splitlines()
+    kept = [str(tmp_path / "huggingface/hub"), str(tmp_path / "playground/models")]
+    assert (told[-2:] == kept) == space and (told[0].startswith(f"Models are kept in {tmp_path}")) == space
+
+
+def test_a_place_that_was_named_counts_before_the_storage(tmp_path, monkeypatch, capsys):
+    for name, value in {"SPACE_ID": "me/page", "HF_HOME": "/named", "PLAYGROUND_HOME": "/named"}.items():
+        monkeypatch.setenv(name, value)
+    use_storage(tmp_path)
+    assert os.environ["HF_HOME"] == os.environ["PLAYGROUND_HOME"] == "/named"
+    assert str(tmp_path) not in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -16,6 +16,8 @@ from playground.cli.shell_words import in_shell_words
 from playground.errors import Refusal
 
 WRONG, INTERRUPTED = 2, 130
+ABOVE = "stopped; what there was until then is above"
+ANEW = "; run again to begin anew"  # times are shares of lanes of one run, so a second run measures all of them
 COMMANDS = (
     Command("serve", "serve:serve", "open the page"),
     Command("list", "list_strategies:show", "show the strategies, or everything about one"),
@@ -73,5 +75,5 @@ def _run_command(argv: list[str] | None) -> int:
     stopped = options.act(options)
     sys.stdout.flush()
     if stopped:
-        raise KeyboardInterrupt("stopped; what there was until then is above")
+        raise KeyboardInterrupt(ABOVE + (ANEW if options.command == "bench" else ""))
     return 0

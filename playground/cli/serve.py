@@ -5,8 +5,12 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from pathlib import Path
 
 from playground.cli.shared_options import CommandParser
+
+STORAGE = Path("/data")  # where a Space has what survives its restarts: https://huggingface.co/docs/hub/spaces-storage
+KEPT = {"HF_HOME": "huggingface", "PLAYGROUND_HOME": "playground"}  # as the Dockerfile has them in /models
 
 
 def serve_options(command: CommandParser) -> None:
@@ -37,12 +41,23 @@ def serve(options: Namespace) -> bool:
     options.host = options.host or ("0.0.0.0" if options.classroom else "127.0.0.1")
     for stopping in (signal.SIGINT, signal.SIGTERM):  # now, because the import takes seconds; `Stop` takes over then
         signal.signal(stopping, _stop_before_start)
+    use_storage(STORAGE)
     try:
         from playground.ui.start import open_page
         open_page(options)
     except (ImportError, MemoryError, OSError) as reason:
         _give_up(reason)
     return False
+
+
+def use_storage(storage: Path) -> None:
+    """In a Space that has storage, keep models there: those of the hub, and those made on the page. Variables that say
+    another place count. It must be called before the hub's library is imported, which reads its variable then.
+    """
+    if "SPACE_ID" in os.environ and storage.is_dir() and os.access(storage, os.W_OK | os.X_OK):
+        for name, folder in KEPT.items():
+            os.environ.setdefault(name, str(storage / folder))
+        print(f"Models are kept in {os.environ['HF_HOME']} and {os.environ['PLAYGROUND_HOME']}.", flush=True)
 
 
 def _stop_before_start(number: int, frame: object) -> None:

@@ -113,7 +113,7 @@ def gather(into: list[Any], results: Iterator[Any]) -> bool:
 def check_some(results: Sized) -> None:
     """After Ctrl-C, end the command if there is nothing to show."""
     if not results:
-        raise KeyboardInterrupt("stopped; there is nothing to show yet") from None
+        raise KeyboardInterrupt("stopped; there is nothing to show yet: run again to begin anew") from None
 
 
 def timed(answers: Iterator[Answer], progress: Progress) -> Iterator[Answer]:

@@ -2,14 +2,16 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from playground.bench.report_text import report_json
 from playground.bench.weights import weights_report as report
+from playground.cli.bench.survey import gather
 from playground.cli.input_files import check_place, write_text
-from playground.cli.load_models import load, show_progress
+from playground.cli.load_models import load
 from playground.cli.remaining_time import RemainingTime
 from playground.cli.shared_options import CommandParser, add_model, add_names, add_results, add_threads
 from playground.cli.terminal_view import table as screen_table
@@ -33,7 +35,9 @@ def measure_options(command: CommandParser) -> None:
 
 
 def measure(options: Namespace) -> bool:
-    """Make what is not on the disk yet, print the table, and write the requested files. Raises Refusal."""
+    """Make what is not on the disk yet, print the table, and write the requested files, after Ctrl-C with what is made;
+    when it is run again, that is found on the disk. Raises Refusal.
+    """
     wanted = list(dict.fromkeys(options.only or ()))
     for weights in wanted:
         check_changes(weights)
@@ -44,20 +48,24 @@ def measure(options: Namespace) -> bool:
     options.draft, options.draft_device = None, ""
     models = load(options, draft=False)
     wanted = wanted or list(report.OF_EXPERTS if models.target.experts else report.WEIGHTS)
-    cards, speeds = [], {}
     from playground.bench.speed.speed_report import machine
-    from playground.training.weights.change_weights import WeightMaker
-    for weights in wanted:
-        card = WeightMaker(models.target, RemainingTime()).make(WeightChanges.read(weights).layers).card
-        cards.append(card)
-        if options.speed:
-            speeds[card["weights"]] = _tokens_per_second(models, weights)
-    show_progress(1.0, "")
+    stopped = gather(measured := [], _measured(models, wanted, options.speed))
+    cards, speeds = [card for card, _ in measured], {card["weights"]: rate for card, rate in measured if rate}
     print(screen_table(report.table(cards, speeds)))
     facts = {"settings": _settings(models, cards), "machine": machine(models.target.device)}
     write_text(options.out, report_json(report.document(facts, cards, speeds)))
     write_text(options.page, report.page(facts, cards, speeds))
+    if stopped:
+        raise KeyboardInterrupt("stopped; what there was until then is above; run again to resume")
     return False
+
+
+def _measured(models: Models, wanted: list[str], speed: bool) -> Iterator[tuple[dict[str, Any], float | None]]:
+    """The card of each change as it is made, and a lane's tokens per second in its weights where that is asked."""
+    from playground.training.weights.change_weights import WeightMaker
+    for weights in wanted:
+        card = WeightMaker(models.target, RemainingTime()).make(WeightChanges.read(weights).layers).card
+        yield card, _tokens_per_second(models, weights) if speed else None
 
 
 def _tokens_per_second(models: Models, weights: str) -> float:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from playground.cli.shared_options import CommandParser
 from playground.cli.space.space_folder import size, write
-from playground.cli.space.space_start import check
+from playground.cli.space.space_start import check, start
 
 
 def prepare_options(command: CommandParser) -> None:
@@ -17,18 +17,18 @@ def prepare_options(command: CommandParser) -> None:
                          help="of the Space, in the commands that upload it")
     command.add_argument("--zero-gpu", action="store_true", help="for ZeroGPU hardware: torch with CUDA")
     command.add_argument("--check", action="store_true",
-                         help="start it in a new environment as the Space would, and wait for an answer; minutes")
+                         help="start it in a new environment as the Space would, and wait for an answer; minutes. "
+                              "Without it, it starts with the packages of this one, and stops once its page is ready")
 
 
 def prepare(options: Namespace) -> bool:
-    """Write the folder, check it and print the commands that upload it; raises Refusal."""
+    """Write the folder, check and start it, and print the commands that upload it; raises Refusal."""
     folder = Path(options.folder)
     written = write(folder, options.zero_gpu)
     largest = max(written, key=size)
     print(f"wrote {folder}: {len(written)} files, {_megabytes(sum(map(size, written)))}; the largest is "
           f"{largest.relative_to(folder)}, {_megabytes(size(largest))}", file=sys.stderr)
-    if options.check:
-        check(folder)
+    (check if options.check else start)(folder)
     print(_upload(options.name, folder, options.zero_gpu))
     return False
 

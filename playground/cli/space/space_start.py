@@ -1,4 +1,6 @@
-"""Starts a folder as a Hugging Face Space would: its packages in a new environment, its app, and one run through it."""
+"""Starts a folder as a Hugging Face Space would: its packages in a new environment, its app, and one run through it; or
+its app alone, to say how long that takes.
+"""
 from __future__ import annotations
 
 import os
@@ -34,6 +36,15 @@ except Exception as refusal:
 else:
     sys.exit("a folder of the machine can be opened")
 """
+
+
+def start(folder: Path) -> None:
+    """Start the folder's app with the packages of this environment, say after how many seconds its page is ready, and
+    stop it. Nothing else on the network reaches it. Raises Refusal.
+    """
+    started = monotonic()
+    with _serving(sys.executable, folder, "127.0.0.1"):
+        _say("started with the packages of this environment: the page was ready", started)
 
 
 def check(folder: Path) -> None:
@@ -81,13 +92,13 @@ def _reached(address: str) -> bool:
 
 
 @contextmanager
-def _serving(python: str, folder: Path) -> Iterator[str]:
+def _serving(python: str, folder: Path, host: str = "0.0.0.0") -> Iterator[str]:
     """The address of the app, started with a Space's variables in a process without this one's."""
-    app = settings(folder)["app_file"]
+    app, own = settings(folder)["app_file"], {*folder.rglob("*")}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    page = subprocess.Popen([python, app], cwd=folder, env=_environment(port), text=True, errors="replace",
+    page = subprocess.Popen([python, app], cwd=folder, env=_environment(port, host), text=True, errors="replace",
                             stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     late = threading.Timer(STARTING, page.kill)
     late.start()
@@ -98,6 +109,13 @@ def _serving(python: str, folder: Path) -> Iterator[str]:
         late.cancel()
         page.terminate()
         page.wait()
+        _clear({*folder.rglob("*")} - own)
+
+
+def _clear(made: set[Path]) -> None:
+    """Remove what a start left in the folder, such as the stubs that Gradio writes beside components."""
+    for path in sorted(made, reverse=True):  # files before their folders
+        path.rmdir() if path.is_dir() else path.unlink()
 
 
 def _wait_until_up(page: subprocess.Popen[str]) -> None:
@@ -109,9 +127,9 @@ def _wait_until_up(page: subprocess.Popen[str]) -> None:
     threading.Thread(target=page.stdout.read, daemon=True).start()
 
 
-def _environment(port: int = 0) -> dict[str, str]:
+def _environment(port: int = 0, host: str = "0.0.0.0") -> dict[str, str]:
     kept = {name: os.environ[name] for name in OWN if name in os.environ}
-    return kept | {"SPACE_ID": "somebody/decoding-playground", "GRADIO_SERVER_NAME": "0.0.0.0", "PYTHONUNBUFFERED": "1",
+    return kept | {"SPACE_ID": "somebody/decoding-playground", "GRADIO_SERVER_NAME": host, "PYTHONUNBUFFERED": "1",
                    "GRADIO_SERVER_PORT": str(port), "PYTHONDONTWRITEBYTECODE": "1"}
 
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from playground.cli.lane_options import read_knobs
@@ -42,13 +44,15 @@ def make_variant(options: Namespace) -> bool:
     if not options.name:
         raise Refusal("Name what to make, NAME, or give --list: `python -m playground list` shows all variants.")
     if names_change(options.name):
-        return change_weights(options)
+        with _whole_or_nothing():
+            return change_weights(options)
     texts = read_texts(options.texts)
     from playground.engine.checkpoint.catalogue import BUNDLED
     from playground.training import variants as learning  # late, since it imports torch
     method, base = of_kind("variant", options), options.model or BUNDLED[0].name
     order = learning.VariantOrder(method, base, options.called, options.seed)
-    card = learning.make_variant(order, _load(order.base, options), texts, watching(options))
+    with _whole_or_nothing():
+        card = learning.make_variant(order, _load(order.base, options), texts, watching(options))
     print(
         json.dumps(card)
         if options.json
@@ -56,6 +60,15 @@ def make_variant(options: Namespace) -> bool:
         f"choose it on the page. Delete {order.folder} to remove it."
     )
     return False
+
+
+@contextmanager
+def _whole_or_nothing() -> Iterator[None]:
+    """Say on Ctrl-C that what was made until then is lost."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("stopped; nothing is kept: run again to begin anew") from None
 
 
 def of_kind(kind: str, options: Namespace) -> Strategy:
