@@ -105,6 +105,14 @@ def test_rows_that_were_measured_before_are_kept_unless_they_are_measured_again(
         _joined(before, {"seed": 2}, later)
 
 
+def test_what_was_added_names_its_processor_after_what_was_added_before():
+    from playground.cli.bench.compute import _measured_later
+    lanes, now = entrants(["ffn_skip"]), {"processor": "this one"}
+    once = _measured_later({}, lanes, now)["measured_later"]
+    twice = _measured_later({"measured_later": "acm on another"}, lanes, now)["measured_later"]
+    assert once.startswith("ffn_skip on this one, load average") and twice == f"acm on another; {once}"
+
+
 def test_a_lane_that_was_measured_on_fewer_tasks_says_so_and_is_not_in_the_chart():
     found = [made(PLAIN, "a", 0.9, 1.0), made(PLAIN, "b", 0.5, 1.0), made("cfsp", "a", 0.9, 0.6),
              made("acm", "a", 0.8, 0.6), made("acm", "b", 0.4, 0.6)]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from playground.bench.compute.compute_lanes import PLAIN, entrants, policy_of
 from playground.bench.report_text import failure_lines, report_json
 from playground.bench.survey.results import STOPPED, answered_by_all
-from playground.bench.survey.survey import Answer, Progress, survey
+from playground.bench.survey.survey import Answer, Entrant, Progress, survey
 from playground.cli.bench.survey import check_some, gather, load_for, timed
 from playground.cli.input_files import check_place, write_text
 from playground.cli.shared_options import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 FIGURES = "docs/compute.json"
 PAGE = "docs/compute.md"
+LATER = "measured_later"
 
 
 def measure_options(command: CommandParser) -> None:
@@ -72,11 +73,12 @@ def measure(options: Namespace) -> bool:
     print(screen_table(report.overview(rows)))
     for line in failure_lines((answer.entrant, answer.failure) for answer in answers):
         print(line)
+    now = machine(models.target.device)
     if before:  # their times are shares of a plain lane of the same run, so they can be compared
-        later = ", ".join(dict.fromkeys(policy_of(lane.name) for lane in lanes[1:]))
-        settings |= {"measured_later": f"{later}; load average over 15 minutes then {os.getloadavg()[2]:.0f}"}
+        settings |= _measured_later(before["settings"], lanes, now)
+        now = before["machine"]
     settings |= {"stopped": STOPPED.format(len(answers) // len(lanes))} if stopped else {}
-    facts = {"settings": settings, "machine": machine(models.target.device)}
+    facts = {"settings": settings, "machine": now}
     write_text(options.out, report_json(report.document(facts, rows)))
     if options.page is not None:
         picture = Path(options.page).with_suffix(".svg")
@@ -91,9 +93,16 @@ def _earlier(path: str | None) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
-        return {"settings": found["settings"], "rows": found["rows"]}
+        return {name: found[name] for name in ("settings", "machine", "rows")}
     except (OSError, ValueError, KeyError, TypeError):
         raise Refusal(f"{path} contains no results of this benchmark: give a file written by --out.", "add") from None
+
+
+def _measured_later(settings: dict[str, Any], lanes: list[Entrant], now: dict[str, Any]) -> dict[str, str]:
+    """What was added to the results of an earlier run, and where, after what was added to it before."""
+    policies = ", ".join(dict.fromkeys(policy_of(lane.name) for lane in lanes[1:]))
+    added = f"{policies} on {now['processor']}, load average over 15 minutes {os.getloadavg()[2]:.0f}"
+    return {LATER: "; ".join(filter(None, (settings.get(LATER), added)))}
 
 
 def _joined(before: dict[str, Any], settings: dict[str, Any], rows: list[ComputeRow]) -> list[ComputeRow]:
