@@ -28,6 +28,7 @@ from playground.engine.heap_memory import give_back
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
+    from playground.decoding.committed_states import CommittedStates
     from playground.engine.cache.kv_cache import KVCache
     from playground.engine.model import Model
     from playground.events import Event
@@ -81,6 +82,11 @@ class CacheManager:
     def logits_after_prompt(self) -> Tensor | None:
         """Logits [V] of the first generated token, if they are not those after the last prompt token."""
         return self.policy.logits_after_prompt() if isinstance(self.policy, AddsMemory) else None
+
+    def observe_states(self, states: CommittedStates) -> None:
+        """Pass the hidden states of committed tokens to a policy that reads them."""
+        if self.acting:
+            self.acting.connection.observe_states(states)
 
     @contextmanager
     def rehearsal(self) -> Iterator[None]:

@@ -39,6 +39,7 @@ class CommittedStates:
     def __init__(self, model: Model, layers: tuple[int, ...]):
         self._model, self.layers = model, layers
         self._parts: list[StatesPart] = []  # consecutive
+        self.kept = True  # whether anything reads them more than once
         self._scratch: list[Captured] = []  # of draft tokens, in the order of the scratch nodes
 
     @property
@@ -77,6 +78,12 @@ class CommittedStates:
         self._scratch += [
             {layer: states[row:row + 1] for layer, states in rows.items()} for row in range(committed, count)
         ]
+
+    def forget(self) -> None:
+        """Drop all but the last token's, unless they are kept."""
+        if self._parts and not self.kept:
+            last = self._parts[-1]
+            self._parts = [last.between(last.end - 1, last.end)]
 
     def commit(self, path: list[int]) -> None:
         """Draft tokens, by scratch node, have become text; all others are dropped."""

@@ -10,6 +10,7 @@ from playground.contract import (
     AddsMemory,
     CachePolicy,
     ReadsAttention,
+    ReadsLayerInputs,
     ReadsProbeHeads,
     ReadsQueries,
     ReadsQueryHeads,
@@ -24,6 +25,7 @@ from playground.engine.host_copies import on_device
 from playground.errors import Refusal
 
 if TYPE_CHECKING:
+    from playground.decoding.committed_states import CommittedStates
     from playground.engine.cache.kv_cache import KVCache
 
 RotateBack = Callable[[Tensor, Tensor], Tensor]
@@ -40,6 +42,7 @@ class PolicyConnection:
         # by layer, prompt rows whose query states, and whose attention by query head, the policy has received
         self._queries_observed: dict[int, int] = {}
         self._heads_observed: dict[int, int] = {}
+        self._states_observed = 0  # tokens of the text whose hidden states the policy has received
         self._connect_masks(rotate_back)
         if isinstance(policy, ReadsAttention):
             store.on_attention = self._observe_attention
@@ -91,6 +94,14 @@ class PolicyConnection:
             for layer, weights in noted.layers.items():
                 slots = self.store.slots_of(layer)
                 self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
+
+    def observe_states(self, states: CommittedStates) -> None:
+        """Pass the hidden states of committed tokens to the policy, each once."""
+        if not isinstance(self.policy, ReadsLayerInputs) or states.length <= self._states_observed:
+            return
+        first = max(self._states_observed, states.start)
+        self.policy.observe_layer_inputs(first, {layer: states.of(layer, first) for layer in range(self.store.depth)})
+        self._states_observed = states.length
 
     def _observe_attention(
         self, layer: int, weights: Tensor, query_positions: Tensor, key_positions: Tensor

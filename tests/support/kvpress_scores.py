@@ -147,10 +147,42 @@ def cam(spread: int) -> list:
     return found
 
 
+# --- KVzap ---
+
+WINDOW, READ, THRESHOLDS = 6, 20, (-0.5, 0.0, 0.5)  # tokens that always stay; tokens of the prompt
+
+
+def predicted() -> torch.Tensor:
+    """Scores of a map, [heads, tokens]."""
+    return _weight("predicted", [HEADS, TOKENS])
+
+
+def kvzap(threshold: float, decoding: bool) -> list[list[list[int]]]:
+    """The tokens that each head has dropped after the prompt and after each later token."""
+    from kvpress.presses import dms_press
+    press = dms_press.DMSPress(mock.Mock(), threshold * scale(), WINDOW, decoding)
+    module, dropped = mock.Mock(layer_idx=0, masked_key_indices=None), []
+    for end in range(READ, TOKENS + 1):
+        start = 0 if end == READ else end - 1
+        press.press.score = lambda *given, new=slice(start, end): predicted()[None, :, new]
+        dms_press.extract_keys_and_values = lambda cache, layer, end=end: 2 * (torch.zeros(1, HEADS, end, 1),)
+        about = {"cache_position": torch.arange(start, end), "past_key_values": None}
+        press.forward_hook(module, [], {**about, "hidden_states": torch.zeros(1, end - start, 1)}, [])
+        _, heads, tokens = module.masked_key_indices or 3 * (torch.empty(0),)
+        dropped.append([sorted(tokens[heads == head].tolist()) for head in range(HEADS)])
+    return dropped
+
+
+def scale() -> float:
+    """The deviation of the scores."""
+    return float(predicted().std())
+
+
 if __name__ == "__main__":
     sys.path.insert(0, sys.argv[1])
     found = {"cur": {f"{leverage} {window}": cur(leverage, window) for leverage in CUR for window in WINDOWS}}
     found["compactor"] = {chunk: compactor(chunk) for chunk in CHUNKS}
     found["kvcompose"] = [kvcompose(*knobs) for knobs in COMPOSED]
     found["cam"] = {spread: cam(spread) for spread in SPREADS}
+    found["kvzap"] = [kvzap(threshold, decoding) for threshold in THRESHOLDS for decoding in (True, False)]
     OUT.write_text(json.dumps(found) + "\n")

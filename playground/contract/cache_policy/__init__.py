@@ -6,6 +6,7 @@
 |---|---|
 | `ReadsAttention`, `ReadsQueryHeads` | reads the attention of committed rows, and that of the prompt by query head |
 | `ReadsQueries` | reads the query states of the prompt |
+| `ReadsLayerInputs` | reads the hidden states that enter each layer |
 | `ReadsProbes`, `ReadsProbeHeads` | has further texts read after the prompt, and reads their attention |
 | `ReadsParts` | computes with weights of the network |
 | `SelectsPerRow`, `SelectsByStates` | selects what each row sees, by its attention or before it is computed |
@@ -31,6 +32,7 @@ from playground.contract.cache_policy.prompt_reading import (
 )
 from playground.contract.cache_policy.readings import (
     ReadsAttention,
+    ReadsLayerInputs,
     ReadsParts,
     ReadsProbeHeads,
     ReadsProbes,
@@ -56,6 +58,7 @@ __all__ = [
     "ReadsProbes",
     "ReadsQueries",
     "ReadsQueryHeads",
+    "ReadsLayerInputs",
     "RenumbersPositions",
     "RestrictsPrompt",
     "SelectsByStates",

@@ -75,6 +75,21 @@ class ReadsProbeHeads(ReadsProbes, capability=True):
         raise NotImplementedError
 
 
+class ReadsLayerInputs(CachePolicy, capability=True):
+    """Reads the hidden states that enter each layer, for every committed token."""
+
+    def state_layers(self, depth: int) -> tuple[int, ...]:
+        return tuple(range(depth))
+
+    def observe_layer_inputs(self, first: int, inputs: dict[int, Tensor]) -> None:
+        """Receive the inputs [n, hidden_size] of every layer, by layer, for the tokens from position `first` on.
+
+        They come with the forward that reads the tokens. Tokens that are drafted are received once they are committed,
+        so a copy of the policy that acts between them does not know their states.
+        """
+        raise NotImplementedError
+
+
 class ReadsParts(CachePolicy, capability=True):
     """Computes with the target's attention weights and rotary embedding; models that do not give them are refused."""
 

@@ -134,6 +134,8 @@ class ModelStreams(RunningText, LaneState):
                 policy.spell = lambda text: self.spell(text)
             if isinstance(policy, ReadsParts) and model.parts:
                 policy.begin(model.parts)
+            others = [part for part in self.assembly.strategies() if part is not policy]
+            stream.states.kept = any(part.state_layers(model.depth) for part in others)
         manager = CacheManager(policy, stream.store, self.prompt_length, self.recorder, model.rotate_back)
         if self.assembly.takes_turns and model.attends:
             manager.take_turns()

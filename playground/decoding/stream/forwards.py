@@ -203,11 +203,18 @@ class StreamForwards:
             self._take_probes(feed, probes)
         if self.states.layers:
             self.states.read(feed.captured, first, committed)
+            self._pass_states()
         if routing and feed.rows == 1 and routing.chosen:
             self.lane.record(experts_figure(self.name, routing))
         if self.computing:
             self.computing.observe(feed)
         return answer_of(feed, self.captures)
+
+    def _pass_states(self) -> None:
+        """Let the cache policy read the hidden states of committed tokens, if it does that."""
+        if self.cache_manager:
+            self.cache_manager.observe_states(self.states)
+            self.states.forget()
 
     def _inputs_of(self, positions: range) -> dict[int, Tensor]:
         """Input embeddings that the prompt has in place of tokens at these positions, by row."""

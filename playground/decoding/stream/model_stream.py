@@ -243,6 +243,7 @@ class Stream(PromptReading):
         node = ROOT if self._left_early else self._tree.follow(self.unread(), len(self.store.parents))
         if self.states.layers:
             self.states.commit(self.store.path(node))
+            self._pass_states()
         self._commit(node)
         behind = self.behind()
         if node != ROOT or behind:
