@@ -1,6 +1,7 @@
 """The inspector of a wide page: one view beside the lanes, chosen by what happens or by a tab."""
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -197,6 +198,41 @@ def test_the_moment_says_what_was_drafted_kept_and_preferred(page, feed):
     expect(moment).to_have_text("Drafted 2, kept 0. The large model drew “e”.")
     seek(page, 0.15 / 0.25)
     expect(moment).to_have_text(f"Drafted 2, kept 2. The same forward gave one more: “{WORDS[3].strip()}”.")
+
+
+@pytest.fixture
+def slow_choice(page):
+    """Drawing the choices takes a while, as on a busy machine."""
+    page.evaluate("""() => {
+        const quick = window.quick = Element.prototype.replaceChildren;
+        Element.prototype.replaceChildren = function (...nodes) {
+            for (const end = performance.now() + 10; this.closest(".panel-choice") && performance.now() < end; );
+            quick.apply(this, nodes);
+        };
+    }""")
+    yield
+    page.evaluate("() => { Element.prototype.replaceChildren = window.quick; }")
+
+
+def test_words_and_view_are_of_one_moment_although_a_slow_view_rests_while_the_text_goes_on(page, feed, slow_choice):
+    show(page, feed, run_of((PLAIN, one_by_one(0.25)[:-1])), state="running")
+    page.select_option(".live .speed", "1", force=True)
+    seek(page, 0)
+    page.evaluate("""() => {
+        const panel = document.querySelector(".live .panel-choice");
+        const words = document.querySelector(".live .inspector .moment");
+        window.together = new Set();
+        const look = () => panel.querySelector(".gap").checkVisibility() &&
+            together.add(JSON.stringify([panel.querySelector(".gap").textContent, words.textContent]));
+        const all = { subtree: true, childList: true, characterData: true };
+        new MutationObserver(look).observe(panel.closest(".live"), all);
+    }""")
+    page.click(".live [data-do='play']")
+    expect(page.locator(".live .clock")).to_have_text("1.25 of 1.25 s")
+    expect(page.locator(".live .panel-choice .gap")).to_have_text(WORDS[-1].strip())
+    seen = [json.loads(pair) for pair in page.evaluate("[...window.together]")]
+    assert len(seen) > 1
+    assert not [(word, said) for word, said in seen if f"“{word}”" not in said]
 
 
 def test_narrow_pages_and_paper_have_all_views_below_the_lanes(page, feed):

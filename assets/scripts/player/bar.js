@@ -4,6 +4,7 @@ import { el, setAttribute, setText, svg } from "../components/elements.js";
 import { bytes, count, isNumber, percent } from "../components/numbers.js";
 import { courseOf, placeOnCurve } from "../run/course.js";
 
+const FIGURE_SPACE = "\u2007";
 const UNITS = { tokens: "token", forwards: "forward" };
 
 export class PlayerBar {
@@ -22,9 +23,10 @@ export class PlayerBar {
     this.scrub.step = player.mode === "time" ? "any" : "1";
     if (document.activeElement !== this.scrub || player.playing) this.scrub.value = value;
     this.scrub.style.setProperty("--done", end ? (value / end) * 100 + "%" : "0%");
-    const label = player.mode === "time" ? `${value.toFixed(2)} of ${end.toFixed(2)} s` : `${value} of ${count(end, UNITS[player.mode])}`;
-    setText(this.clock, label);
-    setAttribute(this.scrub, "aria-valuetext", label);
+    const [at, last] = player.mode === "time" ? [value.toFixed(2), end.toFixed(2)] : [String(value), String(end)];
+    const ofAll = `of ${player.mode === "time" ? `${last} s` : count(end, UNITS[player.mode])}`;
+    setText(this.clock, `${at.padStart(last.length, FIGURE_SPACE)} ${ofAll}`); // of one width, so that the timeline stays where it is
+    setAttribute(this.scrub, "aria-valuetext", `${at} ${ofAll}`);
     this.follow.hidden = trace.over;
     setAttribute(this.follow, "aria-pressed", player.following);
     setText(this.follow, trace.state === "held" && !player.following ? "Held" : "Live");
@@ -91,10 +93,10 @@ export class PlayerBar {
   }
 }
 
-/** `share`: what the meter shows, of 1; `says`: the same in words. */
+/** `share`: what the meter shows, of 1; `says`: the same in words. The first is there from the first frame on and keeps its place. */
 const METERS = [
-  { name: "CPU", share: ({ cpu }) => cpu, says: ({ cpu }) => `processor ${percent(cpu)} of all cores` },
   { name: "RAM", share: ({ memory, memory_total: all }) => memory / all, says: ({ memory, memory_total: all }) => `memory ${bytes(memory)} of ${bytes(all)}` },
+  { name: "CPU", share: ({ cpu }) => cpu, says: ({ cpu }) => `processor ${percent(cpu)} of all cores` },
   { name: "GPU", share: ({ gpu }) => gpu, says: ({ gpu }) => `GPU busy ${percent(gpu)} of the time` },
 ];
 

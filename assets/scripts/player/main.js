@@ -151,9 +151,7 @@ class App {
   /** Take a frame of a run, from Gradio or from the run's stream. */
   receive(frame) {
     const trace = this.homeOf(frame);
-    const [before, shown] = [trace.insertions, trace === this.trace ? this.player.shown : null];
     const outcome = trace.take(frame);
-    if (shown && trace.insertions > before) this.player.showUpTo(shown);
     this.ranHere ||= !frame.recorded;
     if (outcome === "new") this.begin(trace);
     if (outcome === "new" && frame.streamed) this.streams.follow(frame.run);

@@ -90,6 +90,7 @@ export class Painter {
     this.drawNumbers();
     this.app.inspector.update();
     for (const panel of this.app.panels) panel.update(this.app);
+    this.app.inspector.say();
     setText(this.app.absent, sayAbsent(this.app.panels, this.app.cards));
     clearTimeout(this.unseen);
     if (!this.app.player.playing) this.unseen = setTimeout(() => this.app.panels.forEach((panel) => panel.updateUnseen(this.app)), UNSEEN_PAUSE);

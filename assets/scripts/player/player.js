@@ -154,18 +154,6 @@ export class Player {
     if (place >= 0) this.land(place + 1);
   }
 
-  /** The last event on screen of each lane, by its number in the run; -1 for none. */
-  get shown() {
-    return this.cursors.map((cursor, lane) => (cursor ? this.trace.lanes[lane].events[cursor - 1].seq : -1));
-  }
-
-  /** Show each lane up to the event it showed, after others were inserted before it. */
-  showUpTo(numbers) {
-    this.cursors = this.trace.lanes.map(({ events }, lane) => upperBound(events.length, (i) => events[i].seq, numbers[lane]));
-    this.orderedAt = -1;
-    this.sort();
-  }
-
   toStart() {
     this.following = false;
     this.sort();

@@ -13,8 +13,6 @@ export class LaneState {
   }
 
   reset() {
-    if (this.insertions !== this.record.insertions) this.tokensByCommit.clear();
-    this.insertions = this.record.insertions;
     this.cursor = 0;
     this.clock = 0;
     this.version = (this.version || 0) + 1;
@@ -38,9 +36,8 @@ export class LaneState {
 
   /** Show the first `cursor` events. Says whether anything changed. */
   goTo(cursor) {
-    const goesOn = this.insertions === this.record.insertions; // otherwise the events before the cursor have changed
-    if (cursor === this.cursor && goesOn) return false;
-    if (cursor < this.cursor || !goesOn) this.reset();
+    if (cursor === this.cursor) return false;
+    if (cursor < this.cursor) this.reset();
     while (this.cursor < cursor) this.apply(this.record.events[this.cursor++]);
     this.version += 1;
     return true;

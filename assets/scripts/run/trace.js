@@ -1,5 +1,5 @@
-// The browser's record of a run: headers and events by lane, in the order of the run. Events are appended, except those that arrive after
-// newer ones, when lost frames are sent again. A finished run may be compressed while it is not shown.
+// The browser's record of a run: headers and events by lane, in the order of the run. Frames that come before those ahead of them are kept
+// until these are there, so that no text is shown with a hole. A finished run may be compressed while it is not shown.
 
 import { EVENTS, HEADER, VERSION } from "python";
 import { isNumber } from "../components/numbers.js";
@@ -24,7 +24,7 @@ export class Trace {
     this.packed = null; // headers and events as one compressed blob, outside the script's heap
     this.nextFrame = 0;
     this.state = "running";
-    this.incomplete = false; // frames are missing; the whole run has been requested
+    this.early = new Map(); // by number: frames that came while one before them is missing; the whole run has been requested
     this.recorded = false;
     this.fromFile = false;
     this.left = false; // a newer run has replaced it on the server
@@ -40,45 +40,55 @@ export class Trace {
     this.version = 0; // number of events, to detect changes
   }
 
-  /** Add one frame. Returns "new", "more", "old", or "gap" if frames before it are missing. */
+  /** Add one frame. Returns "new", "more", "old", or "gap" if frames before it are missing and have not been requested yet. */
   take(frame) {
     const fresh = Array.isArray(frame.headers) && frame.headers.length > 0 && frame.run !== this.run;
     if (fresh) this.clear(frame.run, frame.headers);
     else if (frame.run !== this.run) return "gap";
     else if (this.packed) return "old";
+    if (frame.n > this.nextFrame && !frame.headers) return this.keepEarly(frame);
+    const [known, before] = [frame.n < this.nextFrame, this.version];
+    this.append(frame);
+    this.appendEarly();
+    if (fresh) return "new";
+    if (this.early.size && frame.headers) return "gap"; // another is missing behind the whole run
+    return this.version > before || !known ? "more" : "old";
+  }
+
+  keepEarly(frame) {
+    const requested = this.early.size > 0;
+    this.early.set(frame.n, frame);
+    return requested ? "old" : "gap";
+  }
+
+  appendEarly() {
+    for (const number of this.early.keys()) if (number < this.nextFrame) this.early.delete(number);
+    for (let frame; (frame = this.early.get(this.nextFrame)); this.early.delete(frame.n)) this.append(frame);
+  }
+
+  /** Append a frame; one with headers contains the whole run. */
+  append(frame) {
     const known = frame.n < this.nextFrame;
-    const gap = frame.n > this.nextFrame && !frame.headers; // a frame with headers contains the whole run
-    this.incomplete = gap || (this.incomplete && !frame.headers);
     this.nextFrame = Math.max(this.nextFrame, frame.n + 1);
     if (frame.state && !known && !this.left) this.state = frame.state;
     if (frame.recorded) this.recorded = true;
     if (frame.fromFile) this.fromFile = true;
     if (frame.settings) this.settings = frame.settings;
-    const before = this.version;
-    for (const event of frame.events || []) this.add(event);
-    for (const lane of this.lanes) lane.insertLate();
-    if (fresh) return "new";
-    if (gap) return "gap";
-    return this.version > before || !known ? "more" : "old";
+    for (const event of [...(frame.events || [])].sort((a, b) => a.seq - b.seq)) this.add(event);
   }
 
   add(raw) {
     const lane = this.byId.get(raw.lane);
     if (!lane || !(raw.kind in EVENTS) || this.seen.has(raw.seq)) return;
     this.seen.add(raw.seq);
-    lane.take(raw);
+    lane.add(raw);
     this.version += 1;
-  }
-
-  /** How often events were inserted before known ones. */
-  get insertions() {
-    return this.lanes.reduce((sum, lane) => sum + lane.insertions, 0);
   }
 
   /** Whether no more events will arrive. */
   get over() {
     if (this.packed !== null || this.recorded || this.left) return true;
-    return !this.incomplete && (this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over)));
+    return !this.early.size && (this.state === "done" || (this.lanes.length > 0 && this.lanes.every((lane) => lane.over)));
   }
 
   /** The server has started another run: no more events will arrive. */
@@ -141,12 +151,6 @@ class LaneRecord {
   constructor(header, order) {
     this.header = header;
     this.order = order;
-    this.late = []; // events that arrived after newer ones, until they are inserted
-    this.insertions = 0;
-    this.clear();
-  }
-
-  clear() {
     this.events = [];
     this.kinds = new Set();
     this.streams = new Set(); // streams with forwards
@@ -168,22 +172,6 @@ class LaneRecord {
     this.hasHeads = false; // whether slots are listed by head
     this.slotBytes = new Map(); // by stream: bytes per position and layer, from the first cache event that shows it
     this.roundEnds = null; // for views/tree.js
-  }
-
-  take(raw) {
-    const last = this.events[this.events.length - 1];
-    if (last && raw.seq < last.seq) this.late.push(raw);
-    else this.add(raw);
-  }
-
-  /** Put late events where they belong. Everything known about the lane depends on the order, so it is gathered again. */
-  insertLate() {
-    if (!this.late.length) return;
-    const raws = [...this.events.map((event) => event.raw), ...this.late].sort((a, b) => a.seq - b.seq);
-    this.late = [];
-    this.insertions += 1;
-    this.clear();
-    for (const raw of raws) this.add(raw);
   }
 
   add(raw) {

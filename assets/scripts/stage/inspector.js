@@ -178,6 +178,12 @@ export class Inspector {
     }
     this.runs.hidden = app.visit.runs.length < 2;
     setText(this.runs, `Runs ${app.visit.runs.length}`);
+  }
+
+  /** The moment in words: the same moment as in the view, which may rest while the text goes on. */
+  say() {
+    const { app } = this;
+    if (app.live.dataset.views === "all" || this.chosen?.isBehind) return;
     const said = sayMoment(app.cards[app.chosen], app);
     setText(this.moment, said);
     this.moment.hidden = !said;

@@ -11,7 +11,8 @@ function hasContents(body) {
   return Boolean(body.querySelector(`${DRAWN}, :scope > :not(.vacancy, :empty, [hidden])`));
 }
 
-const REST = 16; // pause between two drawings, in multiples of the drawing time and of the lanes that are drawn
+const REST = 16; // pause between two drawings while a model runs, in multiples of the drawing time and of the lanes that are drawn
+const REST_AT_PLAY = 4; // the same once all lanes have ended, as at reading speed
 
 export class Panel {
   /** `kinds`: events that fill it; `expects`: whether a header announces them; `empty`: the placeholder until the first one. */
@@ -32,6 +33,7 @@ export class Panel {
     this.node.append(this.head, this.vacancy, this.body);
     this.inSight = true;
     this.restsUntil = 0;
+    this.isBehind = false; // whether it rests although there is something new
     this.width = 0;
     this.drawn = "";
   }
@@ -63,6 +65,7 @@ export class Panel {
   }
 
   update(app) {
+    this.isBehind = false;
     const card = this.leading(app);
     const has = this.has(card);
     if (this.node.classList.contains("empty") === has || this.drawn === "") {
@@ -80,14 +83,16 @@ export class Panel {
     this.width ||= this.body.clientWidth; // updated by the page's ResizeObserver later
     if (!this.width) return;
     const look = `${card.order}/${app.trace.run}/${this.width}/${app.theme}/${this.look(card, app)}`;
+    this.isBehind = look !== this.drawn && this.rests(app);
+    if (this.isBehind) return;
     if (look !== this.drawn) {
-      if (this.rests(app)) return;
       this.drawn = look;
       const start = performance.now();
       this.drawSafely(card, app);
       this.markKind();
       this.body.getBoundingClientRect(); // lays it out, which counts as drawing: a long text takes longer to lay out than to make
-      this.restsUntil = performance.now() + REST * app.cards.length * (performance.now() - start);
+      const rest = app.trace.over ? REST_AT_PLAY : REST * app.cards.length;
+      this.restsUntil = performance.now() + rest * (performance.now() - start);
     }
     this.pointOut(card, app);
   }

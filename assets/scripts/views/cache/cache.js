@@ -179,7 +179,7 @@ export class CachePanel extends Panel {
     this.history.hidden = this.historyTitle.hidden = !shows;
     if (!shows) return;
     const height = room * Math.max(1, Math.min(4, Math.floor(240 / room)));
-    const look = `${card.order}/${card.record.insertions}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
+    const look = `${card.order}/${this.stream}/${this.width}/${room}/${card.record.widestCache.get(this.stream)}/${colourOf(this.node, "--live")}`;
     if (look !== this.historyLook || all.length < this.historyLines) {
       this.historyPen = sharpCanvas(this.history, this.width, height);
       this.historyLines = 0;
