@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 from playground.errors import Refusal
 from playground.request_limits import Rules
 from playground.trace.lane_metrics import metrics
+from playground.ui.components.settings import Settings
 from playground.ui.play.lane_editor import check
 from playground.ui.play.lessons import SHOWN, lessons, read_lesson, settings_of
 from support.lesson_pages import STEPS, address, arrive, begun, browser, page  # noqa: F401
@@ -209,6 +210,21 @@ def test_a_link_opens_a_lesson_and_an_unknown_one_is_answered_with_a_sentence(pa
     arrive(page, address, "?lesson=juggling")
     expect(page.locator(".lesson-trouble")).to_contain_text("no lesson “juggling”")
     expect(page.locator(".lesson-list li")).to_have_count(len(lessons()))
+
+
+def test_a_lesson_in_the_address_goes_before_what_the_last_visit_chose_and_a_reload_keeps_what_was_typed(page, address):
+    first, prompt = lessons()[LESSON].steps[0], page.locator("#prompt textarea")
+    arrive(page, address, f"?s={Settings(prompt='The red fox', length=12).to_code()}")
+    expect(prompt).to_have_value("The red fox")
+    arrive(page, address, f"?lesson={LESSON}")
+    expect(prompt).to_have_value(first.settings["prompt"])
+    prompt.fill("The green bird")
+    page.keyboard.press("Tab")
+    page.wait_for_function("playground.settingsNow().prompt === 'The green bird'")
+    page.reload()
+    expect(page.locator(".lesson-panel h3")).to_have_text(first.heading)
+    page.wait_for_timeout(500)
+    expect(prompt).to_have_value("The green bird")
 
 
 def test_the_address_follows_the_lesson(page, address):

@@ -322,3 +322,11 @@ def test_the_arguments_of_the_api_are_the_fields_and_keep_their_places(endpoint)
         "remote_model", "remote_key", "form", "tools",
     ]
     assert all(f"            {name}: " in endpoint(Site(load=None)).__doc__ for name in arguments)
+
+
+def test_a_lesson_in_the_address_goes_before_what_is_stored_but_not_before_what_a_reload_brings():
+    """The lesson sets up its step by itself: an answer that came after it would undo that."""
+    page, stored = opened_page(), json.loads(json.dumps(asdict(WHOLE)))
+    acts, visit = SettingsHandlers(page.site, page), SimpleNamespace(query_params={"lesson": "entropy"})
+    assert page.prompt not in acts.open(stored, visit)
+    assert page.prompt in acts.open(stored | {"reloaded": True}, visit)

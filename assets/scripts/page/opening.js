@@ -1,7 +1,7 @@
 // Until the settings of a link or of the last visit are in place, Run would take the page's own: it waits for them.
 
 import { playground } from "../components/playground.js";
-import { isReload } from "./settings.js";
+import { isReload } from "../components/reload.js";
 import { press } from "./shortcuts.js";
 import { beginHistory } from "./undo.js";
 

@@ -2,6 +2,7 @@
 
 import { count } from "../components/numbers.js";
 import { playground } from "../components/playground.js";
+import { isReload } from "../components/reload.js";
 import { chosen } from "./chosen.js";
 import { showDrawer } from "./drawer.js";
 import { remember } from "./undo.js";
@@ -51,8 +52,6 @@ addEventListener("pagehide", () => {
     if ("prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
   } catch { /* without storage the address or the browser's storage decides */ }
 });
-
-export const isReload = () => performance.getEntriesByType("navigation")[0]?.type === "reload";
 
 playground.settingsToOpen = (stored) => {
   try {

@@ -5,6 +5,7 @@
 import { element, trigger } from "component";
 import { LESSONS } from "python";
 import { button, el, setText } from "../components/elements.js";
+import { isReload } from "../components/reload.js";
 import { Asked, PREDICT, verdict } from "./asked.js";
 import { keyOf, LastRun } from "./last_run.js";
 import { keepPlace, nameInAddress, readPlace } from "./lesson_place.js";
@@ -52,7 +53,7 @@ class Lessons {
   follow(name) {
     if (name === null) return;
     const found = lessons.find((lesson) => lesson.name === name);
-    if (found) this.begin(found, 0);
+    if (found) this.begin(found, 0, isReload() ? keyOf(found.steps[0].settings) : ""); // a reload keeps what was chosen
     else this.list(`There is no lesson “${name}”: choose one of these.`);
   }
 
@@ -81,9 +82,10 @@ class Lessons {
     if (!others && !typed) this.close();
   }
 
-  begin(lesson, at) {
+  /** `prepared`: the key of the settings that the page has; without it they are set up, for the page may have been changed. */
+  begin(lesson, at, prepared = "") {
     this.lesson = lesson;
-    this.prepared = ""; // the page may have been changed since
+    this.prepared = prepared;
     this.open();
     this.goTo(at);
   }

@@ -33,9 +33,11 @@ class SettingsHandlers:
 
     def open(self, stored: Any, request: gr.Request) -> Changes:
         """Set the controls from the link, or else from the browser's storage. After a reload the browser sends what was
-        chosen in its tab, which takes precedence.
+        chosen in its tab, which takes precedence; otherwise a lesson in the address sets up its first step by itself.
         """
         reloaded = isinstance(stored, dict) and stored.get("reloaded") is True
+        if "lesson" in request.query_params and not reloaded:
+            return gr.skip()
         code = "" if reloaded else request.query_params.get("s", "")
         settings = (Settings.from_code(code) if code else None) or (Settings.read(stored) if stored else None)
         return self.page.show(settings, Settings.names()) if settings else gr.skip()
