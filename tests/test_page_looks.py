@@ -123,3 +123,30 @@ def test_paper_has_the_prompt_and_the_names_of_the_lanes_but_no_links(page, addr
         expect(page.locator(f".live .lane[data-lane='{lane}'] .lane-name")).to_be_visible()
     for part in ("#run", "#share", ".places", "footer", ".live .player"):
         expect(page.locator(part).first).to_be_hidden()
+
+
+@pytest.mark.parametrize("width", [660, 900, 1024, 1280, 1440])
+def test_the_sentence_leaves_room_for_the_buttons_beside_it(page, address, width):
+    opened(page, address, {"width": width, "height": 900})
+    said = page.evaluate("""() => {
+        const words = document.createRange();
+        words.selectNodeContents(document.querySelector('.hero h2'));
+        return [...words.getClientRects()].map(({ right, bottom }) => [right, bottom]);
+    }""")
+    buttons = page.locator(".lessons-open").bounding_box()
+    assert all(right <= buttons["x"] for right, bottom in said if bottom > buttons["y"])
+    assert width < 1280 or len(said) == 1
+
+
+def test_what_can_be_asked_at_a_token_is_in_sight_where_its_card_is_higher_than_its_room(page, address):
+    opened(page, address, {"width": 900, "height": 700})
+    page.locator(".live .tokens .t").nth(5).click()
+    card = page.locator(".live .card.pinned")
+    expect(card).to_be_visible()
+    assert card.evaluate("one => one.scrollHeight > one.clientHeight"), "otherwise all of it is in sight"
+    expect(card.get_by_role("button", name="Look inside")).to_be_in_viewport(ratio=1)
+    over = card.get_by_role("button", name="Look inside").evaluate("""(one) => {
+        const { x, y, width, height } = one.getBoundingClientRect();
+        return one.contains(document.elementFromPoint(x + width / 2, y + height / 2));
+    }""")
+    assert over

@@ -84,7 +84,7 @@ export class Card {
     if (step && step.top.length) parts.push(this.candidates(lane, token, step, this.acts.rivals()));
     else parts.push(...this.instead(state, token));
     parts.push(...behind(state, token, step, mask));
-    if (this.pinned) parts.push(...this.asks(lane, token));
+    if (this.pinned) parts.push(this.asks(lane, token));
     return parts;
   }
 
@@ -92,7 +92,7 @@ export class Card {
   rest(lane, state, token) {
     const [step, mask] = ["steps", "masks"].map((known) => state.sequence(token.sequence)[known].get(token.position));
     const parts = [...(token.round ? [draftPart(token, step)] : []), ...(step && step.top.length ? [] : this.instead(state, token))];
-    return [...parts, ...behind(state, token, step, mask), ...this.asks(lane, token), facts(token, step)];
+    return [...parts, ...behind(state, token, step, mask), this.asks(lane, token), facts(token, step)];
   }
 
   /** What is known of a token without recorded candidates. */
@@ -104,7 +104,9 @@ export class Card {
 
   /** What can be asked of the model at a token. */
   asks(lane, token) {
-    return [...(this.acts.refusal(lane) ? [] : [this.ownWords(lane, token)]), this.requests(lane, token)];
+    const foot = el("div", "asks");
+    foot.append(...(this.acts.refusal(lane) ? [] : [this.ownWords(lane, token)]), this.requests(lane, token));
+    return foot;
   }
 
   heading(token) {
