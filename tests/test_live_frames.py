@@ -35,21 +35,25 @@ def test_no_frame_is_lost_and_none_counts_twice(page, feed):
     assert not [heard for heard in feed.heard if heard[0] == "missed"]
 
 
+DRAWINGS_UNTIL_REST = """() => new Promise((rested) => {
+    let [drawings, timer] = [0, null];
+    const wait = () => { clearTimeout(timer); timer = setTimeout(() => rested(drawings), 300); };
+    new MutationObserver(() => { drawings += 1; wait(); })
+        .observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
+    setTimeout(() => rested(drawings), 5000);
+    wait();
+})"""
+
+
 def test_a_run_that_is_followed_is_drawn_when_more_of_it_comes_and_then_no_more(page, feed):
     first, second = plain_frames(2)
     send(page, feed, first)
     expect(page.locator(".lane .tokens > .t")).to_have_count(1)
-    rested = 300  # ms: by then the views are drawn, which pause between two drawings
-    page.wait_for_timeout(rested)
-    page.evaluate("""() => {
-        window.drawings = 0;
-        new MutationObserver(() => { window.drawings += 1; })
-            .observe(document.querySelector(".live .scrub"), { attributeFilter: ["max"] });
-    }""")
+    page.evaluate(DRAWINGS_UNTIL_REST)
     send(page, feed, second)
+    drawings = page.evaluate(DRAWINGS_UNTIL_REST)
     expect(page.locator(".lane .tokens > .t")).to_have_count(2)
-    page.wait_for_timeout(rested)
-    assert page.evaluate("window.drawings") <= 2, "with the text, and once more with the views where they rested"
+    assert drawings <= 2, "with the text, and once more with the views where they rested"
 
 
 @pytest.fixture

@@ -164,6 +164,23 @@ def test_run_pressed_just_as_the_settings_of_a_link_arrive_is_not_lost(page, add
     expect(tokens(page, 0)).to_have_count(SETTINGS.length)
 
 
+def test_a_prompt_typed_before_the_settings_of_a_link_arrive_stays_and_is_run(page, address):
+    """The rest of the link is set around it."""
+    held, holding = [], [True]
+    page.route("**/queue/join*", lambda route: held.append(route) if holding else route.continue_())
+    page.goto(f"{address}?s={SETTINGS.to_code()}")
+    page.fill("#prompt textarea", "The red fox")
+    page.click("#run")
+    holding.clear()
+    for request in held:
+        request.continue_()
+    expect(page.locator("#settings .summary")).to_contain_text(f"{SETTINGS.length} tokens")
+    expect(status(page, 1)).to_have_text("reached the token limit")
+    expect(page.locator("#prompt textarea")).to_have_value("The red fox")
+    assert page.evaluate("playground.settingsNow().prompt") == "The red fox"
+    assert page.locator("#live .prompt").first.text_content() == "The red fox"
+
+
 def test_every_field_of_a_link_is_in_the_link_that_the_page_shares(page, address):
     lane = {
         "strategy": "speculative", "knobs": {"drafter": "prompt_lookup"}, "extras": [["top_p", {"p": 0.5}]],

@@ -1,17 +1,30 @@
-// Until the settings of a link or of the last visit are in place, Run would take the page's own: it waits for them.
+// Until the settings of a link or of the last visit are in place, Run would take the page's own: it waits for them. A prompt that is typed
+// meanwhile is the visitor's latest wish and stays.
 
 import { playground } from "../components/playground.js";
 import { isReload } from "../components/reload.js";
 import { press } from "./shortcuts.js";
 import { beginHistory } from "./undo.js";
 
-const opening = { isOver: false, wantsRun: false };
+const PROMPT = "#prompt textarea";
+const opening = { isOver: false, wantsRun: false, typed: null };
 
 document.addEventListener("click", (event) => {
   if (opening.isOver || !document.querySelector("#drawer") || !event.target.closest?.("#run")) return;
   event.stopPropagation();
   opening.wantsRun = true;
 }, true);
+
+document.addEventListener("input", ({ target }) => {
+  if (!opening.isOver && target.matches?.(PROMPT)) opening.typed = target.value;
+}, true);
+
+function writeTyped() {
+  const field = document.querySelector(PROMPT);
+  if (opening.typed === null || !field || field.value === opening.typed) return;
+  field.value = opening.typed;
+  field.dispatchEvent(new Event("input", { bubbles: true }));
+}
 
 /** The last lane holds the strategy of the library: the views follow it. */
 const showLast = () => document.querySelector(".live .chooser .tab:last-child")?.click();
@@ -27,6 +40,7 @@ playground.linkOpened = () => {
   if (address.href !== location.href) history.replaceState(history.state, "", address);
   setTimeout(() => {
     opening.isOver = true;
+    writeTyped();
     beginHistory();
     if (ofLibrary) document.addEventListener("run-begun", showLast, { once: true });
     if (runsItself || opening.wantsRun) press("run");
