@@ -176,12 +176,22 @@ def test_what_was_measured_can_be_read_back_and_names_its_command(answers):
     found = document({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED, LOOKED_UP])
     assert json.loads(json.dumps(found)) == found and len(found["table"]) == 5 * 2 and len(found["library"]) == 2 * 2
     assert {work["entrant"] for work in found["work"]} == {PLAIN, ASSISTED.ours, LOOKED_UP.ours}
-    text = page({"settings": {"model": "toy"}, "machine": {"cores": 2}}, answers, [ASSISTED])
+    text = page(found)
     assert (
         "python -m playground bench speculation" in text
         and "| cores | 2 |" in text
-        and f"| {ASSISTED.ours} | {ASSISTED.theirs} | edit |" in text
+        and f"| {ASSISTED.ours} | {ASSISTED.theirs} |" in text
     )
+    for row in found["table"]:  # each lane has a line, and each task a column of it
+        heading, line = (next(line.split(" | ") for line in text.splitlines() if line.startswith(start))
+                         for start in ("| lane | ", f"| {row['entrant']} | "))
+        shown = line[heading.index(row["task"]) if row["task"] in heading else -1].removesuffix(" |")
+        assert shown == ("failed" if row["failed"] else f"{row['times_as_fast']['median']:.2f}") or "≠" in shown
+
+
+def test_the_page_of_the_repository_says_what_its_data_says():
+    data = json.loads((ROOT / "docs" / "guessing.json").read_text(encoding="utf-8"))
+    assert (ROOT / "docs" / "guessing.md").read_text(encoding="utf-8") == page(data)
 
 
 # --- when an aim is reached ---
@@ -296,7 +306,7 @@ def test_the_command_measures_prints_and_writes(tmp_path, capsys):
     }
     assert all(row["same_text"] == row["compared"] == 1 for row in found["table"]) and found["failures"] == []
     assert found["settings"]["questions"] == 1 and found["machine"]["torch"]
-    assert "Compared with the library" in recorded and "## Facts" in page_file.read_text()
+    assert "Compared with the library" in recorded and "## Speed-up" in page_file.read_text()
 
 
 def test_an_unknown_task_or_lane_is_refused_before_anything_is_loaded(capsys):

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 import pytest
 import yaml
@@ -143,7 +144,40 @@ def test_the_hardware_table_has_the_numbers_of_the_benchmark():
 
 def test_the_index_lists_every_page():
     pages = {path.name for kind in ("*.md", "*.html") for path in (ROOT / "docs").glob(kind)} - {"README.md"}
-    assert {link for link in links_of(ROOT / "docs/README.md") if "/" not in link} == pages
+    listed = {link for page in ("README.md", "measured.md") for link in links_of(ROOT / "docs" / page)}
+    assert {link for link in listed if link.endswith((".md", ".html")) and "/" not in link} - {"README.md"} == pages
+
+
+def test_the_page_of_findings_has_the_numbers_of_the_data():
+    said = (ROOT / "docs/measured.md").read_text(encoding="utf-8")
+    drafts = json.loads((ROOT / "docs/guessing.json").read_text())
+    ratios = [row["times_as_fast"]["median"] for row in drafts["library"]]
+    assert f"in {sum(ratio >= 1 for ratio in ratios)} of {len(ratios)} pairs" in said
+    assert f"{median(ratios):.2f} times in the median" in said
+    theirs = {row["theirs"] for row in drafts["library"]}
+    lossless = [row for row in drafts["table"] if row["entrant"] not in {"greedy"} | theirs and row["times_as_fast"]]
+    assert all(row["same_text"] == row["compared"] for row in drafts["table"])
+    programs, edits, records, chat = (max(row["times_as_fast"]["median"] for row in lossless if row["task"] == task)
+                                      for task in ("programs", "edit", "records", "chat"))
+    assert f"{programs:.2f} times plain decoding on programs, {edits:.2f} on edits, {records:.2f} on records, " \
+           f"{chat:.2f} on chat" in said
+    page = (ROOT / "docs/compute.md").read_text(encoding="utf-8")
+    rows = {lane: re.search(rf"^\| {lane} \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) ", page, re.MULTILINE).groups()
+            for lane in ("acm", "greedy")}
+    (score, flops, time), (plain, *_) = (map(float, rows[lane]) for lane in ("acm", "greedy"))
+    assert f"{flops:.2f} of the operations at a score of {score:.2f} (plain decoding {plain:.2f})" in said
+    assert f"takes {time:.2f} times as long" in said
+    part = (ROOT / "docs/benchmark.md").read_text(encoding="utf-8").split("## Greedy against generate, run A")[1]
+    found = re.findall(r"\| (\d\.\d\d) \([^|]*\| \d of \d \|", part.split("\n## ")[0])
+    assert f"{min(found)} to {max(found)} times as fast as the library's" in said
+    shown = re.findall(r"^## \w+: (shown|not shown)$", (ROOT / "docs/effects.md").read_text("utf-8"), re.MULTILINE)
+    assert (shown.count("shown"), len(shown)) == (4, 6) and "four of six do" in said
+    canvases = (ROOT / "docs/block-diffusion.md").read_text(encoding="utf-8").split("## All tasks")[1].split("## ")[0]
+    cells = r" \| [\d.]+ \| (\d+) of (\d+) \| ([\d.]+) "
+    singly, together = (re.search(rf"^\| {lane}{cells}", canvases, re.MULTILINE).groups()
+                        for lane in ("one position per forward", "threshold 0.9"))
+    assert f"{float(together[2]):.1f} tokens per forward with one answer of {together[1]} fewer right" in said
+    assert int(singly[0]) - int(together[0]) == 1
 
 
 def test_the_recorded_demo_is_small_and_self_contained_and_plays_the_bundled_trace():

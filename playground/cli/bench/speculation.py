@@ -77,7 +77,7 @@ def measure(options: Namespace) -> bool:
         facts["settings"]["stopped"] = STOPPED.format(len({(answer.number, answer.round) for answer in answers}))
     document = stored(report.document(facts, answers, pairs))
     write_text(options.out, report_json(document))
-    write_text(options.page, report.page(facts, answers, pairs))
+    write_text(options.page, report.page(document))
     if not stopped:
         write_text(options.summary, json.dumps(summary(document), indent=1))
     return stopped
