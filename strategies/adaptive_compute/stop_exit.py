@@ -68,7 +68,7 @@ class Controlled(LayerChoices):
 
 class StopExit(ComputePolicy):
     """After each layer a small classifier looks at the hidden state of the new token and decides: exit here, stop the
-    whole text, or go on to the next layer.
+    whole text, or go on to the next layer. The paper's large heads are small here, so few tokens exit at the default.
 
     A token exits where the classifier says that this layer already predicts it. The skipped layers get keys and values
     computed from the state at the exit, and a small network turns that state into the input of the lm_head. The text

@@ -20,8 +20,9 @@ class LexicalUnits(Decoder):
     trained for it: `python -m playground variant lexical_unit_tuning` trains one. Any
     other predicts from placeholders at random and is refused. beta above 1 or k = 1 is greedy decoding, of any model.
     None is bundled: low-rank additions that were trained for 18 minutes on a CPU predicted 1.5 tokens per forward on
-    five records, with a mean score of 0.34 where the plain model has 1. Sun et al. 2024, arXiv 2405.15208,
-    from the abstract and summaries.
+    five records, with a mean score of 0.34 where the plain model has 1. The paper's guard against tokens
+    that repeat is left out, since its details were not found. Sun et al. 2024, arXiv 2405.15208, from the abstract and
+    summaries.
     """
 
     name, title, paper, sheet = "lexical_units", "Lexical units", "2405.15208", "search/lexical-units"

@@ -27,7 +27,7 @@ class PackedCuts(NamedTuple):
 
 class LexicalUnitTuning(Variant):
     """Train a model to predict the next k tokens in one forward, from placeholders after the text, so that
-    lexical_units can keep those it is certain of.
+    lexical_units can keep those it is certain of. Trained for minutes, the bundled model lost most of its score.
 
     A lexical unit is a run of tokens to which the model gives at least probability alpha. Windows of the texts are read
     with blocks of k - 1 padding tokens that continue them from random positions; the placeholders learn the tokens of

@@ -68,7 +68,8 @@ class Ppd(DraftHead):
     on this machine: the tokens by the accuracies measured when the prompt tokens were trained, the seconds by forwards
     that are measured before the first round, once in a process. Where no number promises more than plain decoding, it
     is 0. Prompt tokens are dropped from the KV cache. The first round has no guesses, and reads prompt tokens only.
-    inputs = 0 is plain decoding. Chen et al. 2024, arXiv 2405.18628.
+    inputs = 0 is plain decoding. Ensembles of prompt tokens, which the paper tries and its release does not use, are
+    left out. Chen et al. 2024, arXiv 2405.18628.
     """
 
     name, title, paper, sheet = "ppd", "PPD", "2405.18628", "draft-heads/ppd"
