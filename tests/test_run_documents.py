@@ -17,7 +17,8 @@ cd elsewhere
 ```
 
 ```python
-open("written.txt", "w").write("x")
+from pathlib import Path
+Path("written.txt").write_text("x")
 ```
 """
 
@@ -47,6 +48,26 @@ def test_a_command_that_does_not_end_is_stopped(tmp_path):
 @pytest.mark.parametrize(("code", "failed"), [("0", False), ("2", True), ("-11", True), ("not here", False)])
 def test_only_exit_codes_are_failures(code, failed):
     assert Outcome(Command("page", "x", ["bash"]), code, 0.0).failed == failed
+
+
+@pytest.mark.parametrize(("example", "reason"), [
+    ("import os\nprint(os.name)", ""),
+    ("def decode(self, lm):\n    yield lm.prefill()  # from playground.contract import Lane", "a part"),
+    ("class Mine(Sampler):\n    ...\n  p = 1", "a part"),
+    ("import pytest\n\ndef test_it():\n    assert True", "a part"),
+    ("import os\nask('http://127.0.0.1:7860')", "no page"),
+])
+def test_examples_that_do_not_run_by_themselves_say_why(monkeypatch, example, reason):
+    monkeypatch.setattr(run_documents, "answers", lambda port: False)
+    assert run_documents.why_not(example) == reason
+
+
+def test_strategies_of_a_page_are_found_by_its_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run_documents, "ROOT", tmp_path)
+    (tmp_path / "page.md").write_text("```python\nfrom playground.contract import knob\n```\n"
+                                      "```bash\ntest -s $PLAYGROUND_STRATEGIES/page_1.py\n```\n")
+    main(["page.md"])
+    assert capsys.readouterr().out.startswith("       0 ")
 
 
 def test_every_page_with_commands_is_read():

@@ -5,16 +5,20 @@
     python tools/run_documents.py --skip bench fit         # commands with one of these words are listed as "skipped"
 
 Commands run one after the other in a folder that has the project's files as links, so that nothing is written beside
-the sources. A command with programs that are not here, such as docker, is "not here". Exit code: 1 if a command failed.
+the sources. Strategies that a page shows are in the folder of one's own, so that its commands find them. A command with
+programs that are not here, such as docker, is "not here"; an example that imports nothing, or is a test, is "a part" of
+a file; one that asks a page that does not answer has "no page". Exit code: 1 if a command failed.
 """
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +30,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 OTHERS = ("git", "cd", "source", "hf")  # of a clone, an environment or an account that is there or is not
 BROKEN = 1
+STRATEGIES = "PLAYGROUND_STRATEGIES"
+PORT = 7860  # of the page
 
 
 class Command(NamedTuple):
@@ -76,11 +82,15 @@ def run(command: Command, place: Path, limit: float) -> Outcome:
     program = shlex.split(command.text, comments=True)[0] if command.words[0] == "bash" else sys.executable
     if program in OTHERS or not (shutil.which(program) or (place / program).exists()):
         return Outcome(command, "not here", 0.0)
+    if program == sys.executable and (reason := why_not(command.words[-1])):
+        return Outcome(command, reason, 0.0)
     started = monotonic()
     # "python" in the documents is this one
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    process = subprocess.Popen(command.words, cwd=place, env={**os.environ, "PATH": path}, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    own = str(place / STRATEGIES)
+    process = subprocess.Popen(command.words, cwd=place, env=os.environ | {"PATH": path, STRATEGIES: own},
+                               stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                               start_new_session=True)
     try:
         code = str(process.wait(limit))
     except subprocess.TimeoutExpired:
@@ -88,6 +98,36 @@ def run(command: Command, place: Path, limit: float) -> Outcome:
         os.killpg(process.pid, signal.SIGINT)
         process.wait()
     return Outcome(command, code, monotonic() - started)
+
+
+def why_not(example: str) -> str:
+    """Why an example in Python does not run by itself; empty if it does."""
+    if f":{PORT}" in example and not answers(PORT):
+        return "no page"
+    return "a part" if not (found := modules(example)) or "pytest" in found else ""
+
+
+def modules(example: str) -> set[str]:
+    """What an example imports; nothing if it is no Python by itself."""
+    try:
+        nodes = ast.parse(example).body
+    except SyntaxError:
+        return set()
+    named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    return named | {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as asked:
+        return asked.connect_ex(("127.0.0.1", port)) == 0
+
+
+def keep_strategies(page: str, place: Path) -> None:
+    """Write the strategies that a page shows where its commands find them."""
+    (own := place / STRATEGIES).mkdir(exist_ok=True)
+    for number, example in enumerate(blocks(page, "python"), 1):
+        if "playground.contract" in modules(example) and not why_not(example):
+            (own / f"{Path(page).stem.replace('-', '_')}_{number}.py").write_text(example, encoding="utf-8")
 
 
 def linked(place: Path) -> None:
@@ -108,6 +148,7 @@ def main(words: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         linked(place := Path(folder))
         for page in options.pages:
+            keep_strategies(page, place)
             for command in commands(page):
                 outcome = (Outcome(command, "skipped", 0.0) if skipped(command, options.skip)
                            else run(command, place, options.limit))
