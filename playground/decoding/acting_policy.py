@@ -1,7 +1,7 @@
 """A cache policy acts on a KV cache: it evicts, merges and quantises slots."""
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -52,7 +52,8 @@ class ActingPolicy:
         if isinstance(policy, Quantises) and type(policy).retain is Quantises.retain:
             return not any(
                 policy.quantise_count(part, store.slots_of(layer).count + added - buffers[layer].quantised_slots)
-                for part, buffers in (("keys", store.keys), ("values", store.values)) for layer in range(store.depth)
+                for part, buffers in (("keys", store.keys), ("values", store.values))
+                for layer in self._quantised(range(store.depth))
             )
         return policy.rests(max(slots.count for slots in store.slots) + added, length, self.prompt)
 
@@ -74,7 +75,7 @@ class ActingPolicy:
         policy, store = self.policy, self.store
         policy.text_length = store.length
         if isinstance(policy, Quantises):
-            store.quantise([layer], policy.quantise_count, _encoder(policy))
+            store.quantise(self._quantised([layer]), policy.quantise_count, _encoder(policy))
         held = self._held(layer, "keep", store.length)
         live = policy.retain_all([held])
         if isinstance(policy, Merges):
@@ -86,7 +87,7 @@ class ActingPolicy:
         policy, store = self.policy, self.store
         policy.text_length = self._acted_at = store.length
         if isinstance(policy, Quantises):
-            store.quantise(range(store.depth), policy.quantise_count, _encoder(policy))
+            store.quantise(self._quantised(range(store.depth)), policy.quantise_count, _encoder(policy))
         if policy.row_wise:
             next_row = on_device([[next_position]], store.device)
             return Settled(store.evict([policy.visible(next_row, slots.positions) for slots in store.slots]))
@@ -96,6 +97,11 @@ class ActingPolicy:
         if isinstance(policy, Merges):
             joined = [self._merge(policy, layer, retained) for layer, retained in zip(held, live)]
         return Settled(store.evict(live), joined if any(joined) else [])
+
+    def _quantised(self, layers: Iterable[int]) -> list[int]:
+        """Those of the layers that the policy quantises."""
+        policy, depth = self.policy, self.store.depth
+        return [layer for layer in layers if isinstance(policy, Quantises) and policy.quantises_layer(layer, depth)]
 
     def _merge(self, policy: Merges, held: Held, live: Tensor) -> MergedTokens | None:
         """Merge evicted slots of a layer into live ones; returns which, or None."""

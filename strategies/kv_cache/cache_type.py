@@ -4,12 +4,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from playground.algorithms.kv_cache.float_rows import FloatRows
 from playground.algorithms.kv_cache.quantization import LARGEST, group_size, pack_bits, unpack_bits
 from playground.contract import Quantises, knob
 
 BLOCK = 32  # numbers that share a scale in ggml's formats
-FP8 = torch.float8_e4m3fn
-FP8_MAX = torch.finfo(FP8).max  # 448; larger numbers saturate
 BITS = {"q8_0": 8, "q4_1": 4, "q4_0": 4, "fp8_e4m3": 8}
 
 
@@ -52,33 +51,6 @@ class CacheType(Quantises):
 
 
 @dataclass(frozen=True)
-class FloatRows:
-    """Rows [heads, count, d] as 8-bit floating-point numbers."""
-
-    dtype: torch.dtype  # of the rows
-    codes: Tensor  # uint8, [heads, count, d]
-
-    @property
-    def count(self) -> int:
-        return self.codes.shape[1]
-
-    @property
-    def bytes(self) -> int:
-        return self.codes.nbytes
-
-    def unpack(self, room: int = 0) -> Tensor:
-        """The dequantised rows, [heads, count + room, d]; the last `room` of them are uninitialised."""
-        heads, count, d = self.codes.shape
-        rows = torch.empty(heads, count + room, d, dtype=self.dtype, device=self.codes.device)
-        rows[:, :count] = self.codes.view(FP8).to(self.dtype)
-        return rows
-
-    def concat(self, later: "FloatRows") -> "FloatRows":
-        """These rows followed by later ones."""
-        return replace(self, codes=torch.cat([self.codes, later.codes], 1))
-
-
-@dataclass(frozen=True)
 class BlockRows:
     """Rows [heads, count, d] as codes in blocks of channels: low + scale * (code - zero)."""
 
@@ -117,9 +89,9 @@ class BlockRows:
 
 def encoded(rows: Tensor, format: str) -> FloatRows | BlockRows:
     """Rows [heads, n, d] in a number format."""
-    wide = rows.float()
     if format == "fp8_e4m3":
-        return FloatRows(rows.dtype, wide.clamp(-FP8_MAX, FP8_MAX).to(FP8).view(torch.uint8))
+        return FloatRows.of(rows)
+    wide = rows.float()
     size = group_size(rows.shape[2], BLOCK)
     codes, scales, zero = {"q8_0": q8_0, "q4_1": q4_1, "q4_0": q4_0}[format](wide.unflatten(2, (-1, size)))
     packed = pack_bits(codes.to(torch.uint8).flatten(2), BITS[format])

@@ -41,6 +41,10 @@ class Quantises(CachePolicy, capability=True):
     def retain(self, held: Held) -> Tensor:
         return held.live
 
+    def quantises_layer(self, layer: int, layers: int) -> bool:
+        """Whether it quantises slots of this of so many layers at all."""
+        return True
+
     def quantise_count(self, part: str, exact: int) -> int:
         """How many of the oldest rows of "keys" or "values" are quantised now, of `exact` rows in full precision."""
         raise NotImplementedError
@@ -61,7 +65,9 @@ class Quantises(CachePolicy, capability=True):
         raise NotImplementedError
 
     def expected_share(self, full: Full) -> float:
-        return sum(self._packed_share(part, full) for part in ("keys", "values")) / 2
+        share = sum(self._packed_share(part, full) for part in ("keys", "values")) / 2
+        quantised = sum(self.quantises_layer(layer, full.layers) for layer in range(full.layers)) / full.layers
+        return 1 - quantised * (1 - share)
 
     def _packed_share(self, part: str, full: Full) -> float:
         packed = self.quantise_count(part, full.length) / full.length

@@ -219,5 +219,5 @@ class HeldStates(ScratchTree):
         return sum(buffer.bytes(buffer.common) for buffer in (*self.keys, *self.values) if buffer.common)
 
     def quantised_slots(self) -> int:
-        """Oldest slots whose keys are quantised."""
-        return self.keys[0].quantised_slots if self.quantises and self.keys else 0
+        """Oldest slots whose keys are quantised, in the layer with most of them."""
+        return max(buffer.quantised_slots for buffer in self.keys) if self.quantises and self.keys else 0
