@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from dataclasses import replace
 from functools import cache
@@ -12,6 +13,7 @@ from recurrent_networks import recurrent
 from registry import registered
 from tables import TableModel
 
+import playground
 from playground.contract import LooksAhead, ReadsAnotherText, ReadsChannels, ReadsExperts, ReadsHeads, find
 from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding import fitted_weights
@@ -22,8 +24,9 @@ from playground.decoding.session import Session, prepare
 from playground.engine.cache.kv_cache import KVCache
 from playground.engine.model import Model
 from playground.errors import Refusal
-from playground.events import Commit, Done, Figure, Forward, Step, event_from_json
+from playground.events import Commit, Done, Figure, Forward, Note, Step, event_from_json
 from playground.trace import check
+from playground.ui.play.gallery import examples
 from support.encoder_decoder_pairs import encoder_decoders
 
 OVERLAYS = [cls.name for cls in registered("overlay")]
@@ -228,3 +231,63 @@ def test_a_model_without_what_it_reads_is_refused_in_one_sentence(name):
         made.check_target(Unreadable())
     sentence = str(found.value)
     assert sentence.endswith(".") and sentence.count(". ") == 0 and "choose" in sentence and found.value.about == name
+
+
+# --- the gallery ---
+
+NOT_BUNDLED = {"ssm_dynamics", "cross_attention"}  # no bundled model has a state space or an encoder
+
+
+def shown(name: str) -> list[dict]:
+    """Examples of the gallery with this overlay."""
+    return [example for example in examples() for lane in example["lanes"] if [name] == [
+        extra for extra, _ in lane.get("extras", []) if extra == name]]
+
+
+def test_every_overlay_that_a_bundled_model_has_the_parts_for_has_an_example():
+    assert {name for name in OVERLAYS if not shown(name)} == NOT_BUNDLED
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["pointer", "pawn", "ast_probe"])
+def test_what_an_example_says_of_its_overlay_is_true_of_its_run(name, monkeypatch):
+    monkeypatch.undo()  # the bundled fits, in place of random weights
+    example = shown(name)[0]
+    lanes = [LaneConfig(lane["strategy"], lane.get("knobs", {}), lane["extras"]) for lane in example["lanes"]]
+    prompt = Prompt(example["prompt"], chat=example["mode"] == "chat")
+    session = prepare(playground.load(None, playground.NO_DRAFT), lanes, prompt, Limits(0, example["length"]))
+    deque(session, maxlen=0)
+    drawn = [{figure.name: figure.data for figure in events_of(session, lane) if isinstance(figure, Figure)}
+             for lane in range(len(lanes))]
+    notes = [" ".join(event.text for event in events_of(session, lane) if isinstance(event, Note))
+             for lane in range(len(lanes))]
+    SAID[name](session, drawn, notes)
+
+
+def copied_name(session, drawn, notes) -> None:
+    """The new name is pointed at, and so is most of the text."""
+    (counted,), (pieces,) = drawn, [[piece for event in events_of(session) if isinstance(event, Commit)
+                                     for piece in event.pieces]]
+    labels = {at: label for at, _, label, _ in counted["largest attention to earlier occurrences"]["spans"]}
+    at = len("".join(pieces).partition("Garolm")[0])
+    name = next(number for number in range(len(pieces)) if len("".join(pieces[:number + 1])) > at)
+    assert labels[name].startswith("copied")
+    assert counted["tokens"]["values"][0] > len(pieces) / 2
+
+
+def one_score_for_both(session, drawn, notes) -> None:
+    """The detector gives both lanes one score, and their mean log-probabilities are two nats apart."""
+    scores = [re.search(r"PAWN gives this text ([\d.]+)", note)[1] for note in notes]
+    plain = [each["scores without training, nats"]["values"][0] for each in drawn]
+    assert scores[0] == scores[1] == "1.00" and plain[0] > plain[1] + 2
+
+
+def most_of_the_tree(session, drawn, notes) -> None:
+    """A tree is drawn, most of which is right, and the controls stand beside its score."""
+    (figures,) = drawn
+    tree = figures["syntax tree as read; 1: so in the program"]["values"]
+    scores = figures["F1 of trees of held-out programs"]["values"]
+    assert len(tree) > 20 and sum(tree) / len(tree) > 0.6 and scores[0] > max(scores[1:]) + 0.1
+
+
+SAID = {"pointer": copied_name, "pawn": one_score_for_both, "ast_probe": most_of_the_tree}
