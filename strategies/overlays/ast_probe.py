@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.overlays.code_states import CodeTokens, code_tokens, programs_in
-from playground.algorithms.overlays.token_figures import bars, over_tokens, shaded
+from playground.algorithms.overlays.token_figures import bars, numbered, over_tokens, shaded
 from playground.algorithms.overlays.tree_figures import are_right, cards, coloured, distances, drawn_tree
 from playground.algorithms.overlays.tree_fitting import CHOOSING, TESTED, ProbeFitting
 from playground.algorithms.overlays.tree_probe import TreeProbe, TreeScore
 from playground.algorithms.programs.syntax_tree import EMPTY, constituents
 from playground.contract import ReadsStates
-from playground.events import Figure, Note
+from playground.events import Note
 
 CONTROLS = ("this model", "its embeddings alone", "untrained layers", "shuffled trees", "pairs of words, no network",
             "right-branching, its labels")
@@ -58,7 +58,8 @@ class AstProbe(ReadsStates):
     def draw(self):
         if self._text is None or self._text.generated < 1:
             return
-        pieces = self._text.pieces()
+        text = self._text  # a token that ends it is no part of the last line
+        pieces = ["" if token in text.ends else text.piece(token) for token in text.tokens[text.start:]]
         tokens = code_tokens(pieces)
         if self._weights is not None and tokens and len(tokens.words) > 1:
             yield from self._drawn(pieces, tokens)
@@ -75,11 +76,11 @@ class AstProbe(ReadsStates):
         tree = probe.tree(states, labels, words_of(self._weights["unary_words"]))
         found = constituents(tree)
         right = are_right(found, tokens.code.constituents)
-        yield shaded(SHARE, *coloured(len(pieces), tokens, found, right, cards(tree, probe.read(states)[1], labels)))
-        yield from over_tokens("distance to the word before", distances(len(pieces), tokens, tree))
         if self._gain() >= BETTER:
             yield drawn_tree(tokens, found, right)
         yield from self._scores(TreeScore.of(found, tokens.code.constituents), len(found))
+        yield shaded(SHARE, *coloured(len(pieces), tokens, found, right, cards(tree, probe.read(states)[1], labels)))
+        yield from over_tokens("distance to the word before", distances(len(pieces), tokens, tree))
 
     def _probe(self) -> TreeProbe:
         return TreeProbe(*(self._weights[name].float() for name in TreeProbe._fields))
@@ -91,9 +92,8 @@ class AstProbe(ReadsStates):
     def _scores(self, here: TreeScore, count: int):
         scores, layer = self._weights["f1"].tolist(), int(self._weights["layer"])
         yield bars("F1 of trees of held-out programs", list(CONTROLS), scores)
-        for at, value in enumerate(self._weights["curve"].tolist()):
-            point = {"x": at, "axis": "layer", "series": {"F1": round(value, 4)}}
-            yield Figure("scalar", "F1 by layer, held-out programs", point)
+        curve = self._weights["curve"].tolist()
+        yield bars("F1 of these programs by layer", numbered("input of layer", len(curve)), curve)
         best = max(range(1, len(CONTROLS)), key=scores.__getitem__)
         yield Note(
             f"Layer {layer} tells {count} constituents of this program: {here.precision:.0%} are true, and "

@@ -31,15 +31,15 @@ def cards(tree: TreeSequences, scores: Tensor, labels: Sequence[str]) -> list[st
         top = row.topk(min(TOP, len(labels)))
         return ", ".join(f"{plain(labels[at])} {score:.1f}" for at, score in zip(top.indices.tolist(), top.values))
 
-    breaks = ["", *(f"distance {distance:.1f} to the word before, below {best(row)}"
+    breaks = ["", *(f"distance {distance:.1f} to the word before, at {best(row)}"
                     for distance, row in zip(tree.distances, scores))]
-    own = ["" if unary == EMPTY else f"a {plain(unary)}" for unary in tree.unary]
+    own = ["" if unary == EMPTY else plain(unary) for unary in tree.unary]
     return ["; ".join(filter(None, parts)) or "the first word" for parts in zip(own, breaks)]
 
 
 def plain(label: str) -> str:
     """A label in words."""
-    return label.replace(JOINT, " of one ").replace(EMPTY, "no node of its own")
+    return label.replace(JOINT, " over ").replace(EMPTY, "no node")
 
 
 def coloured(
