@@ -15,6 +15,7 @@ from playground.bench.weights.weights_report import WEIGHTS
 from playground.cli import main
 from playground.contract import find
 from playground.contract.weight_change import check_changes
+from playground.decoding import fitted_weights
 from playground.decoding.lane_checks import judge
 from playground.decoding.models import Models
 from playground.engine.model import Model
@@ -399,3 +400,31 @@ def test_every_change_of_the_bundled_table_exists():
     for weights in WEIGHTS:
         check_changes(weights)
     assert {text.partition(":")[0] for text in WEIGHTS} <= set(layer_changes())
+
+
+# --- what is fitted to a lane's weights ---
+
+def test_what_is_fitted_to_changed_weights_replaces_nothing_that_is_fitted_to_the_model(base, monkeypatch, tmp_path):
+    monkeypatch.setenv("PLAYGROUND_HOME", str(tmp_path))
+    changed = changed_model(base, [ROUGH])
+    places = {}
+    for value, model in enumerate((base, changed), 1):
+        streams = {"target": model}
+        places[model] = fitted_weights.local_path("idp", streams)
+        fitted_weights.save(places[model], {"x": torch.tensor([float(value)])}, streams)
+    assert places[base] != places[changed]
+    assert [float(fitted_weights.stored("idp", {"target": model})["x"]) for model in (base, changed)] == [1.0, 2.0]
+    other = changed_model(base, ["rtn:bits=2"])
+    assert fitted_weights.stored("idp", {"target": other}) is None, "fitted to other weights"
+
+
+def test_the_name_of_a_file_stays_short_however_many_changes_there_are(base):
+    class Long:
+        name, revision = base.name, "r"
+        quantization = " + ".join(["affinequant:bits=3,group=16,symmetric=True,samples=256"] * 5)
+
+    class Other(Long):
+        quantization = Long.quantization[:-1] + "5"
+
+    names = {fitted_weights.file_name("idp", {"target": each}) for each in (Long, Other)}
+    assert len(names) == 2 and max(map(len, names)) < 120

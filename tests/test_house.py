@@ -130,6 +130,7 @@ MISSING = {
     "ems": "Left out",
     "entropy_bound": "No bundled model",
     "explore_then_exploit": "Reconstructed from the abstract",
+    "idp": "did not help",
     "lexical_units": "No bundled model",
     "lol": "Reconstructed from the abstract",
     "loopserve": "Reconstructed from the abstract",

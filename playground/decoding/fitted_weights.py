@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
@@ -21,8 +22,10 @@ from torch import Tensor
 from playground.contract import Strategy
 from playground.engine.checkpoint.catalogue import BUNDLED_MODELS, made_models
 from playground.errors import Refusal
+from playground.weight_changes import JOINT, WeightChanges
 
 BUNDLED_FITTED = BUNDLED_MODELS.parent / "fitted"
+LONGEST = 60  # characters that changes of a model's layers take in the name of a file
 
 
 class NamedWeights(Protocol):
@@ -47,8 +50,18 @@ def digests(models: Streams) -> dict[str, str]:
 
 def file_name(strategy: str, models: Streams) -> str:
     """The name of the file, such as specdec_plus_plus-pocket-draft-pocket.safetensors."""
-    names = [re.sub(r"[^\w.-]+", "-", Path(models[stream].name).name) for stream in sorted(models)]
+    names = [re.sub(r"[^\w.-]+", "-", _called(models[stream])) for stream in sorted(models)]
     return "-".join([strategy, *names]) + ".safetensors"
+
+
+def _called(model: NamedWeights) -> str:
+    """The name of a model, and the changes of its layers if there are any: then a file does not replace that of the
+    model without them.
+    """
+    name, layers = Path(model.name).name, JOINT.join(WeightChanges.of_model(model.quantization).layers)
+    if len(layers) > LONGEST:
+        layers = f"{layers[:LONGEST]}-{sha256(layers.encode()).hexdigest()[:8]}"
+    return f"{name}-{layers}" if layers else name
 
 
 def local_path(strategy: str, models: Streams) -> Path:

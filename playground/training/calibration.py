@@ -138,6 +138,16 @@ class CalibrationTexts:
         """A text as token ids, without special tokens."""
         return _plain(self.model.tokens, text)
 
+    def begins(self, ids: list[int]) -> bool:
+        """Whether a text begins with a special token, as prompts do for models that have one."""
+        return self.model.tokens.is_special(ids[0])
+
+    def last_turn(self, ids: list[int]) -> tuple[list[int], str]:
+        """A text up to its last special token, and what is written after it; all of it if there is none."""
+        tokens = self.model.tokens
+        first = max((at + 1 for at, token in enumerate(ids) if tokens.is_special(token)), default=0)
+        return ids[:first], "".join(map(tokens.piece, ids[first:]))
+
     def read(self, ids: list[int], choices: LayerChoices) -> Tensor:
         """Logits [n, V] after each token of a text, while `choices` decides what runs."""
         work = ForwardInput(self.model.new_store(), ids, list(range(-1, len(ids) - 1)))

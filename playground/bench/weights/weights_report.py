@@ -32,7 +32,8 @@ INTRODUCTION = (
     "\"Once\"`. Written by `"
     + COMMAND + "`, and [that of a mixture of experts](weights-experts.md) by `" + COMMAND_FOR_EXPERTS + "`, in some "
     "ten minutes on two cores if nothing is on the disk yet; an interrupted run goes on with "
-    "what it has made. With `--speed` on an otherwise idle machine the table has tokens/s as well.",
+    "what it has made. With `--speed` on an otherwise idle machine the table has tokens/s as well. What learnt prompts "
+    "give back is [a page of its own](weights-repair.md).",
 )
 NOTES = (
     "*Bits*: of a weight of a linear layer as it could be stored, with scales, zero points and indices; where a row "

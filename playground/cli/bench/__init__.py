@@ -17,6 +17,8 @@ BENCHMARKS = (
             "measure the compute policies: score against the share of FLOPs and of time"),
     Command("weights", "bench.weights:measure",
             "measure changes of weights: bits, bytes, divergence from the loaded model, perplexity"),
+    Command("repair", "bench.repair:measure",
+            "measure learnt prompts for compressed weights: losses and scores, beside those of the loaded model"),
     Command("speculation", "bench.speculation:measure",
             "measure every lossless speculative strategy, task by task, compared with the library's", ("guessing",)),
     Command("diffusion", "bench.diffusion:measure",
