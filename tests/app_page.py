@@ -138,3 +138,12 @@ def tokens(page: Page, lane: int):
 
 def status(page: Page, lane: int):
     return running(page, lane).locator(".status")
+
+
+def ran(page) -> None:
+    """Press Run, and wait until that run is over."""
+    live = page.locator("#live .live")
+    before = live.get_attribute("data-run")
+    page.click("#run")
+    expect(live).not_to_have_attribute("data-run", before or "")
+    expect(page.locator("#run")).to_be_visible()
