@@ -107,40 +107,40 @@ def test_text_keys_and_values_equal_those_by_hand(architecture):
 class BeforeIt(CaM):
     """Wrong: the tokens before the evicted one get its value."""
 
-    def _merge(self, held, stays):
+    def evicting(self, held, stays):
         def first(kept, gone, right):
             return (kept[:, None] < gone[..., None]).sum(-1) - self.spread
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch, "searchsorted", first)
-            super()._merge(held, stays)
+            super().evicting(held, stays)
 
 
 class Undivided(CaM):
     """Wrong: each of the next tokens gets the whole value."""
 
-    def _merge(self, held, stays):
+    def evicting(self, held, stays):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Following, "counts", property(lambda after: torch.ones_like(after.exist.sum(-1))))
-            super()._merge(held, stays)
+            super().evicting(held, stays)
 
 
 class FromThePromptToo(CaM):
-    def _merge(self, held, stays):
+    def evicting(self, held, stays):
         held.__dict__["prompt"] = 0
-        super()._merge(held, stays)
+        super().evicting(held, stays)
 
 
 class KeysToo(CaM):
-    def _merge(self, held, stays):
-        super()._merge(held, stays)
+    def evicting(self, held, stays):
+        super().evicting(held, stays)
         held.write("keys", held.read("keys") * 1.001)
 
 
 class NoCoin(CaM):
-    def _merge(self, held, stays):
+    def evicting(self, held, stays):
         self.coin = "always"
-        super()._merge(held, stays)
+        super().evicting(held, stays)
 
 
 @pytest.mark.refuses("cam")

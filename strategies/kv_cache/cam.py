@@ -60,22 +60,15 @@ class CaM(ReadsAttention, RanksSlots, DecidesByHead):
     def scores(self, held):
         return self.attention.of(held.layer, held.positions, held.next)
 
-    def retain_all(self, held):
-        stays = super().retain_all(held)
-        if len({layer.positions.shape[1] for layer in held}) == 1:  # otherwise it was called for each of them
-            for layer, kept in zip(held, stays):
-                self._merge(layer, kept & layer.live)
-        return stays
-
     def for_heads(self, layer, heads):
         alone = super().for_heads(layer, heads)
         alone.attention, alone._drawn = self.attention.for_heads(layer, heads), self._drawn.for_heads(layer, heads)
         alone._merged = {}
         return alone
 
-    def _merge(self, held, stays: Tensor) -> None:
-        """Add values of slots that are evicted to those of slots that stay, bool [kv_heads, slots]."""
-        goes = held.live & ~stays
+    def evicting(self, held, stays):
+        """Add values of slots that are evicted to those of slots that stay."""
+        stays, goes = stays & held.live, held.live & ~stays
         if self.coin == "never" or held.next <= held.prompt or not bool(goes.any()):
             return
         after = Following.of(stays, goes, self.spread)

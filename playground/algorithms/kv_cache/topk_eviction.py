@@ -28,6 +28,11 @@ class RanksSlots(CachePolicy):
         """Score of each slot, [kv_heads, slots]; the lowest are evicted."""
         raise NotImplementedError
 
+    def evicting(self, held: Held, stays: Tensor) -> None:
+        """Called for each layer before the slots that do not stay are evicted; bool [kv_heads, slots], true also for
+        some that are empty.
+        """
+
     def retain(self, held: Held) -> Tensor:
         return self.retain_all([held])[0]
 
@@ -39,7 +44,10 @@ class RanksSlots(CachePolicy):
         positions = torch.cat([layer.positions.expand_as(each) for layer, each in zip(held, scores)])
         recent = positions >= held[0].next - self.recent
         ranked = top_slots(torch.cat(scores), self.budget(0) - self.recent, (positions != EMPTY) & ~recent)
-        return list((recent | ranked).split([len(each) for each in scores]))
+        retained = list((recent | ranked).split([len(each) for each in scores]))
+        for layer, stays in zip(held, retained):
+            self.evicting(layer, stays)
+        return retained
 
     def rests(self, slots: int, length: int, prompt: int) -> bool:
         return slots <= self.budget(0)
