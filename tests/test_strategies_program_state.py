@@ -254,6 +254,17 @@ def test_another_row_layer_or_step_fails(wrong):
 
 
 @pytest.mark.strategy("program_state")
+def test_a_token_that_ends_the_text_is_no_part_of_the_programs_last_step():
+    target, drawn = pair().target, []
+    prompt = target.tokens.encode("Go:")
+    ids = prompt + target.tokens.encode_continuation(SHORT.rstrip())
+    for end in ([], [min(target.end_ids)]):
+        overlay = ProgramState()
+        overlay.begin_fitted(weights())
+        drawn.append(named(read_by(overlay, target, ids + end, len(prompt)), "what is read right, by step"))
+    assert drawn[0] == drawn[1]
+
+
 def test_texts_without_programs_are_refused_in_a_fit():
     texts = CalibrationTexts(pair().target, [[70, 71, 72]])
     with pytest.raises(Refusal, match="no programs whose steps"):

@@ -37,6 +37,10 @@ class OverlaidText(NamedTuple):
         """The texts of the generated tokens."""
         return [self.piece(token) for token in self.tokens[self.start:]]
 
+    def written(self) -> list[str]:
+        """The same, empty for a token that ends the text: its name is no part of what was written."""
+        return ["" if token in self.ends else self.piece(token) for token in self.tokens[self.start:]]
+
 
 class RoutedRows(NamedTuple):
     """What the router of one layer of a mixture of experts did with some rows."""

@@ -58,8 +58,7 @@ class AstProbe(ReadsStates):
     def draw(self):
         if self._text is None or self._text.generated < 1:
             return
-        text = self._text  # a token that ends it is no part of the last line
-        pieces = ["" if token in text.ends else text.piece(token) for token in text.tokens[text.start:]]
+        pieces = self._text.written()
         tokens = code_tokens(pieces)
         if self._weights is not None and tokens and len(tokens.words) > 1:
             yield from self._drawn(pieces, tokens)

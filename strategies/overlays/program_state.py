@@ -91,7 +91,7 @@ class ProgramState(ReadsStates):
     def draw(self):
         if self._text is None or self._text.generated < 1:
             return
-        pieces = self._text.pieces()
+        pieces = self._text.written()
         program = program_in("".join(pieces))
         if self._weights is not None and program and program.steps:
             yield from self._drawn(pieces, program)
