@@ -96,11 +96,12 @@ class PolicyConnection:
                 self._observe_attention(layer, weights[:, :, :slots.count], rows, slots.positions)
 
     def observe_states(self, states: CommittedStates) -> None:
-        """Pass the hidden states of committed tokens to the policy, each once."""
+        """Pass the hidden states of committed tokens to the policy, each once, if it asked for some."""
         if not isinstance(self.policy, ReadsLayerInputs) or states.length <= self._states_observed:
             return
-        first = max(self._states_observed, states.start)
-        self.policy.observe_layer_inputs(first, {layer: states.of(layer, first) for layer in range(self.store.depth)})
+        first, layers = max(self._states_observed, states.start), self.policy.state_layers(self.store.depth)
+        if layers:
+            self.policy.observe_layer_inputs(first, {layer: states.of(layer, first) for layer in layers})
         self._states_observed = states.length
 
     def _observe_attention(

@@ -82,7 +82,7 @@ class ReadsLayerInputs(CachePolicy, capability=True):
         return tuple(range(depth))
 
     def observe_layer_inputs(self, first: int, inputs: dict[int, Tensor]) -> None:
-        """Receive the inputs [n, hidden_size] of every layer, by layer, for the tokens from position `first` on.
+        """Receive the inputs [n, hidden_size] of these layers, by layer, for the tokens from position `first` on.
 
         They come with the forward that reads the tokens. Tokens that are drafted are received once they are committed,
         so a copy of the policy that acts between them does not know their states.
