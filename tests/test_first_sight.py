@@ -101,8 +101,10 @@ def page(browser, address):
 
 
 def arrive(page, address, width: int, height: int) -> None:
-    """The page as it is found, with the recorded example at its end."""
+    """The page as a new visitor finds it, whatever was chosen before, with the recorded example at its end."""
     page.set_viewport_size({"width": width, "height": height})
+    page.goto(f"{address}/health")  # of the same origin, without a script that keeps anything
+    page.evaluate("localStorage.clear()")
     page.goto(address)
     expect(page.locator(".live .lane")).to_have_count(2)
     expect(page.locator("#settings .summary")).to_contain_text("tokens")
