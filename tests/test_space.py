@@ -186,10 +186,11 @@ def test_the_storage_of_a_space_holds_its_models_before_the_hubs_library_looks(t
             "from huggingface_hub.constants import HF_HUB_CACHE as hub;"
             "from playground.engine.checkpoint.catalogue import made_models; print(hub, made_models(), sep='\\n')")
     environment = {"PATH": os.defpath, "HOME": str(tmp_path / "home")} | ({"SPACE_ID": "me/page"} if space else {})
-    told = subprocess.run([sys.executable, "-c", tell, tmp_path], cwd=ROOT, env=environment, text=True, check=True,
-                          capture_output=True).stdout.splitlines()
+    ended = subprocess.run([sys.executable, "-c", tell, tmp_path], cwd=ROOT, env=environment, text=True, check=True,
+                           capture_output=True)
+    printed = ended.stdout.splitlines()
     kept = [str(tmp_path / "huggingface/hub"), str(tmp_path / "playground/models")]
-    assert (told[-2:] == kept) == space and (told[0].startswith(f"Models are kept in {tmp_path}")) == space
+    assert (printed[-2:] == kept) == space and (printed[0].startswith(f"Models are kept in {tmp_path}")) == space
 
 
 def test_a_place_that_was_named_counts_before_the_storage(tmp_path, monkeypatch, capsys):

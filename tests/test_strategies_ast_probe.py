@@ -454,7 +454,7 @@ def test_a_tree_is_drawn_only_where_the_model_is_better_than_all_controls():
 
 
 @pytest.mark.strategy("ast_probe")
-def test_a_text_without_a_program_and_a_model_without_a_probe_are_told():
+def test_a_text_without_a_program_and_a_model_without_a_probe_get_a_note():
     tokens = pair().target.tokens
     for text, given, said in (("no code", weights(), "no complete line"), (SHORT, None, "fit ast_probe")):
         overlay = AstProbe()
@@ -479,14 +479,14 @@ def test_a_fit_measures_every_control_on_programs_it_was_not_fitted_to(monkeypat
     model = pair().target
     codes = [f"def f(items):\n    items = [x + {k} for x in items]\n    return items[{k % 7}:]\n" for k in range(60)]
     parts = Counter(code_tokens([code]).part for code in codes)
-    fitting, told = AstProbe.calibrate(CalibrationTexts(model, [model.tokens.encode(code) for code in codes]), 0), []
+    fitting, notes = AstProbe.calibrate(CalibrationTexts(model, [model.tokens.encode(code) for code in codes]), 0), []
     with pytest.raises(StopIteration) as done:
         while True:
-            told.append(next(fitting))
+            notes.append(next(fitting))
     stored = done.value.value
     assert stored["f1"].shape == (6,) and stored["curve"].shape == (model.depth + 1,)
     assert ((stored["f1"] >= 0) & (stored["f1"] <= 1)).all() and stored["f1"][4] > 0.7  # pairs are enough for these
-    assert f"on {parts[0]} of 60" in told[-1].text
+    assert f"on {parts[0]} of 60" in notes[-1].text
     assert {name: tensor.dtype for name, tensor in stored.items() if tensor.dim() > 1} == dict.fromkeys(
         ("basis", "labels", "unary"), torch.float16)
     begun = partial(AstProbe.untrained, model.width)

@@ -198,16 +198,17 @@ def comparison(
     network: DifferentiableLlama, weights: dict[str, Tensor], pairs: Sequence[ProgramPair], others: Sequence[list[int]]
 ) -> str:
     """Held-out pairs and other texts without the prefix and with it, in words."""
-    told = []
+    parts = []
     for way, prefix in (("without", ()), ("with", as_states(weights))):
         found = [losses_of(network, prefix, pairs[first:first + TOGETHER]) for first in range(0, len(pairs), TOGETHER)]
         gaps, kl = (torch.cat([losses[name] for losses in found]) for name in ("gap", "kl"))
         said = f"{way} the prefix the better one is likelier in {float((gaps > 0).float().mean()):.0%}, by " \
                f"{float(gaps.mean()):.2f} nats per compared token"
-        told.append(said + (f", and lines that do not differ diverge by {float(kl.mean()):.3f} nats" if prefix else ""))
+        apart = f", and lines that do not differ diverge by {float(kl.mean()):.3f} nats" if prefix else ""
+        parts.append(said + apart)
         if others:
-            told[-1] += f"; other texts cost {other_loss(network, prefix, others):.3f} nats per token"
-    return f"Of {len(pairs)} held-out pairs: {'. '.join(told)}."
+            parts[-1] += f"; other texts cost {other_loss(network, prefix, others):.3f} nats per token"
+    return f"Of {len(pairs)} held-out pairs: {'. '.join(parts)}."
 
 
 def other_loss(network: DifferentiableLlama, prefix: States, texts: Sequence[list[int]]) -> float:

@@ -75,13 +75,13 @@ def share_table(rows: list[dict[str, Any]]) -> Rows:
 
 def verdict(rows: list[dict[str, Any]]) -> str:
     """Which of the shares reach the aim, in words."""
-    told = []
+    each = []
     for row in shares(rows):
         said = [f"{_percent(row[way])} {way}" for way in ("by itself", "beside its control") if row[way] is not None]
         reached = all(row[way] >= AIM for way in ("by itself", "beside its control") if row[way] is not None)
-        told.append(f"`{row['weights']}`, {row['measure']}: {' and '.join(said) or 'nothing was lost'}"
+        each.append(f"`{row['weights']}`, {row['measure']}: {' and '.join(said) or 'nothing was lost'}"
                     + (", " + ("reached" if reached else "missed") if said else ""))
-    return f"Aim: at least a third of what three bits cost, both ways of counting. {'; '.join(told)}."
+    return f"Aim: at least a third of what three bits cost, both ways of counting. {'; '.join(each)}."
 
 
 def document(facts: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
