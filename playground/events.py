@@ -278,7 +278,9 @@ class Figure(Event):
     - matrix: {"rows": [...], "columns": [...], "values": [[...]]}.
     - tree: {"labels": [...], "parents": [...], "values": [...]}.
     - spans: {"spans": [[from, to, label, value]]}, over token positions, and "shades": true if each is one token whose
-      value, from 0 to 1, the page may show as the token's colour (a watermark's detection).
+      value, from 0 to 1, the page may show as the token's colour (a watermark's detection). "parts": for each span the
+      parts of the network that its label names, written as `switch_part` reads them, which the page offers to switch
+      off.
     - points: {"points": [[x, y, label, group, crossed out]]} in a plane centred at 0, 0, and "path": [[x, y, label]]
       for arrows from the centre.
     """

@@ -19,7 +19,7 @@ from playground.events import Done, Forward
 from playground.request_limits import Rules
 from playground.trace import Trace, check
 from playground.trace.transcript import sequences
-from playground.ui.components.settings import Fork, Settings
+from playground.ui.components.settings import Fork, Settings, SwitchedCopy
 from playground.ui.play.kept_runs import kept_run
 from playground.ui.server.worker import Worker
 from support.sessions import MODEL
@@ -58,7 +58,7 @@ def forked_lane(parent: LaneConfig, tokens: list[int]) -> LaneConfig:
 def test_a_fork_goes_beside_its_parent_or_into_its_place(fork, order):
     lanes = [str(lane) for lane in fork.siblings(3)]
     assert [*lanes[:fork.place], "fork", *lanes[fork.place:]] == order
-    settings = Settings(lanes=[{"strategy": str(lane)} for lane in range(3)]).forked(fork)
+    settings = Settings(lanes=[{"strategy": str(lane)} for lane in range(3)]).with_copy(fork)
     assert [lane.get("forked_at", lane["strategy"]) for lane in settings.lanes] == [
         0 if name == "fork" else name for name in order
     ]
@@ -67,8 +67,29 @@ def test_a_fork_goes_beside_its_parent_or_into_its_place(fork, order):
 def test_a_fifth_lane_is_refused_unless_it_replaces_one():
     full = Settings(lanes=4 * [{"strategy": "greedy"}])
     with pytest.raises(Refusal, match="choose which of them the fork replaces"):
-        full.forked(Fork(0, [1], 0))
-    assert len(full.forked(Fork(0, [1], 0, instead_of=3)).lanes) == 4
+        full.with_copy(Fork(0, [1], 0))
+    assert len(full.with_copy(Fork(0, [1], 0, instead_of=3)).lanes) == 4
+
+
+OVERLAID = {"strategy": "greedy", "knobs": {}, "seed": 5, "forced": [7],
+            "extras": [["temperature", {"t": 0.5}], ["attention_entropy", {}], ["lm_head_neurons", {"z": 4}]]}
+
+
+def test_a_copy_without_a_part_has_the_lanes_settings_and_no_overlay():
+    before = Settings(lanes=[OVERLAID, {"strategy": "sample"}])
+    after = before.with_copy(SwitchedCopy(0, "head 0.1"))
+    copied = OVERLAID | {"extras": [["temperature", {"t": 0.5}], ["switch_part", {"parts": "head 0.1"}]]}
+    assert after.lanes == [OVERLAID, copied, {"strategy": "sample"}] and before.lanes[0] == OVERLAID
+    assert after.with_copy(SwitchedCopy(2, "head 0.1", instead_of=1)).lanes[2] == {
+        "strategy": "sample", "extras": [["switch_part", {"parts": "head 0.1"}]]}
+
+
+@pytest.mark.parametrize("part", ["mouth 3.1", "<b>", "feature 1, 2", "head"])
+def test_a_copy_without_what_is_no_part_is_refused(part):
+    with pytest.raises(Refusal, match="is no part"):
+        Settings(lanes=[OVERLAID]).with_copy(SwitchedCopy(0, part))
+    with pytest.raises(Refusal, match="choose which of them the copy replaces"):
+        Settings(lanes=4 * [OVERLAID]).with_copy(SwitchedCopy(0, "head 0.1"))
 
 
 def test_the_other_lanes_keep_every_event_and_only_the_fork_is_run():

@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 from pairs import TOKENIZER, VOCABULARY, pair, pair_for
 from recurrent_networks import recurrent
 from registry import registered
@@ -142,6 +143,47 @@ def test_its_spans_are_generated_tokens_and_its_shades_are_shares(name):
     found = [event for event in events_of(run(overlaid_alone(name))) if isinstance(event, Figure)]
     spans = [span for figure in found if figure.data.get("shades") for span in figure.data["spans"]]
     assert spans and all(0 <= first < end <= 12 and 0 <= value <= 1 for first, end, _, value in spans)
+
+
+NAMING = ("attention_entropy", "lm_head_neurons", "pointer", "sae_features")
+
+
+def named_parts(name: str, **knobs) -> list[list[str]]:
+    """The parts that an overlay names, for each span that colours a token."""
+    plain = LANES[PLAIN]
+    found = [event for event in events_of(run(replace(plain, extras=[(name, knobs)]))) if isinstance(event, Figure)]
+    shaded = [figure.data for figure in found if figure.data.get("shades")]
+    for data in shaded:
+        assert "parts" not in data or len(data["parts"]) == len(data["spans"])
+    return [parts for data in shaded for parts in data.get("parts", [])]
+
+
+@pytest.mark.parametrize("name", NAMING[:3])
+def test_a_part_that_it_names_can_be_switched_off_by_that_name(name):
+    parts = {part for named in named_parts(name, **({"z": 3.0} if name == "lm_head_neurons" else {})) for part in named}
+    assert parts
+    for part in sorted(parts)[:3]:
+        switched = run(LaneConfig("greedy", {}, [("switch_part", {"parts": part})]), models=pair())
+        assert isinstance(events_of(switched)[-1], Done)
+
+
+def test_features_can_be_switched_off_where_an_autoencoder_is_fitted(monkeypatch):
+    assert named_parts("sae_features") == [], "no layer writes the embeddings"
+    weights = find("sae_features").untrained(pair().target.width) | {"layer": torch.tensor(2)}
+    monkeypatch.setattr(fitted_weights, "stored", lambda name, models: weights)
+    parts = {part for named in named_parts("sae_features") for part in named}
+    assert parts and all(re.fullmatch(r"feature \d+", part) for part in parts)
+    switched = run(LaneConfig("greedy", {}, [("switch_part", {"parts": min(parts)})]), models=pair())
+    assert isinstance(events_of(switched)[-1], Done)
+    monkeypatch.setattr(fitted_weights, "stored", lambda name, models: None)
+    assert named_parts("sae_features") == [], "random directions are no features"
+
+
+def test_no_part_is_named_of_a_model_whose_parts_cannot_be_switched():
+    for name in ("attention_entropy", "pointer"):
+        session = run(LaneConfig("greedy", {}, [(name, {})]), models=pair("gpt_neox"))
+        figures = [event.data for event in events_of(session) if isinstance(event, Figure)]
+        assert any(data.get("shades") for data in figures) and not any("parts" in data for data in figures)
 
 
 def test_a_lane_without_overlays_pays_nothing(monkeypatch):

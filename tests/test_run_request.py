@@ -232,7 +232,7 @@ def test_every_field_comes_back_as_it_went_out(way, tmp_path, monkeypatch):
 
 def test_a_fork_and_a_repeated_lane_keep_every_other_field():
     settings = Settings(**asdict(WHOLE))
-    forked, repeated = settings.forked(Fork(0, [5, 6, 8], 2)), settings.repeated(0, 2, Rules())
+    forked, repeated = settings.with_copy(Fork(0, [5, 6, 8], 2)), settings.repeated(0, 2, Rules())
     for made in (forked, repeated):
         assert fields_of(made) | {"lanes": []} == EXPECTED | {"lanes": []}
     assert forked.lanes == [LANE, LANE | {"forced": [5, 6, 8], "forked_at": 2}]

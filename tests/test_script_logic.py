@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import pytest
 
-from playground.events import Cache, Candidate, Done, Mask, Step, Switch
+from playground.events import Cache, Candidate, Done, Figure, Mask, Step, Switch
 from playground.player import live_view_assets
 from playground.trace import Trace
 from playground.ui.play import lane_editor
@@ -221,3 +221,39 @@ def test_no_part_of_the_weights_of_a_lane_is_dropped_because_it_is_not_known(bro
     found = weights("text => [partsOf(text), textOf(partsOf(text)), phraseOf(text)]", text)
     assert found[0] == dict(zip(("packed", "adapter", "changes"), parts))
     assert found[1] == text and bool(found[2]) == bool(text)
+
+
+# --- parts that are switched ---
+
+OVERLAID = trace(
+    commit(0, [1, 2]),
+    Figure("spans", "features", {"spans": [[0, 1, "two", 0.5], [1, 2, "none", 0.0]], "shades": True,
+                                 "parts": [["feature 7", "feature 3"], []]}),
+    Figure("spans", "neurons", {"spans": [[0, 1, "one", 0.5]], "shades": True, "parts": [["neuron 1.2"]]}),
+    Figure("spans", "watermark", {"spans": [[0, 1, "green", 1.0]], "shades": True}), Done("end"),
+)
+
+
+def test_parts_that_overlays_name_at_a_token_are_those_of_all_of_them_each_once(browser):  # noqa: F811
+    modules = ("run/trace.js", "run/model.js", "lane/card.js")
+    evaluate = evaluating(browser, defining(*modules, constants=live_view_assets.constants()))
+    found = evaluate("""({ lanes: headers, events }) => {
+      const trace = new Trace();
+      trace.take({ run: "a run", n: 0, headers, events, state: "done", recorded: true });
+      const state = new LaneState(trace.lanes[0]);
+      state.goTo(events.length);
+      const at = (position, sequence = 0) => partsNamed(state, { position, sequence });
+      return [at(0), at(1), at(2), at(0, 1)];
+    }""", OVERLAID.to_json())
+    assert found == [["feature 7", "feature 3", "neuron 1.2"], [], [], []]
+
+
+def test_a_lane_that_switches_parts_is_named_by_them(browser):  # noqa: F811
+    names = evaluating(browser, defining("run/lane_names.js"))
+    lane = {"title": "Greedy", "own": ["seed 0"]}
+    switch = {"name": "switch_part", "title": "A part off or on", "kind": "compute_policy"}
+    knobs = [{"parts": "feature 17", "state": "off"}, {"parts": "feature 17", "state": "on"}, {"parts": ""}]
+    lanes = [lane | {"parts": [switch | {"knobs": each}]} for each in knobs] + [lane | {"parts": []}]
+    assert [each["short"] for each in names("""lanes => namesOf(lanes.map(({ parts, ...lane }) =>
+      ({ ...lane, parts: parts.map(namedPart) })))""", lanes)] == [
+        "Feature 17 off", "Feature 17 on", "A part off or on", "Greedy"]

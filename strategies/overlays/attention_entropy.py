@@ -43,7 +43,7 @@ class AttentionEntropy(ReadsHeads):
     _text = None
 
     def begin(self, text, model):
-        self._text = text
+        self._text, self._switchable = text, model.parts is not None
         self._tokens = torch.tensor(text.tokens, device=model.device)
         self._found: dict[int, list[Tensor]] = {}  # by layer, [heads, n, quantities] for each piece
         self._targets: dict[int, list[Tensor]] = {}  # by layer, the slot with the largest weight, [heads, n]
@@ -79,7 +79,11 @@ class AttentionEntropy(ReadsHeads):
         predicting = slice(self._text.start - 1, len(self._text.tokens) - 1)
         every, chosen = every[:, :, predicting], QUANTITIES.index(self.quantity)
         own, name = every[..., chosen], MEANS[self.quantity]
-        yield shaded(name, own.flatten(0, 1).nanmean(0).tolist(), self._labels(layers, every, predicting))
+        narrowest = [divmod(head, every.shape[1]) for head in
+                     every[..., 0].nan_to_num(2.0).flatten(0, 1).argmin(0).tolist()]
+        named = [[f"head {layers[layer]}.{head}"] for layer, head in narrowest] if self._switchable else []
+        yield shaded(name, own.flatten(0, 1).nanmean(0).tolist(), self._labels(layers, every, narrowest, predicting),
+                     named)
         heads = numbered("head", own.shape[1])
         yield matrix(f"{name}: mean by head", [f"layer {layer}" for layer in layers], heads, own.nanmean(2).tolist())
         yield by_token(f"{name}: by layer and token", [f"layer {layer}" for layer in layers], self._text.pieces(),
@@ -87,15 +91,16 @@ class AttentionEntropy(ReadsHeads):
         yield self._receivers(len(layers))
         yield Note(verdict(every[..., 0].nanmedian(2).values.flatten()))
 
-    def _labels(self, layers: list[int], every: Tensor, predicting: slice) -> list[str]:
-        """For each token: the mean, and the head that is most certain where to look."""
+    def _labels(
+        self, layers: list[int], every: Tensor, narrowest: list[tuple[int, int]], predicting: slice
+    ) -> list[str]:
+        """For each token: the mean, and the head that is most certain where to look, [layer, head]."""
         targets = torch.stack([torch.cat(self._targets[layer], 1) for layer in layers])[:, :, predicting]
         means = every.flatten(0, 1).nanmean(0)
-        narrow = every[..., 0].nan_to_num(2.0).flatten(0, 1)
         labels = []
-        for token, head in enumerate(narrow.argmin(0).tolist()):
-            slot = int(targets.flatten(0, 1)[head, token])
-            place = f"layer {layers[head // every.shape[1]]}, head {head % every.shape[1]}"
+        for token, (layer, head) in enumerate(narrowest):
+            slot = int(targets[layer, head, token])
+            place = f"layer {layers[layer]}, head {head}"
             mean = float(means[token, QUANTITIES.index(self.quantity)])
             labels.append(f"{mean:.2f} on average; {place} looks at “{self._text.piece(self._text.tokens[slot])}” most")
         return labels

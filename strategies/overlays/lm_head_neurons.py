@@ -79,7 +79,8 @@ class LmHeadNeurons(ReadsChannels, ReadsStates):
         strongest = [self._named_at(fired, layers, names, token) for token in range(self._text.generated)]
         colour = f"share of the strongest neuron that {self.view}s a token"
         yield shaded(colour, [found[0][0] if found else 0.0 for found in strongest],
-                     [self._label(found, token) for token, found in enumerate(strongest)])
+                     [self._label(found, token) for token, found in enumerate(strongest)],
+                     [[f"neuron {layer}.{neuron}" for _, layer, neuron, *_ in found] for found in strongest])
         shares = [[max((share for share, place, *_ in found if place == layer), default=0.0) for found in strongest]
                   for layer in layers]
         yield by_token("strongest named neuron by layer and token", [f"layer {layer}" for layer in layers],

@@ -38,7 +38,7 @@ class Pointer(ReadsHeads, ReadsLogits):
     _text = None
 
     def begin(self, text, model):
-        self._text = text
+        self._text, self._switchable = text, model.parts is not None
         self._tokens = torch.tensor(text.tokens, device=model.device)
         content = [sum(map(str.isalnum, text.piece(token))) >= self.letters for token in text.tokens]
         self._content = torch.tensor(content, device=model.device)
@@ -87,7 +87,9 @@ class Pointer(ReadsHeads, ReadsLogits):
         heads = places.gather(0, strongest.indices[None, :, None].expand(1, -1, 3))[0].tolist()
         labels = [self._label(kind, share, weight, layers[layer], head) for kind, share, weight, layer, head in zip(
             kinds, mass, largest, strongest.indices.tolist(), heads)]
-        yield shaded("largest attention to earlier occurrences", largest, labels)
+        named = [[] if math.isclose(weight, 0) else [f"head {layers[layer]}.{head[0]}"]
+                 for weight, layer, head in zip(largest, strongest.indices.tolist(), heads)]
+        yield shaded("largest attention to earlier occurrences", largest, labels, named if self._switchable else [])
         yield by_token("attention to earlier occurrences, largest head by layer",
                        [f"layer {layer}" for layer in layers], self._text.pieces(), weights.tolist())
         yield bars("tokens", list(KINDS), [kinds.count(kind) for kind in KINDS])

@@ -105,8 +105,9 @@ class SaeFeatures(ReadsStates):
         shares = active / self._weights["largest"].clamp(min=1e-30)
         best = shares.topk(min(self.shown, shares.shape[1]), 1)
         colours = best.values[:, 0] if self.feature == ANY else shares[:, min(self.feature, shares.shape[1] - 1)]
+        found = best.indices.tolist()
         yield shaded("activation over the largest in training texts", colours.tolist(),
-                     [self._label(*each) for each in zip(best.indices.tolist(), active, shares)])
+                     [self._label(*each) for each in zip(found, active, shares)], self._switched(found, active))
         most = shares.mean(0).topk(min(LISTED, shares.shape[1])).indices.tolist()
         yield by_token("features by token, over their largest activation", [self._called(each) for each in most],
                        self._text.pieces(), shares[:, most].T.tolist())
@@ -119,6 +120,12 @@ class SaeFeatures(ReadsStates):
             for each in features if active[each] > 0
         ]
         return "; ".join(words) or "no feature is active"
+
+    def _switched(self, found: list[list[int]], active: Tensor) -> list[list[str]]:
+        """For each token its features as `switch_part` reads them; none where it cannot switch any."""
+        if not self._told or self._model.parts is None or not self._layer:  # no layer writes the embeddings
+            return []
+        return [[f"feature {each}" for each in features if row[each] > 0] for features, row in zip(found, active)]
 
     def _called(self, feature: int) -> str:
         """The number of a feature with the tokens at which it was most active."""

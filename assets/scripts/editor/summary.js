@@ -2,6 +2,7 @@
 
 import { el } from "../components/elements.js";
 import { playground } from "../components/playground.js";
+import { namedPart } from "../run/lane_names.js";
 import { byName, filling, words } from "./rules.js";
 import { phraseOf } from "./weights.js";
 
@@ -23,9 +24,13 @@ function partsOf(lane) {
 
 /** What a lane is named by, as the header of its run has it. */
 export function factsOf(lane) {
-  const parts = partsOf(lane).map(([name, knobs]) => ({ title: byName.get(name)?.title || words(name), kind: byName.get(name)?.kind, knobs: { ...defaultsOf(name), ...knobs } }));
+  const parts = partsOf(lane).map(([name, knobs]) => namedPart({ ...partNamed(name), knobs: { ...defaultsOf(name), ...knobs } }));
   const weights = lane.weights ? [phraseOf(lane.weights)] : [];
   return { title: titleOf(lane), parts, own: [...weights, `seed ${lane.seed ?? playground.settingsNow?.().seed}`] };
+}
+
+function partNamed(name) {
+  return { name, title: byName.get(name)?.title, kind: byName.get(name)?.kind };
 }
 
 function defaultsOf(name) {

@@ -84,7 +84,7 @@ export class Card {
     if (step && step.top.length) parts.push(this.candidates(lane, token, step, this.acts.rivals()));
     else parts.push(...this.instead(state, token));
     parts.push(...behind(state, token, step, mask));
-    if (this.pinned) parts.push(this.asks(lane, token));
+    if (this.pinned) parts.push(...this.switches(lane, state, token), this.asks(lane, token));
     return parts;
   }
 
@@ -92,7 +92,7 @@ export class Card {
   rest(lane, state, token) {
     const [step, mask] = ["steps", "masks"].map((known) => state.sequence(token.sequence)[known].get(token.position));
     const parts = [...(token.round ? [draftPart(token, step)] : []), ...(step && step.top.length ? [] : this.instead(state, token))];
-    return [...parts, ...behind(state, token, step, mask), this.asks(lane, token), facts(token, step)];
+    return [...parts, ...behind(state, token, step, mask), ...this.switches(lane, state, token), this.asks(lane, token), facts(token, step)];
   }
 
   /** What is known of a token without recorded candidates. */
@@ -107,6 +107,24 @@ export class Card {
     const foot = el("div", "asks");
     foot.append(...(this.acts.refusal(lane) ? [] : [this.ownWords(lane, token)]), this.requests(lane, token));
     return foot;
+  }
+
+  /** Buttons that run a copy of the lane without a part of the network that an overlay names at the token. */
+  switches(lane, state, token) {
+    const named = partsNamed(state, token);
+    if (!named.length) return [];
+    const why = this.acts.refusal(lane);
+    const row = el("div", "switches");
+    row.append(el("span", "", "Switch off in a copy:"), ...named.map((part) => {
+      const off = button("quiet switch-off", part, why || `Run a copy of the lane without ${part}, beside it`, () => {
+        this.acts.switchOff(lane, part);
+        this.hide();
+      });
+      off.setAttribute("aria-label", `Switch ${part} off in a copy`);
+      off.disabled = Boolean(why);
+      return off;
+    }));
+    return [row];
   }
 
   heading(token) {
@@ -205,6 +223,12 @@ function behind(state, token, step, mask) {
   const stages = step && step.top.length ? stagesPart(state.record.header, step, mask) : null;
   const said = token.sequence === 0 ? state.said.get(token.position) : null;
   return [...(token.round && token.origin === "redraw" ? leftoverPart(token.round) : []), ...[stages, mask && maskPart(mask), said && saidPart(said)].filter(Boolean)];
+}
+
+/** The parts of the network that overlays name at a token, each once. */
+export function partsNamed(state, token) {
+  const said = (token.sequence === 0 && state.said.get(token.position)) || [];
+  return [...new Set(said.flatMap(([, , parts]) => parts))];
 }
 
 /** The probability of candidates without a row each. */

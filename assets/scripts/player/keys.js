@@ -14,6 +14,7 @@ const KEYS = [
   { keys: ["1", "2", "3", "4"], does: "choose the lane that the views show" },
   { keys: ["↑", "↓"], does: "inside a text: the same token in another lane" },
   { keys: ["Enter"], does: "inside a text: pin the card of the token" },
+  { keys: ["O"], does: "switch off, in a copy of the lane, the part that an overlay names first at the token" },
   { keys: ["Esc"], does: "close what is open" },
   { keys: ["Esc"], does: "with nothing open: stop the run", needs: "#stop" },
   { keys: ["Ctrl", "Enter"], does: "run", needs: "#run", together: true },

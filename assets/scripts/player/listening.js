@@ -76,7 +76,7 @@ export function listenToKeys(app) {
     const text = event.target.closest && event.target.closest(".lane .text");
     if (text && walk(app, event, text)) return event.preventDefault();
     if (!belongsToPlayer(app, event)) return;
-    const act = { " ": "play", ArrowLeft: "back", ArrowRight: "forward", Home: "start", End: "end", n: "place", N: "placeBefore", "?": "keys" }[event.key];
+    const act = { " ": "play", ArrowLeft: "back", ArrowRight: "forward", Home: "start", End: "end", n: "place", N: "placeBefore", o: "switchOff", "?": "keys" }[event.key];
     if (act) app.act(act);
     else if (/^[1-4]$/.test(event.key)) app.choose(Number(event.key) - 1);
     else return;

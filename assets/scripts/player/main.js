@@ -75,6 +75,7 @@ class App {
     this.card = new Card(root.querySelector(".live"), {
       refusal: (lane) => this.requests.forkRefusal(lane),
       go: (...where) => this.requests.fork(...where),
+      switchOff: (...what) => this.requests.switchOff(...what),
       write: (...where) => this.requests.write(...where),
       lookRefusal: (lane) => this.requests.lookRefusal(lane),
       look: (...where) => this.requests.look(...where),
@@ -268,6 +269,7 @@ class App {
       keys: () => showKeys(this.keys),
       run: () => document.querySelector("#run")?.click(),
       runs: () => this.inspector.showRuns(),
+      switchOff: () => this.requests.switchOffNamed(),
       sheet: () => this.inspector.raise(),
       edit: () => document.dispatchEvent(new CustomEvent("open-lane", { detail: { lane: this.stage.seatOf(this.chosen), about: "" } })),
     };

@@ -3,6 +3,7 @@
 import { props, trigger } from "component";
 import { prefersStillness } from "../components/elements.js";
 import { pieceLabel } from "../components/pieces.js";
+import { partsNamed } from "../lane/card.js";
 import { SCORE } from "../run/headers.js";
 import { askWhichToReplace } from "../stage/replacing.js";
 import { inBase64 } from "../visit/keeping.js";
@@ -11,6 +12,7 @@ const FILE_ALONE = "This trace is from a file and has no model: press Run first"
 const LEFT_BEHIND = "The server no longer has this run, and its settings were not kept: press Run first";
 const TOO_LONG = "This run is too long to be sent back to the server: press Run first.";
 const MOST_SENT = 1_800_000; // characters of a run that the server no longer has; less than a public page takes
+const NOTHING_NAMED = "No overlay names a part of the network here: add one to the lane, such as features of a sparse autoencoder, run it and hold a word.";
 const ONLY_PRESENTER = "Only the presenter of this class can run or ask a model";
 
 export class Requests {
@@ -41,14 +43,33 @@ export class Requests {
     this.branch(lane, position, { words }, `Running lane ${lane + 1} again with “${words}” from token ${position + 1} on.`);
   }
 
-  /** Ask the server for a fork beside its lane; the other lanes stay. */
   branch(lane, position, taken, news) {
-    const place = this.placeOf(lane, position);
-    askWhichToReplace(this.app, lane, (replaced) => {
+    this.runBeside(lane, "fork", { ...this.placeOf(lane, position), ...taken }, news);
+  }
+
+  /** Run a copy of a lane without a part of the network. */
+  switchOff(lane, part) {
+    const { run, lanes } = this.app.trace;
+    this.runBeside(lane, "copy", { run, lane: lanes[lane].header.lane, part }, `Running a copy of lane ${lane + 1} with ${part} off.`);
+  }
+
+  /** The same for the first part that an overlay names at the held or marked token of the chosen lane. */
+  switchOffNamed() {
+    const { chosen, cards, selection } = this.app;
+    const at = selection.heldOf(chosen) ?? selection.markOf(chosen);
+    const [part] = at === null ? [] : partsNamed(cards[chosen].state, cards[chosen].text.shown[at]);
+    const why = this.forkRefusal(chosen) && `${this.forkRefusal(chosen)}.`;
+    if (!part || why) return this.app.say(part ? why : NOTHING_NAMED);
+    this.app.card.hide();
+    this.switchOff(chosen, part);
+  }
+
+  /** Ask the server for a fork or copy of a lane beside it; the other lanes stay. */
+  runBeside(lane, word, asked, news) {
+    askWhichToReplace(this.app, lane, word, (replaced) => {
       this.app.say(news);
-      this.app.forkedFrom = place.run;
-      const where = { ...place, ...taken, ...(replaced === undefined ? {} : { instead_of: replaced }) };
-      this.send(where, (sent) => trigger("fork", sent));
+      this.app.forkedFrom = asked.run;
+      this.send({ ...asked, ...(replaced === undefined ? {} : { instead_of: replaced }) }, (sent) => trigger("fork", sent));
     });
   }
 

@@ -1,7 +1,7 @@
 // What the header of a lane says, in words: its title, its parts, its models.
 
 import { count } from "../components/numbers.js";
-import { namesOf, shortened } from "./lane_names.js";
+import { namedPart, namesOf, shortened } from "./lane_names.js";
 
 export const SCORE = "score"; // the strategy of a lane that only scores a given text
 
@@ -9,7 +9,7 @@ export const SCORE = "score"; // the strategy of a lane that only scores a given
 export function namesOfRun(headers) {
   return namesOf(headers.map((header) => ({
     title: header.title || header.strategy,
-    parts: header.parts.map((part) => ({ title: part.title || part.name.replaceAll("_", " "), kind: part.kind, knobs: part.knobs })),
+    parts: header.parts.map(namedPart),
     own: [`seed ${header.seed}`],
     fork: forkOf(header),
   })));

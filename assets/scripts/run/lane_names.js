@@ -16,6 +16,12 @@ export function namesOf(lanes) {
   });
 }
 
+/** How a part is named in a lane. One that switches parts of the network is named by these: "feature 17 off". */
+export function namedPart({ name, title, kind, knobs }) {
+  if (name !== "switch_part" || !knobs?.parts) return { title: title || name.replaceAll("_", " "), kind, knobs };
+  return { title: shortened(`${knobs.parts} ${knobs.state || "off"}`), kind, knobs: {} };
+}
+
 function titlesOf(parts) {
   return parts.map(({ title }) => title).sort((a, b) => (a === MERE) - (b === MERE));
 }

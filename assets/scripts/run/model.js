@@ -180,12 +180,12 @@ class Sequence {
   }
 }
 
-/** A figure that colours tokens: the last one gives the colour, all give words. */
+/** A figure that colours tokens: the last one gives the colour, all give words, and the parts of the network that these name. */
 function shade(state, { name, data }) {
-  for (const [from, , label, value] of data.spans) {
+  data.spans.forEach(([from, , label, value], i) => {
     state.marks.set(from, value);
-    if (label) state.said.set(from, [...(state.said.get(from) || []).filter(([other]) => other !== name), [name, label]]);
-  }
+    if (label) state.said.set(from, [...(state.said.get(from) || []).filter(([other]) => other !== name), [name, label, data.parts?.[i] || []]]);
+  });
 }
 
 const APPLY = {

@@ -66,7 +66,8 @@ export class ChoicePanel extends Panel {
   /** All else about a held token; drawn once, for the visitor may be typing in it. */
   drawMore(card, app) {
     const held = app.selection.heldOf(card.order);
-    const look = held === null ? "" : `${app.trace.run}/${card.order}/${held}`;
+    const named = card.state.said.get(held)?.length || 0; // overlays speak once the text has ended
+    const look = held === null ? "" : `${app.trace.run}/${card.order}/${held}/${named}`;
     if (look === this.moreLook) return;
     this.moreLook = look;
     this.node.classList.toggle("is-held", held !== null);

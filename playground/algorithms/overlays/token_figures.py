@@ -11,13 +11,15 @@ DIGITS = 4
 Numbers = Sequence[float]
 
 
-def shaded(name: str, values: Numbers, labels: Sequence[str]) -> Figure:
-    """Colours each generated token by a value from 0 to 1, with words that appear at the token; NaN is left out."""
-    spans = [
-        [at, at + 1, label, round(min(1.0, max(0.0, value)), DIGITS)]
-        for at, (value, label) in enumerate(zip(values, labels, strict=True)) if not math.isnan(value)
-    ]
-    return Figure("spans", name, {"spans": spans, "shades": True})
+def shaded(name: str, values: Numbers, labels: Sequence[str], parts: Sequence[list[str]] = ()) -> Figure:
+    """Colours each generated token by a value from 0 to 1, with words that appear at the token; NaN is left out.
+
+    parts: for each token those that its words name, as `switch_part` reads them; empty if none can be switched.
+    """
+    kept = [at for at, value in enumerate(values) if not math.isnan(value)]
+    spans = [[at, at + 1, labels[at], round(min(1.0, max(0.0, values[at])), DIGITS)] for at in kept]
+    named = {"parts": [parts[at] for at in kept]} if parts else {}
+    return Figure("spans", name, {"spans": spans, "shades": True, **named})
 
 
 def by_token(name: str, rows: Sequence[str], pieces: Sequence[str], values: Sequence[Numbers]) -> Figure:

@@ -4,9 +4,10 @@ Controls and browser storage are untrusted: clients can send any JSON.
 """
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, field, fields, replace
+from typing import Any, ClassVar
 
+from playground.contract import find
 from playground.contract.lane_config import program_runners
 from playground.errors import Refusal
 from playground.lane_fields import LaneConfig, untrusted_lane
@@ -20,13 +21,16 @@ MOST_WRITTEN = 32_768  # tokens of all runs of a repeated lane: their events are
 
 
 @dataclass(frozen=True)
-class Fork:
-    """A copy of lane `parent` whose text begins with `tokens`, changed from `position` on."""
+class LaneCopy:
+    """A copy of lane `parent` with one change, which is run beside the lanes of a run."""
 
+    word: ClassVar[str]
     parent: int
-    tokens: list[int]
-    position: int
-    instead_of: int | None = None  # the lane that it replaces
+    instead_of: int | None = field(default=None, kw_only=True)  # the lane that it replaces
+
+    def changed(self, lane: dict[str, Any], length: int) -> dict[str, Any]:
+        """The settings of the copy of a lane with these, whose text has at most `length` tokens. Raises Refusal."""
+        raise NotImplementedError
 
     def siblings(self, count: int) -> tuple[int, ...]:
         """The lanes that stay, of `count`."""
@@ -37,6 +41,32 @@ class Fork:
         """Its number: after its parent, or in the place of its parent."""
         before = self.instead_of is not None and self.instead_of <= self.parent
         return self.parent + 1 - before
+
+
+@dataclass(frozen=True)
+class Fork(LaneCopy):
+    """The text begins with `tokens`, changed from `position` on."""
+
+    word = "fork"
+    tokens: list[int]
+    position: int
+
+    def changed(self, lane, length):
+        return {**lane, "forced": self.tokens[:length], "forked_at": self.position}
+
+
+@dataclass(frozen=True)
+class SwitchedCopy(LaneCopy):
+    """A part of the model is off. Overlays, for which the whole model reads the text, are left out."""
+
+    word = "copy"
+    part: str  # as `switch_part` reads it
+
+    def changed(self, lane, length):
+        switch = find("switch_part")(parts=self.part)
+        switch.check()
+        kept = [pair for pair in lane.get("extras", []) if find(pair[0]).kind != "overlay"]
+        return {**lane, "extras": [*kept, [switch.name, {"parts": self.part}]]}
 
 
 @dataclass
@@ -64,15 +94,15 @@ class Settings(RunRequest):
         """
         return list(dict.fromkeys(config.weights for config in self.configs() if are_weights(config.weights)))
 
-    def forked(self, fork: Fork) -> Settings:
-        """The same with the fork beside its parent, and without the lane that it replaces. Raises Refusal beyond LANES
+    def with_copy(self, copy: LaneCopy) -> Settings:
+        """The same with a copy of a lane beside it, and without the lane that it replaces. Raises Refusal beyond LANES
         lanes.
         """
-        if len(self.lanes) >= LANES and fork.instead_of is None:
-            raise Refusal(f"There are {LANES} lanes already: choose which of them the fork replaces.", "lanes")
-        copy = {**self.lanes[fork.parent], "forced": fork.tokens[:self.length], "forked_at": fork.position}
-        lanes = [self.lanes[lane] for lane in fork.siblings(len(self.lanes))]
-        return replace(self, lanes=[*lanes[:fork.place], copy, *lanes[fork.place:]])
+        if len(self.lanes) >= LANES and copy.instead_of is None:
+            raise Refusal(f"There are {LANES} lanes already: choose which of them the {copy.word} replaces.", "lanes")
+        lanes = [self.lanes[lane] for lane in copy.siblings(len(self.lanes))]
+        changed = copy.changed(self.lanes[copy.parent], self.length)
+        return replace(self, lanes=[*lanes[:copy.place], changed, *lanes[copy.place:]])
 
     def repeated(self, lane: int, times: int, rules: Rules) -> Settings:
         """The same with `times` copies of one lane, with consecutive seeds. Raises Refusal beyond the limits."""

@@ -34,8 +34,9 @@ class Lanes(Fetched):
     where `fn` may take a gr.EventData with these fields:
 
         stop_lane  lane
-        fork       run, lane, sequence, position, either token or words (typed text), and instead_of: the lane that the
-                   fork replaces, if there is no room for one more
+        fork       run, lane, and either part, which is off in a copy of the lane, or sequence, position and either
+                   token or words (typed text); instead_of: the lane that the copy replaces, if there is no room for
+                   one more
         look       run, lane, sequence, position, token; the answer is {"run", "inside" or "refused"}, where "inside" is
                    a result of playground.decoding.logit_lens with lane, position and chosen
         attribute  the same; the answer is {"run", "attributed" or "refused"}, where "attributed" is a result of

@@ -19,7 +19,7 @@ from playground.errors import Refusal
 from playground.request_limits import MAX_TOKEN_ID
 from playground.ui.components.event_fields import has, text, whole_number
 from playground.ui.components.internal_errors import as_refusals
-from playground.ui.components.settings import Fork, Settings
+from playground.ui.components.settings import Fork, LaneCopy, Settings, SwitchedCopy
 from playground.ui.guard.readers import ends_unread
 from playground.ui.models.status_line import queue_status, status
 from playground.ui.play.kept_runs import KeptRun
@@ -36,6 +36,7 @@ QUIET = 1.0  # seconds between two messages while the stream brings the frames: 
 STOP_SHOWN_AGAIN = 2.0  # seconds between two messages that show Stop
 HELD_LIMIT = 600.0  # seconds that a run may be held on a public page
 LONGEST_WORDS = 500  # characters typed to begin a fork
+LONGEST_PART = 40  # characters of the name of a part
 
 
 class RunHandlers:
@@ -68,30 +69,32 @@ class RunHandlers:
 
     @ends_unread
     def fork(self, visit: Visit | None, event: gr.EventData) -> Iterator[Changes]:
-        """Run a lane again, continued differently from a position of its shown sequence; the others are unchanged, and
-        those that are running go on.
+        """Run a lane again, continued differently from a position of its shown sequence or with a part of the model
+        off; the others are unchanged, and those that are running go on.
         """
         try:
             with as_refusals("This fork", "lanes"):
                 shown = shown_visit(self.site, visit, event)
                 if not has_lane(shown, event) or shown.reads or is_remote(shown, event):
                     return
-                fork = self._fork(shown, event)
-                settings = shown.settings.forked(fork)
+                copy = self._copy(shown, event)
+                settings = shown.settings.with_copy(copy)
                 settings.check(self.site.rules)  # before the running lanes leave their run
         except Refusal as refusal:
             yield self.notices.show(refusal)
             return
         yield {self.page.lanes: settings.lanes}
-        siblings = _siblings(shown.run, fork)
+        siblings = _siblings(shown.run, copy)
         yield from self._guarded((visit or Visit(Settings())).follow(settings, siblings=siblings))
 
-    def _fork(self, shown: Visit, event: gr.EventData) -> Fork:
-        """The fork that an event requests. Raises Refusal."""
-        lanes = len(shown.run.headers)
+    def _copy(self, shown: Visit, event: gr.EventData) -> LaneCopy:
+        """The copy of a lane that an event requests. Raises Refusal."""
+        lane, lanes = whole_number(event, "lane"), len(shown.run.headers)
         instead_of = whole_number(event, "instead_of", lanes - 1) if has(event, "instead_of") else None
+        if has(event, "part"):
+            return SwitchedCopy(lane, text(event, "part", LONGEST_PART), instead_of=instead_of)
         tokens = [*past_tokens(shown.run, event), *self._instead(shown, event)]
-        return Fork(whole_number(event, "lane"), tokens, whole_number(event, "position"), instead_of)
+        return Fork(lane, tokens, whole_number(event, "position"), instead_of=instead_of)
 
     def _instead(self, visit: Visit, event: gr.EventData) -> list[int]:
         """The tokens that a fork continues with: the chosen candidate, or the typed words."""
@@ -236,8 +239,8 @@ def _remarks(run: Run | RemoteRun) -> list[str]:
     return list(dict.fromkeys(remark for header in run.headers for remark in header.get("remarks", ())))
 
 
-def _siblings(run: Run | RemoteRun | KeptRun, fork: Fork) -> Siblings:
-    """The lanes beside a fork. Those that are running leave their run and go on beside the fork."""
+def _siblings(run: Run | RemoteRun | KeptRun, copy: LaneCopy) -> Siblings:
+    """The lanes beside a copy of one. Those that are running leave their run and go on beside the copy."""
     session = run.hand_over()
     trace = session.trace if session else run.trace
-    return Siblings(trace, fork.siblings(len(run.headers)), fork.place, session)
+    return Siblings(trace, copy.siblings(len(run.headers)), copy.place, session)
