@@ -379,6 +379,8 @@ class Header:
     canvas: int = 0  # positions filled in any order; 0 for text generated from left to right
     remote: str = ""  # host and port of the server that generated the text; empty for a lane decoded here
     memory: str = ""  # digest of the memory from earlier runs; empty if the strategy has none
+    # tags around the model's thinking, the start and the end; the start is empty if the text begins with its thinking
+    thinking: list[str] = field(default_factory=list)  # empty for a model without such tags
 
 
 class Stamped(NamedTuple):

@@ -76,6 +76,9 @@ class Letters:
     def names(self) -> dict[int, str]:
         return dict(enumerate(self.letters))
 
+    def thinking_tags(self) -> None:
+        """No model of letters has any."""
+
     def pieces(self, ids: list[int]) -> list[str]:
         return [self.piece(token) for token in ids]
 

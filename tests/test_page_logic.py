@@ -47,7 +47,7 @@ def by_the_page(run_scripts, trace: Trace, lengths: list[int]) -> list[dict | No
 
 def agree(shown: dict, computed: dict) -> None:
     names = shown.keys() & computed.keys()
-    assert len(names) == 12
+    assert len(names) == 14
     assert {name: shown[name] for name in names} == pytest.approx({name: computed[name] for name in names})
 
 

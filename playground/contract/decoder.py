@@ -34,6 +34,10 @@ class Decoder(Strategy):
         """Toggles the decoder adds itself, before those a person adds."""
         return []
 
+    def thinking_tags(self) -> tuple[str, str] | None:
+        """The start and the end tag of the thinking part, if the strategy has some of its own; None: the model's."""
+        return None
+
     def passages(self, passage: str, question: str) -> dict[str, str]:
         """For each of its views, the passage that replaces the prompt's own; empty for none."""
         return {}

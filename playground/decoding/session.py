@@ -332,6 +332,7 @@ def header_of(models: Models, prompt: Prompt, ids: list[int], limits: Limits) ->
         prompt_ids=ids,
         prompt_pieces=target.tokens.pieces(ids),
         vocabulary=target.vocabulary,
+        thinking=list(target.tokens.thinking_tags() or ()),
     )
 
 
@@ -339,6 +340,7 @@ def _describe(header: Header, assembly: Assembly, models: Models) -> None:
     """Add the facts about the strategies to a header."""
     header.title, header.parts, header.guarantee = assembly.title(), assembly.parts(), assembly.claims()
     header.reconstruction = any(part.reconstruction for part in assembly.strategies())
+    header.thinking = list(assembly.decoder.thinking_tags() or header.thinking)
     if "draft" in assembly.needs() and models.draft:
         own = models.draft.quantization
         differs = own != header.quantization and (own != "none" or models.draft.name == header.model)

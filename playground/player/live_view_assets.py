@@ -22,6 +22,7 @@ STYLES = (
     "live",
     "lanes",
     "composed",
+    "thinking",
     "stage",
     "views",
     "views/choice",

@@ -9,13 +9,14 @@ import inspect
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from playground.events import Cache, Commit, Done, Draft, Event, Fill, Forward, Mask, Reason, Stamped, Verdict
+from playground.events import Cache, Commit, Done, Draft, Event, Fill, Forward, Header, Mask, Reason, Stamped, Verdict
 from playground.trace.cache_contents import live_counts
+from playground.trace.thinking import ThinkingSpan, thinking_parts
 from playground.trace.transcript import Token, Written, sequences
 
 if TYPE_CHECKING:
@@ -29,10 +30,15 @@ class LaneRecord:
     """The events of one lane, with the queries that metrics need."""
 
     stamped: list[Stamped]
+    header: Header = field(default_factory=Header)
 
     @cached_property
     def written(self) -> Written:
         return sequences(self.stamped)[0]
+
+    @cached_property
+    def thinking(self) -> list[ThinkingSpan]:
+        return thinking_parts(self.header, [token.piece or "" for token in self.written.tokens])
 
     def of(self, kind: type[Kind]) -> list[Kind]:
         return [stamped.event for stamped in self.stamped if isinstance(stamped.event, kind)]
@@ -63,7 +69,7 @@ class LaneRecord:
 
 def metrics(trace: Trace) -> dict[str, Any]:
     """All metrics of a consistent trace of one lane, by name. Raises ValueError unless there is exactly one lane."""
-    record = LaneRecord(_only_lane(trace))
+    record = LaneRecord(_only_lane(trace), trace.headers[0])
     found = {name: metric(record) for name, metric in METRICS.items()}
     return found | dict.fromkeys(OF_FORWARDS) if trace.headers[0].remote else found
 
@@ -76,6 +82,18 @@ def definitions() -> dict[str, str]:
 def tokens(record: LaneRecord) -> int:
     """Tokens of the final text, forced tokens and a committed end token included."""
     return len(record.written.tokens)
+
+
+def thinking_tokens(record: LaneRecord) -> int | None:
+    """Tokens of the text's thinking parts, their tags included. Not defined for a text without one."""
+    parts = record.thinking
+    return sum(part.end - part.first for part in parts) if parts else None
+
+
+def answer_tokens(record: LaneRecord) -> int | None:
+    """Tokens outside the thinking parts, a committed end token included. Not defined for a text without such a part."""
+    thought = thinking_tokens(record)
+    return None if thought is None else tokens(record) - thought
 
 
 def seconds(record: LaneRecord) -> float:
@@ -186,9 +204,9 @@ def origins(record: LaneRecord) -> dict[str | None, int]:
 
 
 METRICS: dict[str, Callable[[LaneRecord], Any]] = {metric.__name__: metric for metric in (
-    tokens, seconds, tokens_per_second, time_to_first_token, forwards, target_forwards, draft_forwards,
-    tokens_per_target_forward, acceptance_rate, acceptance_by_position, mean_accepted, mean_entropy, kv_live_peak,
-    kv_bytes_peak, mask_seconds_per_token, wasted_tokens, flops, origins)}
+    tokens, thinking_tokens, answer_tokens, seconds, tokens_per_second, time_to_first_token, forwards,
+    target_forwards, draft_forwards, tokens_per_target_forward, acceptance_rate, acceptance_by_position,
+    mean_accepted, mean_entropy, kv_live_peak, kv_bytes_peak, mask_seconds_per_token, wasted_tokens, flops, origins)}
 
 OF_FORWARDS = ("forwards", "target_forwards", "draft_forwards", "wasted_tokens", "flops")
 """Metrics that are None for a lane on a server, which does not report its forwards."""

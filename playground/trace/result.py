@@ -11,6 +11,7 @@ from playground.request_limits import quoted
 from playground.trace import Trace
 from playground.trace.data_frames import DataFrames
 from playground.trace.lane_metrics import Difference, diff, metrics
+from playground.trace.thinking import thinking_and_answer
 from playground.trace.transcript import Written, sequences
 
 
@@ -43,6 +44,16 @@ class Result(DataFrames):
     def text(self) -> str:
         """The generated text, cut before the stop string that ended it."""
         return self._output(self._written[0]).text
+
+    @property
+    def thinking(self) -> str:
+        """What the text thinks, without its tags; empty if the model's tags are not known, or not in the text."""
+        return self._thinking_and_answer[0]
+
+    @property
+    def answer(self) -> str:
+        """The text without its thinking parts, cut before the stop string that ended it."""
+        return cut(self._thinking_and_answer[1], self.header.stop)
 
     @property
     def token_ids(self) -> list[int]:
@@ -125,7 +136,9 @@ class Result(DataFrames):
         return json.dumps(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data: strategy, text, token_ids, outputs, metrics, reason, and if present `judged` and `message`."""
+        """Plain data: strategy, text, token_ids, outputs, metrics, reason, and if present `thinking` with `answer`,
+        `judged` and `message`.
+        """
         facts = {
             "strategy": self.strategy,
             "text": self.text,
@@ -135,6 +148,8 @@ class Result(DataFrames):
             "reason": self.reason,
         }
         judged = {"judged": asdict(self.judged)} if self.judged else {}
+        if self.metrics["thinking_tokens"] is not None:
+            facts |= {"thinking": self.thinking, "answer": self.answer}
         return {**facts, **judged, **({"message": self.message} if self.message else {})}
 
     @property
@@ -144,6 +159,10 @@ class Result(DataFrames):
     @cached_property
     def _written(self) -> dict[int, Written]:
         return sequences(self.trace.events)
+
+    @cached_property
+    def _thinking_and_answer(self) -> tuple[str, str]:
+        return thinking_and_answer(self.header, self._written[0])
 
     def _output(self, written: Written) -> Output:
         return Output(cut(written.text, self.header.stop), [token.id for token in written.tokens])

@@ -1,13 +1,12 @@
 """A budget for the thinking part of a text."""
 import math
-from bisect import bisect_right
-from codecs import getincrementaldecoder
 from collections.abc import Iterator
 
 from playground.algorithms.sampling.repetition import parse_marks
+from playground.algorithms.search.thinking_part import ThinkingPart
 from playground.contract import Decoder, Lane, knob
 from playground.errors import Refusal
-from playground.events import Event, Figure, Note
+from playground.events import Figure, Note
 
 
 class ThinkingBudget(Decoder):
@@ -46,6 +45,9 @@ class ThinkingBudget(Decoder):
         if not self.end:
             raise Refusal("The thinking part needs an end: enter the model's tag, such as </think>.", "end")
 
+    def thinking_tags(self) -> tuple[str, str]:
+        return self.start, self.end
+
     def check_target(self, model) -> None:
         if self.start and not model.tokens.can_spell(self.start):
             return  # it has no thinking part
@@ -71,7 +73,7 @@ class ThinkingBudget(Decoder):
                 yield from self._try(lm, part)
             rows = yield lm.extend()
 
-    def _force(self, lm: Lane, part: "ThinkingPart", rows, text: str) -> Iterator:
+    def _force(self, lm: Lane, part: ThinkingPart, rows, text: str) -> Iterator:
         """Write a text whatever the model prefers; returns the row after it."""
         tokens, first = lm.spell(text), lm.generated
         yield Figure("spans", "forced text", {"spans": [[first, first + len(tokens), "forced", len(tokens)]]})
@@ -81,7 +83,7 @@ class ThinkingBudget(Decoder):
             rows = yield lm.extend()
         return rows
 
-    def _go_on(self, lm: Lane, part: "ThinkingPart", rows) -> Iterator:
+    def _go_on(self, lm: Lane, part: ThinkingPart, rows) -> Iterator:
         """Take the beginning of an end tag back and write the word that replaces it; returns the row after it."""
         part.waits += 1
         yield Note(f"The thinking part would end here and goes on ({part.waits} of {self.waits}).")
@@ -90,7 +92,7 @@ class ThinkingBudget(Decoder):
             rows = yield lm.extend()
         return (yield from self._force(lm, part, rows, self.wait))
 
-    def _try(self, lm: Lane, part: "ThinkingPart") -> Iterator:
+    def _try(self, lm: Lane, part: ThinkingPart) -> Iterator:
         """Write a trial answer beside the text, and go on with it if it is certain enough."""
         [leaf] = lm.fork(1)
         yield from self._open(lm, leaf)
@@ -118,57 +120,3 @@ class ThinkingBudget(Decoder):
             if not leaf.reason:
                 [row] = yield lm.extend([leaf])
                 yield lm.keep([lm.choose(row, token)])
-
-
-class ThinkingPart:
-    """Whether the text is inside its thinking part, and how many tokens that has. Tags are compared with the pieces of
-    tokens, which for a special token is its name.
-    """
-
-    def __init__(self, lm: Lane, start: str, end: str):
-        self._lm, self._start, self._end = lm, start, end
-        prompt = "".join(map(lm.piece, lm.tokens[:lm.prompt_length]))
-        self.opened = not start or prompt.rfind(start) > prompt.rfind(end)
-        self.used = self.waits = 0  # tokens of the part, and end tags that were replaced
-        self._text, self._ends = "", []  # of the generated tokens: their pieces, and where each ends
-        self._since = 0  # characters up to the last tag
-        self._bytes = getincrementaldecoder("utf-8")("ignore")
-        for token in lm.tokens[lm.prompt_length:]:  # a fork of a run begins with given tokens
-            self._append(token)
-
-    @property
-    def inside_character(self) -> bool:
-        """Whether the last token ends inside the bytes of a character."""
-        return bool(self._bytes.getstate()[0])
-
-    def follow(self, token: int) -> Iterator[Event]:
-        """A token is committed next: shade it, and say how long the part was if it ends here."""
-        place, opened, used = len(self._ends), self.opened, self.used
-        self._append(token)
-        span = [place, place + 1, "thinking" if opened else "answer", float(opened)]
-        yield Figure("spans", "thinking", {"spans": [span], "shades": True})
-        if opened and not self.opened:
-            yield Note(f"The thinking part has {used + 1} tokens, its end tag included.")
-
-    def _append(self, token: int) -> None:
-        self._text += self._lm.piece(token)
-        self._ends.append(len(self._text))
-        self._bytes.decode(self._lm.bytes(token))
-        self.used += self.opened
-        tag = self._end if self.opened else self._start
-        if tag and tag in self._text[self._since:]:
-            self.opened, self._since = not self.opened, len(self._text)
-            self.used = self.waits = 0
-
-    def closes_with(self, token: int) -> bool:
-        """Whether this token would complete the end tag."""
-        return self._end in (self._text + self._lm.piece(token))[self._since:]
-
-    def take_tag_back(self) -> int:
-        """Forget the tokens of an end tag that was begun; returns how many."""
-        begun = max(i for i in range(len(self._end)) if self._text.endswith(self._end[:i]))
-        kept = bisect_right(self._ends, len(self._text) - begun) if begun else len(self._ends)
-        count = len(self._ends) - kept
-        del self._ends[kept:]
-        self._text, self.used = self._text[:self._ends[-1] if self._ends else 0], self.used - count
-        return count

@@ -8,6 +8,7 @@ from playground.trace import Trace
 from support.small_traces import END, ONE
 from support.traces import commit, draft, greedy, prefill, speculative, stamp, trace, verdict
 
+THINKER = [Header(vocabulary=100, thinking=[" 2", " 4"])]
 FORCED = commit(1, [2, 3, 4], ["sampled", "forced", "forced"])
 CANVAS = [Header(vocabulary=100, canvas=2)]
 SMALL = Cache(length=9, layers=1, heads=2, live=[[[(0, 4)], [(0, 2), (5, 9)]]], bytes=600)
@@ -60,6 +61,17 @@ TABLE: dict[str, tuple[Trace, dict[str, Any]]] = {
         Trace(CANVAS, stamp(Forward(tokens=8), Fill([0], [1], [" 1"], [0.9]), commit(0, [1, 2]), END)),
         {"wasted_tokens": None, "tokens_per_target_forward": 2 / 1},
     ),
+    "thinking is counted apart, its tags included": (
+        Trace(THINKER, stamp(prefill(), ONE, commit(1, [2, 3, 3]), commit(4, [4, 5]), END)),
+        {"tokens": 6, "thinking_tokens": 4, "answer_tokens": 2},
+    ),
+    "thinking that has not ended is thinking to the end of the text": (
+        Trace(THINKER, stamp(prefill(), ONE, commit(1, [2, 3, 3]), Rollback(1, " 1 2 3"), END)),
+        {"tokens": 3, "thinking_tokens": 2, "answer_tokens": 1},
+    ),
+    "a text without thinking counts none apart": (
+        Trace(THINKER, stamp(prefill(), ONE, END)), {"thinking_tokens": None, "answer_tokens": None},
+    ),
     "time is read from the lane's own clock": (
         trace(prefill(), ONE, Forward(), commit(1, [2]), END, at=[0.2, 0.25, 0.4, 0.45, 0.5]),
         {"seconds": 0.5, "time_to_first_token": 0.25, "tokens_per_second": 2 / 0.5},
@@ -81,8 +93,8 @@ TABLE: dict[str, tuple[Trace, dict[str, Any]]] = {
     ),
     "a metric without meaning is null": (
         trace(END, at=[0.0]),
-        dict.fromkeys(("tokens_per_second", "time_to_first_token", "tokens_per_target_forward", "acceptance_rate",
-                       "acceptance_by_position", "mean_accepted", "mean_entropy", "kv_live_peak", "kv_bytes_peak",
-                       "mask_seconds_per_token")),
+        dict.fromkeys(("thinking_tokens", "answer_tokens", "tokens_per_second", "time_to_first_token",
+                       "tokens_per_target_forward", "acceptance_rate", "acceptance_by_position", "mean_accepted",
+                       "mean_entropy", "kv_live_peak", "kv_bytes_peak", "mask_seconds_per_token")),
     ),
 }

@@ -6,7 +6,9 @@ import { composed, composingFrom, isInside } from "../components/composed.js";
 import { boxOf, button, el, setText } from "../components/elements.js";
 import { fixed, isNumber, isText, percent } from "../components/numbers.js";
 import { pieceLabel, writePiece } from "../components/pieces.js";
+import { thinkingParts } from "../components/thinking.js";
 import { LEVELS, ORIGINS, tokenClass } from "./colour.js";
+import { ThinkingFold } from "./thinking_fold.js";
 
 const FAR = 1e7; // pixels; more than any text is high, so that its height need not be known
 const STRETCH = 60; // tokens after which a stretch ends at the next line end
@@ -23,6 +25,7 @@ export class TextView {
     this.body = el("div", "body");
     this.prompt = el("span", "prompt");
     this.ghosts = el("span", "ghosts");
+    this.thinking = new ThinkingFold(() => this.draw(...this.drawn));
     this.node.append(this.body);
     this.shown = []; // token objects, in step with the spans
     this.spans = [];
@@ -74,11 +77,13 @@ export class TextView {
   }
 
   draw(sequence, state, channels) {
+    this.drawn = [sequence, state, channels];
     const { tokens, steps } = sequence;
     let same = Math.min(this.shown.length, tokens.length);
     while (same > 0 && this.shown[same - 1] !== tokens[same - 1]) same -= 1;
     this.truncate(same);
     for (let i = same; i < tokens.length; i++) this.add(tokens[i], i);
+    this.thinking.take(thinkingParts(state.record.header, tokens), this.spans);
     const { canvas } = state;
     this.body.classList.toggle("is-canvas", canvas.size > 0);
     tokens.forEach((token, i) => (canvas.filled.has(i) ? this.paintFilled(i, canvas.filled.get(i)) : this.paint(i, token, steps.get(i) || null, channels, state.marks.get(i))));
@@ -201,9 +206,10 @@ export class TextView {
   /** Colour one token if its step, its mark or the channels have changed. */
   paint(i, token, step, channels, mark) {
     const span = this.spans[i];
-    if (span.step === step && span.channels === channels && span.mark === mark) return;
-    Object.assign(span, { step, channels, mark });
-    span.className = tokenClass(token, step, channels, mark) + (span.isSoft ? " soft" : "") + (span === this.marked ? ` ${this.markedAs}` : "");
+    const thinks = this.thinking.lookOf(i);
+    if (span.step === step && span.channels === channels && span.mark === mark && span.thinks === thinks) return;
+    Object.assign(span, { step, channels, mark, thinks });
+    span.className = tokenClass(token, step, channels, mark) + thinks + (span.isSoft ? " soft" : "") + (span === this.marked ? ` ${this.markedAs}` : "");
   }
 
   /** A filled position keeps its colour from the canvas, independent of the chosen colour scale. */
@@ -249,7 +255,7 @@ export class TextView {
 
   /** Scroll the text, not the page, to a token. */
   bringInSight(i) {
-    const [span, { node }] = [this.spans[i], this];
+    const [span, { node }] = [this.thinking.over(i) || this.spans[i], this];
     if (!span) return;
     const [inner, outer] = [boxOf(span), boxOf(node)];
     if (inner.top < outer.top) node.scrollTop -= outer.top - inner.top + 8;

@@ -118,6 +118,7 @@ function walkAcross(app, card, at, by) {
 function stepTo(app, card, i) {
   const { spans } = card.text;
   const span = spans[Math.max(0, Math.min(spans.length - 1, i))];
+  card.text.thinking.open(Number(span.dataset.i));
   span.setAttribute("aria-label", describeToken(card, Number(span.dataset.i)));
   app.card.pinned = false;
   span.focus({ preventScroll: true });

@@ -43,6 +43,7 @@ export class Selection {
     const card = this.app.cards[lane];
     const span = position === null ? null : card.text.spans[position];
     if (!span) return;
+    card.text.thinking.open(position);
     span.scrollIntoView({ block: "nearest" });
     this.showCard(span, true);
   }

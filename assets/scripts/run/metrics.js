@@ -2,6 +2,7 @@
 // an undefined metric is null.
 
 import { bytes, count, DASH, fixed, isNumber, percent, seconds } from "../components/numbers.js";
+import { thinkingCounts } from "../components/thinking.js";
 
 /** Counters updated as events are applied; the other metrics are computed from the text on demand. */
 export class Costs {
@@ -63,9 +64,12 @@ export function measure(state) {
   const length = tokens.length || canvas.filled.size;
   const entropies = tokens.map((_, i) => steps.get(i)).filter(Boolean).map((step) => step.entropy);
   const rows = state.done || state.failed ? costs.rows : costs.atCommit.rows; // rows of an open round are not wasted yet
+  const { thinking, answer } = thinkingCounts(state.record.header, tokens);
   const unknown = Boolean(state.record.header.remote); // a server does not report its forwards
   return {
     tokens: length,
+    thinking_tokens: thinking,
+    answer_tokens: answer,
     seconds: clock,
     tokens_per_second: ratio(length, clock),
     target_forwards: unknown ? null : costs.passes,
@@ -141,6 +145,8 @@ export function whole(value) {
 /** The strip of metrics under a lane. */
 export const STRIP = [
   { name: "tokens", label: "tokens", help: "Tokens of the text so far.", write: whole },
+  { name: "thinking_tokens", label: "tokens of thinking", help: "Tokens of the text's thinking parts, their tags included.", write: whole },
+  { name: "answer_tokens", label: "tokens of the answer", help: "Tokens of the text outside its thinking parts.", write: whole },
   { name: "seconds", label: "time", help: "The lane's clock: the time of its own requests, without waiting for other lanes.", write: seconds },
   { name: "tokens_per_second", label: "tokens/s", help: "Tokens per second, prefill included.", write: (v) => fixed(v, v < 99.5 ? 1 : 0) },
   { name: "target_forwards", label: "forwards", help: "Forwards of the target model, prefill excluded.", write: whole },

@@ -132,12 +132,6 @@ function watermarkScore({ figures }) {
   return parts ? parts[parts.length - 1].series["z-score"] : null;
 }
 
-/** Tokens between thinking tags, the end tag included; null if the method does not tell them apart. */
-function thinkingTokens({ said }) {
-  const parts = [...said.values()].map((words) => words.find(([name]) => name === "thinking")).filter(Boolean);
-  return parts.length ? parts.filter(([, part]) => part === "thinking").length : null;
-}
-
 function lastNumber({ shown }) {
   const found = shown.tokens.map(({ piece }) => piece).join("").match(/\d+/g);
   return found ? Number(found.at(-1)) : null;
@@ -183,7 +177,6 @@ export const READINGS = {
     label: "first differing token", none: "none", write: whole, of: partingPlace, beside: (place, one, other) => `${wordAt(one, place)} and ${wordAt(other, place)}`,
   },
 
-  thinking_tokens: { label: "tokens of the thinking part", write: whole, of: thinkingTokens },
   last_number: { label: "last number of the text", write: whole, of: lastNumber },
 
   rounds: { label: "rounds", write: whole, of: (state) => state.rounds.filter((round) => round.verdict).length },

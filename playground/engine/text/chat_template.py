@@ -84,7 +84,7 @@ def render(tokenizer: PreTrainedTokenizerBase, *chats: Chat) -> list[Rendering]:
 def _outcomes(order: str) -> list[Rendering]:
     """What a template writes. Raises Refusal if it breaks a limit."""
     given = json.loads(order)
-    confined = hasattr(os, "fork") and given["template"] not in _bundled_templates()
+    confined = hasattr(os, "fork") and not is_bundled(given["template"])
     return [Rendering(**outcome) for outcome in (_confined(given) if confined else rendered(given))]
 
 
@@ -110,6 +110,11 @@ def _renderer() -> ConfinedChild:
 @cache
 def _bundled_templates() -> frozenset[str]:
     return frozenset(path.read_text(encoding="utf-8") for path in BUNDLED_MODELS.glob("*/chat_template.jinja"))
+
+
+def is_bundled(template: str) -> bool:
+    """Whether a template is that of a bundled model."""
+    return template in _bundled_templates()
 
 
 def template_of(tokenizer: PreTrainedTokenizerBase, with_tools: bool = False) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from playground.engine.text.chat_prompt import written
+from playground.engine.text.thinking_tags import Tags, read_tags
 from playground.engine.text.token_bytes import TokenBytes
 from playground.engine.text.tool_call_format import CallFormat, describes_tools, read_format
 from playground.errors import Refusal
@@ -123,6 +124,10 @@ class Tokens(TokenBytes):
     def call_format(self) -> CallFormat | None:
         """The form of a tool call in the model's chat template, if it has one that is recognised."""
         return read_format(self.tokenizer)
+
+    def thinking_tags(self) -> Tags | None:
+        """The start and the end tag of the model's thinking, if it has some that are known."""
+        return read_tags(self.tokenizer)
 
     def check_constrainable(self, prompt: Sequence[int]) -> None:
         """Raise Refusal for a prompt after which constraints would read another text than people do.
