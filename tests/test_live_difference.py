@@ -10,7 +10,7 @@ from live_page import address, browser, choose, feed, page, seek, send, visitor 
 from playwright.sync_api import expect
 from view_runs import send_trace
 
-from playground.events import Candidate, Commit, Done, Event, Forward, Header, Stamped, Step
+from playground.events import Candidate, Commit, Done, Event, Figure, Forward, Header, Part, Stamped, Step
 from playground.trace import Trace
 from playground.trace.lane_metrics import diff
 from support.page_scripts import defining, evaluating
@@ -76,10 +76,12 @@ def test_where_two_lanes_part_is_where_the_metric_finds_it(page, feed):
         f"The texts diverge at token {expected.index + 1}, logit difference {abs(expected.margin):.2f}."
     )
     cells = panel(page).locator(".parting td").all_inner_texts()
-    assert cells == ["25 %", "25 %", "50 %", "50 %"]  # probability of green, then of red, in the row of each lane
+    # probability of green, then of red, then of all others, in the column of each lane
+    assert cells == ["25 %", "25 %", "50 %", "50 %", "25 %", "25 %"]
     assert [text.split() for text in panel(page).locator(".parting tr th:first-child").all_inner_texts()[1:]] == [
         ["green", "lane", "2"],
         ["red", "lane", "1"],
+        ["all", "others"],
     ]
 
 
@@ -90,14 +92,19 @@ def test_each_column_has_the_probabilities_of_its_lane(page, feed):
     choose(page, 0)
     assert panel(page).locator(".parting th").all_inner_texts()[1:3] == ["p in lane 1", "p in lane 2"]
     red, green = ["50 %", "90 %"], ["25 %", "5.0 %"]
-    expect(panel(page).locator(".parting td")).to_have_text([*red, *green])
+    expect(panel(page).locator(".parting td")).to_have_text([*red, *green, "25 %", "5.0 %"])
+    widths = panel(page).locator(".parting td .bars i").evaluate_all("bars => bars.map((bar) => bar.style.width)")
+    assert widths[:4] == ["50%", "90%", "25%", "5%"]
 
 
 def test_a_token_outside_the_favourites_is_known_from_its_commit(page, feed):
     send_trace(page, feed, run_of(RED, writing(0, 5, 3)))
     choose(page, 1)
     expect(said(page)).to_contain_text(f"logit difference {math.log(4):.2f}")
-    expect(panel(page).locator(".parting td")).to_have_text(["13 %", "not among the 2 recorded", "50 %", "50 %"])
+    others = ["25 %", "25 %", "13 %", "25 %"]  # green, then all others
+    expect(panel(page).locator(".parting td")).to_have_text(
+        ["13 %", "not among the 2 recorded", "50 %", "50 %", *others]
+    )
 
 
 def test_words_that_both_wrote_are_distinguished_from_those_of_one(page, feed):
@@ -216,4 +223,46 @@ def test_a_lane_that_was_forced_where_the_texts_diverge_has_no_column_of_probabi
 
 def test_a_token_that_a_lane_did_not_record_is_said_to_be_missing_from_its_list(page, feed):
     send_trace(page, feed, run_of(writing(0, 1, 3), writing(0, 5, 3)))
-    expect(panel(page).locator(".parting td")).to_have_text(["50 %", "50 %", "not among the 2 recorded", "13 %"])
+    others = ["25 %", "25 %", "25 %", "13 %"]  # green, then all others
+    expect(panel(page).locator(".parting td")).to_have_text(
+        ["50 %", "50 %", "not among the 2 recorded", "13 %", *others]
+    )
+
+
+# --- a lane with other weights ---
+
+def changed_weights(*figures: Figure) -> Trace:
+    """The red lane beside one with other weights, which writes green."""
+    *written, done = GREEN
+    trace = run_of(RED, [*written, *((0.6, figure) for figure in figures), done])
+    trace.headers[1].parts.append(Part("rtn:bits=3", "weights"))
+    return trace
+
+
+def kl(position: int, nats: float) -> Figure:
+    return Figure("scalar", "KL after the same prefix, nats", {"x": position, "series": {"KL(loaded || lane)": nats}})
+
+
+@pytest.mark.journey
+def test_both_distributions_stand_at_the_first_difference_with_the_measured_divergence(page, feed):
+    send_trace(page, feed, changed_weights(kl(0, 0.01), kl(1, 0.125), kl(2, 0.5)))
+    choose(page, 1)
+    words = panel(page).locator(".parting-words")
+    expect(words).to_have_count(2)
+    expect(words.first).to_contain_text("Both lanes have read the same text up to here")
+    expect(words.last).to_contain_text("KL(loaded weights || lane 2) of this token: 0.125 nats, measured over the full")
+
+
+def test_a_divergence_that_was_not_measured_is_not_given_a_number(page, feed):
+    send_trace(page, feed, changed_weights())
+    choose(page, 0)
+    words = panel(page).locator(".parting-words").last
+    expect(words).to_have_text(
+        "KL to the loaded weights was not measured: it needs the full vocabulary, and 2 candidates of lane 2 are "
+        "recorded. The overlay “KL to the loaded weights” measures it."
+    )
+
+
+def test_lanes_with_the_loaded_weights_are_not_told_about_others(page, feed):
+    send_trace(page, feed, run_of(RED, GREEN))
+    expect(panel(page).locator(".parting-words")).to_have_count(1)

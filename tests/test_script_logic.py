@@ -257,3 +257,40 @@ def test_a_lane_that_switches_parts_is_named_by_them(browser):  # noqa: F811
     assert [each["short"] for each in names("""lanes => namesOf(lanes.map(({ parts, ...lane }) =>
       ({ ...lane, parts: parts.map(namedPart) })))""", lanes)] == [
         "Feature 17 off", "Feature 17 on", "A part off or on", "Greedy"]
+
+
+# --- where two lanes part ---
+
+@pytest.fixture(scope="module")
+def parting(browser) -> Evaluate:  # noqa: F811
+    return evaluating(browser, defining("lane/parting.js"))
+
+
+def row(**shares: float) -> dict:
+    """The recorded candidates of a step: letters stand for tokens."""
+    return {"top": [[ord(letter), letter, share, share] for letter, share in shares.items()]}
+
+
+def test_candidates_of_both_rows_stand_side_by_side_and_the_likelier_in_either_come_first(parting):
+    rows = [row(a=0.5, b=0.2, c=0.1), row(d=0.6, a=0.2, b=0.15)]
+    found = parting("([steps, taken]) => otherCandidates(steps, taken, 9)", [rows, [ord("a")]])
+    assert found == [{"piece": "d", "shares": [None, 0.6]}, {"piece": "b", "shares": [0.2, 0.15]},
+                     {"piece": "c", "shares": [0.1, None]}]
+    assert len(parting("([steps, taken]) => otherCandidates(steps, taken, 2)", [rows, []])) == 2
+
+
+def test_a_lane_that_recorded_nothing_there_has_no_share(parting):
+    assert parting("(steps) => otherCandidates(steps, [], 9)", [row(a=1.0), None]) == [
+        {"piece": "a", "shares": [1.0, None]}]
+
+
+def test_what_is_left_for_other_tokens_counts_those_that_were_not_recorded(parting):
+    assert parting("(shares) => restOf(shares)", [0.5, None, 0.125]) == 0.375
+    assert parting("(shares) => restOf(shares)", [0.75, 0.2500001]) == 0  # rounding in the trace
+
+
+def test_a_divergence_is_one_that_an_overlay_measured_at_this_token(parting):
+    measured = [{"parts": [{"x": at, "series": {"KL(loaded || lane)": nats}}]} for at, nats in ((0, 0.5), (2, 0.25))]
+    asked = "([figures, position]) => measuredKL(figures, position)"
+    assert [parting(asked, [measured, position]) for position in (0, 1, 2)] == [0.5, None, 0.25]
+    assert parting(asked, [[{"parts": [{"series": {"loss": 1.0}}]}], 0]) is None

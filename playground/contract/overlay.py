@@ -87,6 +87,19 @@ class ReadsLogits(Overlay):
         raise NotImplementedError
 
 
+class ReadsLoadedWeights(Overlay):
+    """Reads the model's own distributions, and beside them those of the loaded weights where a lane has others. Costs
+    forwards of the loaded weights there.
+    """
+
+    def read_both(self, first: int, logits: Tensor, loaded: Tensor) -> None:
+        """Logits [n, V] of the rows from position `first` on, of the lane's weights and of the loaded ones.
+
+        They are the same tensor in a lane that has the loaded weights.
+        """
+        raise NotImplementedError
+
+
 class ReadsStates(Overlay):
     """Reads hidden states between layers."""
 

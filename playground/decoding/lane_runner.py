@@ -85,7 +85,7 @@ class Runner:
         self._generator = _decode(assembly, lane)
         self._request: Request | None = None
         # of the complete text, for overlays
-        self._reading = reading_of(lane, lane.target_model, assembly.overlays) if isinstance(lane, Lane) else None
+        self._reading = _reading_of(lane, assembly) if isinstance(lane, Lane) else None
         self._watching = [overlay for overlay in assembly.overlays if isinstance(overlay, WatchesBeams)]
         self._ran: list[Forward] = []  # forwards that do not count as work yet
         self._untimed: list[tuple[Forward, TimedShare]] = []  # forwards that may not have ended
@@ -316,6 +316,10 @@ def _charge(runners: list[Runner], event: Forward, share: TimedShare) -> None:
     event.readers, event.flops = len(runners), event.flops / len(runners)
     for runner in runners:
         runner.charge(event if event.readers == 1 else replace(event), share)  # events are mutable: a copy for each
+
+
+def _reading_of(lane: Lane, assembly: Assembly) -> Request | None:
+    return reading_of(lane, lane.target_model, assembly.overlays, lane.loaded_model)
 
 
 def _decode(assembly: Assembly, lane: Lane | Canvas) -> Generator[Event | Request, Any, None]:

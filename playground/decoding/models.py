@@ -39,6 +39,7 @@ class Models:
     quantized: Mapping[str, Model] = field(default_factory=dict, compare=False)
     # why weights that lanes ask for could not be loaded or made
     refused: Mapping[str, Refusal] = field(default_factory=dict, compare=False)
+    loaded: AnyModel | None = None  # the target with its loaded weights, if `target` has a lane's own
 
     def with_weights(self, weights: str) -> Models:
         """The same with the target in other weights; raises Refusal if they were not loaded, or if an adapter has
@@ -62,7 +63,7 @@ class Models:
                 "run.",
                 "weights",
             )
-        return replace(self, target=own)
+        return replace(self, target=own, loaded=self.target)
 
     @property
     def denoiser(self) -> CanvasNetwork | OracleDenoiser:

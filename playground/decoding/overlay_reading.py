@@ -17,11 +17,12 @@ from playground.contract import (
     ReadsChannels,
     ReadsExperts,
     ReadsHeads,
+    ReadsLoadedWeights,
     ReadsSource,
     ReadsStates,
 )
 from playground.contract.overlay import OverlaidText, Overlay, ReadsAnotherText, ReadsLogits, RoutedRows
-from playground.decoding.requests import Feed, Request, Steps
+from playground.decoding.requests import Feed, Request, Steps, StepsTo
 from playground.decoding.stream import chunk_of
 from playground.decoding.stream.forwards import in_chain
 from playground.engine.expert_routing import ExpertRouting
@@ -43,17 +44,20 @@ PIECE = 128  # most tokens per forward
 WEIGHTS = 2 ** 17  # most attention weights of one head per forward
 
 
-def reading_of(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Request | None:
-    """The request that lets overlays read the lane's text and draw it; None without overlays."""
-    return Request(_readings(lane, model, overlays)) if overlays else None
+def reading_of(lane: Lane, model: Model, overlays: Sequence[Overlay], loaded: Model | None = None) -> Request | None:
+    """The request that lets overlays read the lane's text and draw it; None without overlays.
+
+    loaded: the model with its loaded weights, if the lane's `model` has others.
+    """
+    return Request(_readings(lane, model, overlays, loaded)) if overlays else None
 
 
-def _readings(lane: Lane, model: Model, overlays: Sequence[Overlay]) -> Steps:
+def _readings(lane: Lane, model: Model, overlays: Sequence[Overlay], loaded: Model | None) -> Steps:
     """One reading of the lane's text, and one of every other text that an overlay wants to read."""
     apart: list[Overlay] = [overlay for overlay in overlays if isinstance(overlay, ReadsAnotherText)]
     groups = [[overlay for overlay in overlays if overlay not in apart], *([overlay] for overlay in apart)]
     for group in filter(None, groups):
-        yield from OverlayReading(lane, model, group).steps()
+        yield from OverlayReading(lane, model, group, loaded).steps()
 
 
 @dataclass
@@ -85,11 +89,14 @@ class OverlayReading:
 
     name, reads_again, captures = "overlay", True, frozenset[int]()
 
-    def __init__(self, lane: Lane, model: Model, overlays: Sequence[Overlay]):
+    def __init__(self, lane: Lane, model: Model, overlays: Sequence[Overlay], loaded: Model | None = None):
         self.model, self._lane, self._overlays = model, lane, overlays
         self.prompt: list[int] = []
         self._first = 0  # position of the first row of the running forward
         self._store = model.new_store()
+        self._loaded: OverlayReading | None = None
+        if loaded is not None and loaded is not model and self._of(ReadsLoadedWeights):
+            self._loaded = OverlayReading(lane, loaded, ())
 
     def steps(self) -> Steps:
         """The forwards over the text, then what the overlays draw, which the lane records."""
@@ -102,7 +109,8 @@ class OverlayReading:
         size = _piece_size(self.model, len(text.tokens))
         for first in range(0, len(text.tokens), size):
             yield from self._read(first, text.tokens[first:first + size])
-        self._store.done = True
+        for reading in filter(None, (self, self._loaded)):
+            reading._store.done = True
         for overlay in self._overlays:
             for event in overlay.draw():
                 lane.record(event)
@@ -130,6 +138,17 @@ class OverlayReading:
         for overlay in self._of(LooksAhead):
             yield from self._look_ahead(overlay, logits)
         self._store.commit(len(tokens) - 1)
+        if comparing := self._of(ReadsLoadedWeights):
+            loaded = (yield from self._loaded.logits(tokens)) if self._loaded else logits
+            for of_both in comparing:
+                of_both.read_both(first, logits, loaded)
+
+    def logits(self, tokens: list[int]) -> StepsTo[Tensor]:
+        """The logits [n, V] after the next tokens of the text, which no overlay reads here."""
+        feed = self._feed(ForwardInput(self._store, tokens, in_chain(len(tokens))), LayerPlan())
+        yield [feed]
+        self._store.commit(len(tokens) - 1)
+        return feed.result()[:, :self._lane.vocabulary]
 
     def _feed(self, work: ForwardInput, plan: LayerPlan) -> Feed:
         feed = Feed(self, work, plan)

@@ -24,7 +24,7 @@ from playground.decoding.checkpoint_sampler import add_settings, note_settings, 
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import LaneRun, Refused, Runner, advance, batchable
 from playground.decoding.limits import Limits
-from playground.decoding.models import AnyModel, Models
+from playground.decoding.models import AnyModel, Models, continuing
 from playground.decoding.prompt import Prompt
 from playground.decoding.recorder import Recorder
 from playground.decoding.shared_prefix import SharedPrefixes
@@ -272,6 +272,7 @@ def _new_lane(
     if draft and models.differences:
         others["draft"] = prompt.tokens(draft)
     lane = Lane(ids, models.by_stream(assembly), assembly, limits, lane_recorder, others, memory, models.heads)
+    lane.loaded_model = continuing(models.loaded or models.target)
     lane.question, lane.passage = prompt.text, prompt.context.strip()
     lane.form = lambda text: replace(prompt, text=text, context="", before=(), taken_back=0).encode(models.target)
     return lane

@@ -10,19 +10,19 @@ from playground.decoding.overlay_reading import reading_of
 from playground.events import Event, Figure
 
 
-def read_by(overlay: Overlay, model, tokens: list[int], start: int) -> list[Event]:
-    """What an overlay draws about a text whose first `start` tokens are the prompt."""
+def read_by(overlay: Overlay, model, tokens: list[int], start: int, loaded=None) -> list[Event]:
+    """What an overlay draws about a text whose first `start` tokens are the prompt. loaded: as in `reading_of`."""
     overlay.check_target(model)
     drawn: list[Event] = []
     lane = SimpleNamespace(
         tokens=tokens, generated=len(tokens) - start, piece=model.tokens.piece, end_ids=model.end_ids,
         vocabulary=model.vocabulary, record=drawn.append,
     )
-    request = reading_of(lane, model, [overlay])
+    request = reading_of(lane, model, [overlay], loaded)
     with torch.inference_mode():
         while not request.go_on():
             for feed in request.feeds:
-                (feed.logits,), captured = model.forward([feed.work], feed.plan)
+                (feed.logits,), captured = feed.stream.model.forward([feed.work], feed.plan)
                 feed.captured = {layer: captured[layer] for layer in feed.plan.capture}
     return drawn
 

@@ -2,13 +2,17 @@
 // While a lane is running, the texts are compared up to the shorter one.
 
 import { button, el, option, setText } from "../components/elements.js";
-import { count, fixed, isNumber, percent } from "../components/numbers.js";
+import { DASH, count, fixed, isNumber, percent } from "../components/numbers.js";
 import { writePiece } from "../components/pieces.js";
 import { REASONS } from "../lane/lane.js";
+import { measuredKL, otherCandidates, restOf } from "../lane/parting.js";
+import { bars } from "../lane/probabilities.js";
+import { hasPart } from "../run/headers.js";
 import { isOver } from "../run/model.js";
 import { diffWords } from "../run/words.js";
 import { Panel } from "./panel.js";
 
+const MOST_OTHERS = 5; // candidates beside the two tokens that were chosen
 const PATIENT = 24; // while lanes run, the word diff is repeated when a text has grown by 1/24
 
 export class DifferencePanel extends Panel {
@@ -57,14 +61,17 @@ export class DifferencePanel extends Panel {
     this.body.replaceChildren(...[this.parting(pair), ...this.words(pair)].filter(Boolean));
   }
 
-  /** The position where the texts diverge: both tokens, and their probabilities in either lane. */
+  /** The position where the texts diverge: the distributions of both lanes, first of all the two tokens that they chose. */
   parting(pair) {
     if (!pair.parted) return null;
     const table = el("table", "parting");
     const head = el("tr");
     head.append(...["", ...pair.recording.map((of) => `p in ${pair.names[of]}`)].map((text) => el("th", "", text)));
-    table.append(head, ...[0, 1].map((side) => this.candidateRow(pair, side)));
-    return table;
+    const others = otherCandidates(pair.steps, pair.tokens.map(({ id }) => id), MOST_OTHERS);
+    table.append(head, ...[0, 1].map((side) => this.candidateRow(pair, side)), ...this.otherRows(pair, others));
+    const part = el("div", "", table);
+    part.append(...pair.sayRows().map((sentence) => el("p", "parting-words", sentence)));
+    return part;
   }
 
   candidateRow(pair, side) {
@@ -73,8 +80,24 @@ export class DifferencePanel extends Panel {
     const token = button("quiet piece", "", `Show this token in ${pair.names[side]}`, () => this.app.selection.reveal(pair.cards[side].order, pair.index));
     writePiece(token, pair.tokens[side].piece, true);
     name.append(token, ` ${pair.names[side]}`);
-    row.append(name, ...pair.recording.map((of) => el("td", "num", pair.sayProbability(of, side))));
+    row.append(name, ...pair.recording.map((of) => shareCell(pair, of, pair.probability(of, side), pair.sayProbability(of, side))));
     return row;
+  }
+
+  /** The other candidates, and all tokens that have no row, where both lanes recorded theirs. */
+  otherRows(pair, others) {
+    if (!pair.steps.every(Boolean)) return [];
+    const rows = others.map(({ piece, shares }) => {
+      const row = el("tr", "other");
+      const name = el("th", "piece");
+      writePiece(name, piece, true);
+      row.append(name, ...pair.recording.map((of) => shareCell(pair, of, shares[of], isNumber(shares[of]) ? percent(shares[of]) : DASH)));
+      return row;
+    });
+    const left = pair.recording.map((of) => restOf([0, 1].map((side) => pair.probability(of, side)).concat(others.map(({ shares }) => shares[of]))));
+    const rest = el("tr", "other rest");
+    rest.append(el("th", "", "all others"), ...pair.recording.map((of, i) => shareCell(pair, of, left[i], percent(left[i]))));
+    return [...rows, rest];
   }
 
   words(pair) {
@@ -87,6 +110,14 @@ export class DifferencePanel extends Panel {
     key.append(el("ins", "mine", `only in ${pair.names[0]}`), el("del", "theirs", `only in ${pair.names[1]}`));
     return stretches.some(({ kind }) => kind !== "same") ? [text, key] : [text];
   }
+}
+
+/** A probability in a lane as a bar in its colour, and in words. */
+function shareCell(pair, of, share, words) {
+  const cell = el("td", "num");
+  cell.dataset.lane = pair.cards[of].order;
+  cell.append(bars(share, null), el("span", "", words));
+  return cell;
 }
 
 /** The current state of two lanes. */
@@ -103,6 +134,7 @@ class Pair {
     this.parted = found >= 0;
     this.index = this.parted ? found : this.compared;
     this.tokens = this.sequences.map(({ tokens }) => tokens[this.index]);
+    this.steps = this.sequences.map(({ steps }) => steps.get(this.index));
   }
 
   /** Whether token ids mean the same in both. */
@@ -130,6 +162,20 @@ class Pair {
     const probability = this.probability(of, side);
     if (probability !== null) return percent(probability);
     return `not among the ${this.sequences[of].steps.get(this.index)?.top.length || 0} recorded`;
+  }
+
+  /** What the two distributions are, and how far the one of changed weights is from that of the loaded ones if that was measured. */
+  sayRows() {
+    const changed = [0, 1].filter((of) => hasPart(this.cards[of].record.header, "weights"));
+    const here = this.recording.length === 2 ? ["Both lanes have read the same text up to here. After it each reads its own, and their distributions no longer answer the same question."] : [];
+    return [...here, ...changed.map((of) => this.sayKL(of))];
+  }
+
+  sayKL(of) {
+    const kl = measuredKL(this.cards[of].state.figures.values(), this.index);
+    if (kl !== null) return `KL(loaded weights || ${this.names[of]}) of this token: ${fixed(kl, 3)} nats, measured over the full vocabulary. Its curve over the text of ${this.names[of]} is below the entropy.`;
+    const recorded = count(this.steps[of]?.top.length || 0, "candidate");
+    return `KL to the loaded weights was not measured: it needs the full vocabulary, and ${recorded} of ${this.names[of]} are recorded. The overlay “KL to the loaded weights” measures it.`;
   }
 
   /** Why a lane has no probabilities where the texts diverge. */

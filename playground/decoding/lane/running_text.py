@@ -38,6 +38,7 @@ class RunningText(RandomNumbers, LaneText):
         super().__init__(limits.seed)
         self.limits, self.recorder, self.assembly = limits, recorder, assembly
         self.target_model, self._models = models["target"], models
+        self.loaded_model = self.target_model  # the same with its loaded weights, if the lane has others
         self.end_ids, self.stop_strings = self.target_model.end_ids, limits.stop
         self.prompts, self.prompt_length = prompts, len(prompts["target"])
         self._set_sizes()
