@@ -13,7 +13,8 @@ from playground.events import Figure
 
 class EntropyBound(CanvasDecoder):
     """Turn a block of random tokens into text over several forwards, and start again with the next block. No
-    bundled model turns noise into text: load google/diffusiongemma-26B-A4B-it.
+    bundled model turns noise into text: load google/diffusiongemma-26B-A4B-it; the library shows a recorded run of a
+    tiny one.
 
     Each forward predicts every position of the block. The positions of lowest entropy are accepted and sampled, as many
     as keep the sum of their entropies without the largest within a bound, which bounds the information they have about

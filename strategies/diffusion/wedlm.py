@@ -8,7 +8,7 @@ from playground.events import Figure, Note
 
 class WeDLM(CanvasDecoder):
     """Fill the positions of a sliding window whose entropy is low, nearer ones first, and commit its filled start. No
-    bundled model is trained for it: load a WeDLM checkpoint.
+    bundled model is trained for it: load a WeDLM checkpoint; the library shows a recorded run of a tiny one.
 
     Known tokens are read before the masks, with causal attention, so the key and value states of the window's leading
     filled positions are final and enter the cache in the forward that reads them; as many masks are then appended.

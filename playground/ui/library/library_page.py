@@ -19,6 +19,7 @@ from playground.page_scripts import joined
 from playground.player.guarantee_labels import LIMIT, PROMISES, labelled
 from playground.ui.components import glossary
 from playground.ui.library.demo_lanes import settings_for
+from playground.ui.library.recorded_runs import recorded_run
 from playground.ui.server.site import Site
 
 Class = type[Strategy]
@@ -177,7 +178,7 @@ def entry(cls: Class) -> str:
         f"<header><h4><a href='#{name}' title='Link to this entry'>{escape(cls.title)}</a></h4><code>{name}</code>"
         f"{_kind(cls)}</header>"
         f"<p class='summary'>{escape(cls.summary())}</p>{_marks(cls)}{_source(cls)}{_terms(_facts(cls, found))}"
-        f"{_how(cls)}{_knobs(found['knobs'])}<footer>{_way_in(cls)}</footer></article>"
+        f"{recorded_run(cls)}{_how(cls)}{_knobs(found['knobs'])}<footer>{_way_in(cls)}</footer></article>"
     )
 
 
