@@ -7,6 +7,7 @@ from time import thread_time
 
 import pytest
 
+from playground.algorithms.draft_heads.draft_head import DraftHead
 from playground.bench.bookkeeping.bookkeeping_defaults import Sizes
 from playground.bench.bookkeeping.bookkeeping_report import page, verdict
 from playground.bench.bookkeeping.bookkeeping_trial import Bookkeeping, BookkeepingTrial
@@ -52,7 +53,7 @@ def test_a_head_without_fitted_weights_and_a_policy_that_chooses_rows_are_measur
 
 
 def test_every_draft_head_is_measured_with_random_weights():
-    heads = [name for name in measured_names() if find(name).kind == "drafter" and "untrained" in dir(find(name))]
+    heads = [name for name in measured_names() if issubclass(find(name), DraftHead)]
     assert len(heads) > 15 and all(settings_of(name) == {"weights": "random"} for name in heads)
 
 

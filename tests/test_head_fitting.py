@@ -24,7 +24,7 @@ EPOCHS = 3
 SLOW_LEARNERS = ("kangaroo", "ppd")  # need more texts than these to learn
 TRAINED = (
     "medusa", "hydra", "hydra_plus_plus", "eagle", "eagle_3", "fspad", "clover", "clover_2", "chimera", "falcon",
-    "hidden_transfer", "longspec", "dflash", "p_eagle", *SLOW_LEARNERS,
+    "hidden_transfer", "longspec", "dflash", "mtp", "p_eagle", *SLOW_LEARNERS,
 )  # fmt: skip
 
 

@@ -22,7 +22,8 @@ from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Failed
 from playground.training.public_heads import read_head
-from support.draft_heads import PROMPT, Watching, embed, log_probabilities, norm, proposals, states
+from support.draft_heads import PROMPT, Watching, embed, log_probabilities, norm, proposals, random_weights, states
+from support.head_lessons import Lessons, differ, first_losses, targets
 from support.laws import AT_ONE, EXACT, off, tables
 from support.mtp_checkpoints import COUNT, save_checkpoint
 from support.speculation import collapses, speculative_lane
@@ -233,3 +234,55 @@ def test_a_published_head_drafts_by_its_formula(tmp_path):
 def test_wrong_states_and_caches_of_a_published_head_are_detected(wrong, tmp_path):
     found = published_rounds(given_head(tmp_path, wrong))
     assert not all(drafted == guessed(tokens) for tokens, drafted in found)
+
+
+# --- the training of one layer for all steps ---
+
+LIKE = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-5}
+SHARES = (1 / 1.96, 0.6 / 1.96, 0.36 / 1.96)  # of the losses: each 0.6 of that before it
+
+
+@torch.no_grad()
+def expected_losses(lessons: Lessons, shares: tuple[float, ...] = SHARES, first: int = 1) -> list[float]:
+    """For each step the negative log-likelihood of what the target wrote, with the library's qwen3 layer, text by text.
+
+    The first step reads the `first` next token.
+    """
+    weights = random_weights(NAME)
+    config = Qwen3Config(hidden_size=32, intermediate_size=96, attn_implementation="eager", **LIKE)
+    layer, rotary = Qwen3DecoderLayer(config, 0).double(), Qwen3RotaryEmbedding(config)
+    layer.load_state_dict(weights, strict=False)
+    count, found = lessons.states.shape[1], []
+    mask = torch.full((count, count), float("-inf"), dtype=torch.float64).triu(1)[None, None]
+    places = rotary(lessons.states, torch.arange(count)[None])
+    outputs, rows = [], lessons.states
+    for step in range(3):
+        read = lessons.embeddings.double()[lessons.batch.ids.roll(-step - first, 1)]
+        rows = torch.cat([norm(weights, "token_layernorm")(read), norm(weights, "hidden_layernorm")(rows)], -1)
+        rows = layer(rows @ weights["input_proj.weight"].T, attention_mask=mask, position_embeddings=places)
+        outputs.append(rows := norm(weights, "final_layernorm")(rows))
+    for step, (share, rows) in enumerate(zip(shares, outputs)):
+        logits = (rows @ lessons.lm_head.double().T).log_softmax(-1)
+        nats = [-logits[text, at, lessons.batch.ids[text, at + step + 2]] for text, at in targets(step + 2)]
+        found.append(share * float(torch.stack(nats).mean()))
+    return found
+
+
+@pytest.mark.oracle("mtp")
+def test_each_step_learns_the_token_after_the_one_it_reads_and_counts_less():
+    lessons = Lessons(NAME)
+    assert not differ(first_losses(lessons), expected_losses(lessons))
+
+
+@pytest.mark.refuses("mtp")
+@pytest.mark.parametrize("wrong", [{"shares": (1 / 3,) * 3}, {"first": 0}, {"first": 2}])
+def test_equal_losses_and_other_tokens_are_detected(wrong):
+    lessons = Lessons(NAME)
+    assert differ(first_losses(lessons), expected_losses(lessons, **wrong))
+
+
+def test_a_layer_that_is_trained_is_used_for_three_tokens():
+    drafter = find(NAME)()
+    drafter.begin_fitted(find(NAME).untrained(32, 3))
+    block, steps = drafter._head
+    assert steps == 3 and block.input_proj.weight.shape == (32, 64)

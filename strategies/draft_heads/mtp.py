@@ -7,6 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from playground.algorithms.draft_heads.head_layers import HeadShape, WholeTexts
+from playground.algorithms.draft_heads.head_training import (
+    HeadBatch,
+    HeadTexts,
+    HeadTraining,
+    ahead,
+    embedded,
+    measured,
+    token_loss,
+    trained,
+)
 from playground.algorithms.draft_heads.mtp_head import MtpBlock, MtpHead
 from playground.contract import Drafter, Lane, knob
 from playground.contract.token_tree import TokenTree
@@ -14,16 +25,23 @@ from playground.engine.host_copies import read_lists
 from playground.errors import Refusal
 from playground.events import Figure
 
+STEPS = 3  # tokens that a layer trained here guesses, as in the paper
+DECAY = 0.6  # weight of a step's loss in that of the step before
+Guesses = list[tuple[Tensor, Tensor]]
+
 
 class Mtp(Drafter):
     """The layers for multi-token prediction that ship inside a checkpoint guess one token each. No bundled model
-    has such layers: load a checkpoint with num_mtp_layers, or give a published head.
+    has such layers: load a checkpoint with num_mtp_layers, give a published head, or train a layer with `fit mtp`.
 
-    They were trained with the target, and the transformers library reads them from its files. Each layer reads the
-    state of the layer before it and the embedding of the token that was guessed last, so the guesses form a chain. Rows
-    that read a rejected token are computed again. A published head of this kind, given with `--draft`, has one layer
-    that is used for every token. Guesses are the most probable tokens, verified as any other draft tokens are. depth =
-    0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025, arXiv 2509.18362.
+    A checkpoint's layers were trained with the target, and the transformers library reads them from its files. Each
+    reads the state of the layer before it and the embedding of the token that was guessed last, so the guesses form a
+    chain. Rows that read a rejected token are computed again. `fit` trains one layer for a target that stays as it is,
+    on the target's own texts and for three tokens in a row, the loss of each weighing 0.6 of that of the one before it;
+    a published head of this kind, given with `--draft`, works in the same way. Unlike the published ones, which start
+    from a checkpoint's layer, that of `fit` starts from random weights. Guesses are the most probable tokens, verified
+    as any other draft tokens are. depth = 0 is plain decoding. DeepSeek-AI 2024, arXiv 2412.19437; Cai et al. 2025,
+    arXiv 2509.18362.
     """
 
     fitted_to_target, prefers_trained, needs = True, True, ("trained",)
@@ -46,9 +64,36 @@ class Mtp(Drafter):
         if not (self._head or model.mtp_count):
             raise Refusal(
                 f"{model.name} has no layers for multi-token prediction: choose a model whose config says "
-                "num_mtp_layers, give a head with --draft, or choose another drafter.",
+                "num_mtp_layers, give a head with --draft, run `python -m playground fit mtp` with this model, or "
+                "choose another drafter.",
                 self.name,
             )
+
+    @classmethod
+    def untrained(cls, width: int, depth: int) -> dict[str, Tensor]:
+        """Weights to start a training from, for a target of this hidden size."""
+        return {**MtpBlock(HeadShape.like(width)).state_dict(), "steps": torch.tensor(STEPS)}
+
+    @classmethod
+    def build(cls, weights: dict[str, Tensor]) -> MtpBlock:
+        """The layer with these weights. Raises KeyError or RuntimeError if they are of another network."""
+        return MtpBlock.of(weights)
+
+    @classmethod
+    def train(cls, texts: HeadTexts) -> Iterator:
+        """Train one layer on the tokens that the target wrote, and measure it; returns the weights."""
+        torch.manual_seed(texts.seed)
+        block, total = cls.build(cls.untrained(texts.width, texts.depth)), sum(DECAY ** step for step in range(STEPS))
+
+        def losses(batch: HeadBatch) -> list[Tensor]:
+            return [
+                DECAY ** step / total * token_loss(states, texts.lm_head, labels)
+                for step, (states, labels) in enumerate(guessed(block, texts, batch))
+            ]
+
+        yield from trained(block, texts, losses, HeadTraining(epochs=6, rate=1e-3))
+        yield measured(texts, STEPS, lambda batch: guessed(block, texts, batch)).note()
+        return {**block.state_dict(), "steps": torch.tensor(STEPS)}
 
     def _layers(self, lm: Lane) -> Any:
         """Those of the head that was given, or of the checkpoint."""
@@ -118,6 +163,16 @@ class MtpText:
         if valid < self.rows:
             self.cache.crop(valid - self.rows)
             self.rows = valid
+
+
+def guessed(block: MtpBlock, texts: HeadTexts, batch: HeadBatch) -> Guesses:
+    """For each step the inputs of the lm_head [n, width] and the tokens [n] that the target wrote there."""
+    states, found = batch.states[texts.depth], []
+    for step in range(1, STEPS + 1):
+        states = block(embedded(texts, batch.ids.roll(-step, 1)), states, WholeTexts(batch.ids.shape[1]))
+        places, labels = ahead(batch, step + 1)
+        found.append((states[places], labels[places]))
+    return found
 
 
 def _best(logits: Tensor) -> tuple[int, float]:
