@@ -138,7 +138,6 @@ MISSING = {
     "mtp": "No bundled model",
     "parallelbench": "are left out",
     "refrag": "not trained further",
-    "s2d": "left out",
     "ssm_dynamics": "No bundled model",
     "cross_attention": "No bundled model is one",
     "wedlm": "No bundled model",

@@ -108,18 +108,18 @@ class NestedNetwork(Module):
 
 class S2D(DraftHead):
     """A copy of the target's first layers drafts, trained so that its inner layers predict tokens as well: each draft
-    token uses as few layers as it needs. The narrower sub-networks of SortedNet are left out.
+    token uses as few layers as it needs. As in the paper, sub-networks differ in depth alone.
 
     The layers form nested sub-networks with one norm and the target's lm_head, trained together on the mean of their
     losses (SortedNet), on the next token alone. After each exit the most probable token's probability is compared with
     the threshold; the first exit above it gives the draft distribution, the last always does. Hidden states of tokens
     that left early wait, and are read by the deeper layers together with the next token that goes deeper, so each layer
     has the KV cache of the whole text as far as it has read. threshold = 1 always drafts with all layers, 0 with the
-    fewest; depth = 0 is plain decoding. SortedNet also has sub-networks of less width and trains one drawn at random in
-    each step; here the mean loss of those of less depth is trained. The paper has a threshold for each
-    exit, and its draft has embeddings and an lm_head of its own and drafts by argmax; here tokens are sampled from the
-    exit's distribution, as an exact verification needs. Kavehzadeh et al. 2024, arXiv 2407.01955; Valipour et al. 2023,
-    arXiv 2309.00255.
+    fewest; depth = 0 is plain decoding. SortedNet, from which the training comes, also has sub-networks of less width
+    and trains one drawn at random in each step; S2D trains the mean loss of those of less depth, and so is it here. The
+    paper has a threshold for each exit, and its draft has embeddings and an lm_head of its own and drafts by argmax;
+    here tokens are sampled from the exit's distribution, as an exact verification needs. Kavehzadeh et al. 2024, arXiv
+    2407.01955; Valipour et al. 2023, arXiv 2309.00255.
     """
 
     name, title, paper, sheet = "s2d", "S2D: sorted nested drafts", "2407.01955", "speculative/s2d-sorted"
