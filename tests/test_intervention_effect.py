@@ -7,6 +7,8 @@ import pytest
 
 from playground.bench.effects.answer_comparison import PLAIN
 from playground.bench.effects.intervention_effect import (
+    ACTIVE,
+    AS_ACTIVE,
     DIGIT_FEATURES,
     NAMED,
     NUMBERS,
@@ -22,6 +24,7 @@ EFFECT = interventions(count=12)
 ABSENT = {
     "arithmetic does not suffer": {},
     "other features harm as much": {(NAMED, NUMBERS): 1.0, (OTHERS, NUMBERS): 1.0},
+    "features as active harm as much": {(NAMED, NUMBERS): 1.0, (ACTIVE, NUMBERS): 1.0},
     "questions in words suffer as well": {(NAMED, NUMBERS): 1.0, (NAMED, "context_qa"): 1.0},
 }
 
@@ -60,3 +63,30 @@ def test_features_of_digits_are_those_that_the_rule_finds_and_the_others_are_non
     assert all_digits() == DIGIT_FEATURES
     others = {int(name.split()[1]) for name in switched(1)[OTHERS].split(", ")}
     assert len(others) == len(DIGIT_FEATURES) and others.isdisjoint(DIGIT_FEATURES)
+
+
+def test_the_features_as_active_are_those_that_the_rule_finds():
+    import torch
+
+    import playground
+    from playground.bench.effects.active_features import as_active, mean_activity
+    from playground.contract import make
+    from playground.decoding import fitted_weights
+    from playground.questions.world.show import items
+    from playground.training.calibration import answered
+    model = playground.load("pocket").target
+    weights = fitted_weights.find(make("sae_features"), {"target": model})
+    texts = [answered(model.tokens, item) for item in items("arithmetic", 60, 2, held_out=False)]
+    with torch.inference_mode():
+        activity = mean_activity(model, weights, texts)
+    assert as_active(activity, DIGIT_FEATURES) == AS_ACTIVE and not set(AS_ACTIVE) & set(DIGIT_FEATURES)
+    totals = [float(activity[list(group)].sum()) for group in (DIGIT_FEATURES, AS_ACTIVE)]
+    assert totals[1] == pytest.approx(totals[0], rel=0.02)
+
+
+def test_a_feature_as_active_is_the_nearest_that_is_free_and_the_most_active_chooses_first():
+    from torch import tensor
+
+    from playground.bench.effects.active_features import as_active
+    assert as_active(tensor([5.0, 4.0, 4.1, 3.0, 1.0, 0.5]), [0, 1]) == (2, 3)
+    assert as_active(tensor([1.0, 1.1, 1.05, 9.0]), [0]) == (2,)

@@ -14,7 +14,7 @@ import sys
 import torch
 
 import playground
-from playground.bench.effects.intervention_effect import NAMED, OTHERS, TASKS, switched
+from playground.bench.effects.intervention_effect import ACTIVE, NAMED, OTHERS, TASKS, switched
 from playground.bench.survey.results import sign_test
 from playground.contract import make
 from playground.decoding import fitted_weights
@@ -62,7 +62,8 @@ def main(count: int) -> None:
             found = {name: judged(model, pairs, parts) for name, parts in switched(1).items()}
             for name, rows in found.items():
                 print(compared(f"{name} off", rows, plain), flush=True)
-            print(compared(f"{NAMED} against {OTHERS}", found[NAMED], found[OTHERS]), flush=True)
+            for other in (OTHERS, ACTIVE):
+                print(compared(f"{NAMED} against {other}", found[NAMED], found[other]), flush=True)
 
 
 if __name__ == "__main__":
