@@ -15,6 +15,7 @@ import binascii
 import json
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, WithJsonSchema
@@ -246,8 +247,9 @@ def _types(cls: type[RunRequest]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
+@cache
 def choices(cls: type[RunRequest]) -> dict[str, tuple[str, ...]]:
-    """The values of the fields that offer a choice."""
+    """The values of the fields that offer a choice. Cached: annotations are evaluated for it."""
     plain = get_type_hints(cls)
     return {name: get_args(kind) for name, kind in plain.items() if get_origin(kind) is Literal}
 

@@ -4,7 +4,6 @@
 """
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from chromium import PATIENCE, chromium, new_context
 from playwright.sync_api import BrowserContext, Page, expect
 
 from playground.ui.components.settings import Settings
+from support.launched import free_port
 
 ROOT = Path(__file__).parents[1]
 # positions the models take, and what makes a token last some milliseconds: so a run can be caught in the middle
@@ -33,9 +33,7 @@ def started(folder: Path) -> Iterator[str]:
         patch.setattr(saved, "CONTEXT", LONG)
         patch.setattr(saved, "WIDTH", WIDE)
         models = saved.save_models(folder)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     app = subprocess.Popen(
         [sys.executable, "app.py", "--model", models.target, "--draft", models.draft, "--port", str(port)],
         cwd=ROOT,

@@ -13,6 +13,7 @@ from playground.ui.components.theme import theme_options
 from playground.ui.server.admission_queue import AdmissionQueue, QueueLimits, Share
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.launched import launched
 
 
 class Counting:
@@ -71,11 +72,8 @@ def counting_site(prepare, seats: int | None = None, rules: Rules | None = None)
 @contextmanager
 def open_page(prepare, seats: int | None = None):
     """The page with a `counting_site`; yields its address."""
-    demo = build(counting_site(prepare, seats))
-    try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
-    finally:
-        demo.close()
+    with launched(build(counting_site(prepare, seats)), **theme_options()) as address:
+        yield address
 
 
 @pytest.fixture

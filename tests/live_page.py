@@ -9,6 +9,7 @@ import pytest
 from chromium import chromium, new_context
 
 from playground.ui.play.live_view import Lanes
+from support.launched import launched
 
 ACTS = ("hold", "resume", "step", "stop_lane", "fork", "look", "attribute", "missed", "pace")
 
@@ -43,9 +44,8 @@ def address(feed):
         send.click(feed.send, None, live, show_progress="hidden", trigger_mode="multiple")
         for name in ACTS:
             getattr(live, name)(feed.hear(name), None, None, show_progress="hidden", trigger_mode="multiple")
-    _, url, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
-    yield url
-    demo.close()
+    with launched(demo.queue()) as url:
+        yield url
 
 
 @pytest.fixture(scope="module")

@@ -45,6 +45,7 @@ from playground.ui.play import gallery
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 from playground.ui.server.worker import Worker
+from support.launched import launched
 
 pytestmark = pytest.mark.bench
 
@@ -65,9 +66,8 @@ HOSTILE = "<img src=x onerror=window.hacked=1>${window.hacked=1}{{value}}"
 @pytest.fixture(scope="module")
 def address():
     """The whole site over random models, in this process."""
-    demo = build(Site(load=lambda *names, **how: pair()))
-    yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
-    demo.close()
+    with launched(build(Site(load=lambda *names, **how: pair())), **theme_options()) as address:
+        yield address
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from playground.ui.server.api import compare_endpoint, run_endpoint
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.launched import launched
 
 PROMPT = "The red fox"
 NAMES = {"/run", "/compare", "/strategies", "/examples", "/questions"}
@@ -43,16 +44,10 @@ def pair(tmp_path_factory):
     return saved.save_models(tmp_path_factory.mktemp("models"))
 
 
-def opened(site: Site):
-    demo = build(site)
-    return demo, demo.launch(prevent_thread_lock=True, quiet=True, run_history=False)[1]
-
-
 @pytest.fixture(scope="module")
 def client(pair):
-    demo, address = opened(Site(ModelRequest(pair.target, pair.draft)))
-    yield Client(address, verbose=False)
-    demo.close()
+    with launched(build(Site(ModelRequest(pair.target, pair.draft)))) as address:
+        yield Client(address, verbose=False)
 
 
 def compare(client: Client, *lanes: dict, **more) -> list[dict]:
@@ -172,30 +167,23 @@ def test_lanes_that_are_no_list_are_answered_with_a_sentence(client):
 
 @pytest.mark.slow
 def test_a_public_page_keeps_its_limits_for_programs(pair):
-    demo, address = opened(Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors()))
-    try:
+    with launched(build(Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors()))) as address:
         client = Client(address, verbose=False)
         assert "from 1 to 256" in refused(client, GREEDY, length=300)
         assert "only the models in its list" in refused(client, GREEDY, model=pair.target)
-    finally:
-        demo.close()
 
 
 @pytest.mark.slow
 def test_a_program_that_leaves_ends_its_comparison():
     from counting import Counting
     begun, models = [], SimpleNamespace(target=SimpleNamespace(name="counter", dtype="int", device="cpu"), draft=None)
-    demo, address = opened(
-        Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1])
-    )
-    try:
+    site = Site(load=lambda *names, **how: models, prepare=lambda *asked: begun.append(Counting([])) or begun[-1])
+    with launched(build(site)) as address:
         job = Client(address, verbose=False).submit(PROMPT, [GREEDY], api_name="/compare")
         while len(job.outputs()) < 3:
             assert not job.done()
         job.cancel()
         assert begun[0].stopped.wait(PATIENCE)
-    finally:
-        demo.close()
 
 
 def test_the_baseline_of_the_shell_is_greedy_if_it_ran(pair):

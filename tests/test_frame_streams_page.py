@@ -15,6 +15,7 @@ from playground.ui.server.pages import build
 from playground.ui.server.run_streams import PLACE, RunStream
 from playground.ui.server.serving import launch_options
 from playground.ui.server.site import Site
+from support.launched import launched
 
 LENGTH, FIRST = 120, 3  # tokens of a run; those that it commits without being asked
 FRAMES = f"**{PLACE}/*"
@@ -48,9 +49,8 @@ def site(begun: list[Released]) -> Site:
 @pytest.fixture(scope="module")
 def address(site: Site) -> Iterator[str]:
     demo = build(site)
-    options = {**launch_options(site, demo, "127.0.0.1"), **theme_options()}
-    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **options)[1]
-    demo.close()
+    with launched(demo, **launch_options(site, demo, "127.0.0.1"), **theme_options()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from playground.ui.game import game_texts, typed_words
 from playground.ui.server.gpu_work import prepare_run, score_prompt
 from playground.ui.server.site import Site
 from support.game_boards import HOSTILE, browser, models, options, page, token  # noqa: F401
+from support.launched import launched
 
 
 def frame(*tokens: dict, name: str = "one", over: bool = True, seed: int = 3, opening: str = "The red") -> dict:
@@ -144,9 +145,8 @@ def board(feed):
     with gr.Blocks() as demo:
         sender, shown = gr.Button("send", elem_id="send"), game.board([probability])
         sender.click(feed.send, None, shown, show_progress="hidden")
-    _, address, _ = demo.queue().launch(prevent_thread_lock=True, quiet=True, run_history=False)
-    yield address
-    demo.close()
+    with launched(demo.queue()) as address:
+        yield address
 
 
 def play(page: Page, board: str, feed: Feed, *frames: dict, choices: str = "options=4") -> None:

@@ -288,6 +288,22 @@ def test_a_lesson_resumes_where_it_was_left(page, address):
     expect(page.locator(".lesson-panel h3")).to_have_text(lessons()["entropy"].steps[2].heading)
 
 
+def test_a_lesson_that_was_gone_through_asks_anew(page, address):
+    """To another class it shows neither the prediction nor the answer of the one before."""
+    steps = lessons()["same-text"].steps
+    arrive(page, address, "?lesson=same-text")
+    page.locator(".lesson-question input").first.check()
+    press(page, "Set up and run")
+    expect(page.locator(".lesson-said")).to_be_visible()
+    page.get_by_role("button", name=f"Step {len(steps)}: ").click()
+    page.locator(".lesson-way").get_by_role("button", name="All lessons").click()
+    page.locator(".lesson-list button", has_text=lessons()["same-text"].title).click()
+    expect(page.locator(".lesson-panel h3")).to_have_text(steps[0].heading)
+    expect(page.get_by_text("Go on without a prediction")).to_be_visible()
+    expect(page.locator(".lesson-question input:checked")).to_have_count(0)
+    expect(page.locator(".lesson-said")).to_have_count(0)
+
+
 def test_other_runs_answer_no_question_of_the_lesson(page, address):
     arrive(page, address, "?lesson=same-text")
     page.get_by_text("Go on without a prediction").click()

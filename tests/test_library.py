@@ -20,6 +20,7 @@ from playground.ui.play.gallery import examples
 from playground.ui.play.lane_editor import check
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.launched import launched
 
 STRATEGIES = list(discover().values())
 IN_A_LANE = (*MAIN_KINDS, *SINGLE_KINDS, "sampler", "overlay", "drafter", "verifier")
@@ -154,9 +155,8 @@ def test_knobs_are_reported_with_their_kind_their_limits_and_their_default():
 
 @pytest.fixture(scope="module")
 def address():
-    demo = build(Site())
-    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())[1]
-    demo.close()
+    with launched(build(Site()), **theme_options()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from playground.ui.server import pages
 from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.serving import launch_options, protect
 from playground.ui.server.site import Site
+from support.launched import launched
 
 NAMES = {"/run", "/compare", "/strategies", "/examples", "/questions"}
 HEADERS = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
@@ -25,12 +26,10 @@ def offering(tmp_path_factory):
     site = Site(ModelRequest(pair.target, pair.draft), Rules.for_visitors())
     page = pages.build(site)
     options = launch_options(site, page, "127.0.0.1")
-    address = page.launch(prevent_thread_lock=True, quiet=True, run_history=False, mcp_server=True,
-                          max_file_size=PUBLIC.upload_bytes, **options)[1]
-    protect(page, site)
-    with httpx.Client(base_url=address, headers=HEADERS, timeout=20) as client:
-        yield page, client
-    page.close()
+    with launched(page, mcp_server=True, max_file_size=PUBLIC.upload_bytes, **options) as address:
+        protect(page, site)
+        with httpx.Client(base_url=address, headers=HEADERS, timeout=20) as client:
+            yield page, client
 
 
 def message(method: str, **params) -> dict:

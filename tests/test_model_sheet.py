@@ -19,6 +19,7 @@ from playground.ui.models.model_sheet import CANCELLED, ModelChoices, counted
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
 from support.hub_standin import hub_standin
+from support.launched import launched
 
 TINY = SUGGESTED[0].name
 PARTS = ("choice", "sheet", "status", "model", "draft", "dtype", "quantization", "model_notice", "known")
@@ -103,29 +104,24 @@ def test_a_newcomer_loads_a_real_model_with_two_clicks(tmp_path, monkeypatch):
     with hub_standin(monkeypatch, tmp_path / "cache", {entry.name: folder for entry in SUGGESTED}) as hub:
         site = Site()
         site.warm(wait=True)
-        demo = build(site)
-        address = demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1]
-        try:
-            with chromium() as opened:
-                page = new_context(opened, viewport={"width": 1440, "height": 900}).new_page()
-                page.goto(address)
-                chip, sheet = page.locator(".model-chip"), page.locator(".model-sheet")
-                expect(chip).to_contain_text("Pocket")
-                expect(chip).to_contain_text(site_proposal := "real: ")
-                hub.flows.clear()
-                chip.click()
-                row = sheet.locator(f"li[data-model='{TINY}']").first
-                expect(row.locator(".models-facts")).to_contain_text("to download")
-                expect(sheet.locator("li[data-model='pocket'] .models-used")).to_be_visible()
-                row.locator(".models-load").click()
-                expect(sheet.locator(".models-progress p")).to_contain_text("Fetching model.safetensors")
-                sheet.locator(".models-cancel").click()
-                expect(sheet.locator(".models-notice")).to_contain_text("has not changed")
-                hub.flows.set()
-                row.locator(".models-load").click()
-                expect(sheet).to_be_hidden()
-                expect(chip).to_contain_text("SmolLM2 135M")
-                expect(chip).not_to_contain_text(site_proposal)
-                assert page.evaluate("playground.settingsNow().model") == TINY
-        finally:
-            demo.close()
+        with launched(build(site), **theme_options()) as address, chromium() as opened:
+            page = new_context(opened, viewport={"width": 1440, "height": 900}).new_page()
+            page.goto(address)
+            chip, sheet = page.locator(".model-chip"), page.locator(".model-sheet")
+            expect(chip).to_contain_text("Pocket")
+            expect(chip).to_contain_text(site_proposal := "real: ")
+            hub.flows.clear()
+            chip.click()
+            row = sheet.locator(f"li[data-model='{TINY}']").first
+            expect(row.locator(".models-facts")).to_contain_text("to download")
+            expect(sheet.locator("li[data-model='pocket'] .models-used")).to_be_visible()
+            row.locator(".models-load").click()
+            expect(sheet.locator(".models-progress p")).to_contain_text("Fetching model.safetensors")
+            sheet.locator(".models-cancel").click()
+            expect(sheet.locator(".models-notice")).to_contain_text("has not changed")
+            hub.flows.set()
+            row.locator(".models-load").click()
+            expect(sheet).to_be_hidden()
+            expect(chip).to_contain_text("SmolLM2 135M")
+            expect(chip).not_to_contain_text(site_proposal)
+            assert page.evaluate("playground.settingsNow().model") == TINY

@@ -13,6 +13,7 @@ from playground.ui.components.settings import Settings
 from playground.ui.components.theme import theme_options
 from playground.ui.play.gallery import examples
 from playground.ui.server.pages import build
+from support.launched import launched
 
 pytestmark = pytest.mark.journey
 GREEDY, SAMPLE = {"strategy": "greedy"}, {"strategy": "sample"}
@@ -89,12 +90,11 @@ class Slow:
 def slow_page():
     site = counting_site(lambda models, settings, memory: Counting([], length=3))
     site.model_loader._load = slow = Slow(site.load)
-    demo = build(site)
-    try:
-        yield demo.launch(prevent_thread_lock=True, quiet=True, **theme_options())[1], slow
-    finally:
-        slow.let.set()
-        demo.close()
+    with launched(build(site), **theme_options()) as address:
+        try:
+            yield address, slow
+        finally:
+            slow.let.set()
 
 
 def test_loading_shows_how_far_it_is_and_can_be_given_up(page):

@@ -15,6 +15,7 @@ from chromium import chromium, new_context
 from playwright.sync_api import expect
 
 from playground.ui.components.settings import Settings
+from support.launched import free_port
 
 ROOT = Path(__file__).parents[1]
 NAME = "Ada <img src=x onerror=hacked=1>"
@@ -24,10 +25,7 @@ NAME = "Ada <img src=x onerror=hacked=1>"
 def invitation(tmp_path_factory) -> Iterator[dict[str, str]]:
     """What `python app.py --classroom` prints: the links of the presenter and of the class, and the code."""
     models = saved.save_models(tmp_path_factory.mktemp("models"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [sys.executable, "app.py", "--classroom", "--host", "127.0.0.1", "--port", port]
+    command = [sys.executable, "app.py", "--classroom", "--host", "127.0.0.1", "--port", str(free_port())]
     app = subprocess.Popen([*command, "--model", models.target, "--draft", models.draft], cwd=ROOT, text=True,
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     found: dict[str, str] = {}

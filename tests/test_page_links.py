@@ -181,6 +181,29 @@ def test_a_prompt_typed_before_the_settings_of_a_link_arrive_stays_and_is_run(pa
     assert page.locator("#live .prompt").first.text_content() == "The red fox"
 
 
+def test_a_link_outlasts_a_reload_before_its_settings_arrive(page, address):
+    """A page whose server was started again meanwhile loads itself again."""
+    refusing = [True]
+    page.route("**/queue/join*", lambda route: route.abort() if refusing else route.continue_())
+    page.goto(f"{address}?s={SETTINGS.to_code()}")
+    expect(page.locator("#settings .summary")).to_contain_text("seed 0")  # the page's own settings are announced
+    refusing.clear()
+    page.reload()
+    expect(page.locator("#settings .summary")).to_contain_text(f"{SETTINGS.length} tokens")
+    expect(page.locator("#prompt textarea")).to_have_value(SETTINGS.prompt)
+
+
+def test_another_link_in_the_same_tab_outlasts_a_reload_before_its_settings_arrive(page, address):
+    visit(page, address, Settings(prompt="The red fox"))
+    held, holding = [], [True]
+    page.route("**/queue/join*", lambda route: held.append(route) if holding else route.continue_())
+    page.goto(f"{address}?s={SETTINGS.to_code()}")
+    expect(page.locator("#settings .summary")).to_contain_text("seed 0")
+    holding.clear()
+    page.reload()
+    expect(page.locator("#prompt textarea")).to_have_value(SETTINGS.prompt)
+
+
 def test_every_field_of_a_link_is_in_the_link_that_the_page_shares(page, address):
     lane = {
         "strategy": "speculative", "knobs": {"drafter": "prompt_lookup"}, "extras": [["top_p", {"p": 0.5}]],

@@ -5,7 +5,6 @@ Both servers need packages that the playground does not: each is installed into 
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from playground.events import TopLogprobs
 from playground.remote.remote_server import RemoteServer
 from playground.trace.lane_metrics import diff
 from playground.trace.result import Result
+from support.launched import free_port
 
 pytestmark = pytest.mark.long
 HERE, POCKET, STARTING = Path(__file__).parent, ASSETS / "models" / "pocket", 240
@@ -34,12 +34,6 @@ def installed(folder: Path, *packages: str) -> dict[str, str]:
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages]
     subprocess.run(pip, check=True, timeout=600)
     return os.environ | {"PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_UPDATE_CHECK": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 @contextmanager

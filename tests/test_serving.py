@@ -8,7 +8,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -38,6 +37,7 @@ from playground.ui.server.record import Record
 from playground.ui.server.serving import health, launch_options
 from playground.ui.server.worker import DIED, Worker
 from playground.ui.start import freeze_loaded
+from support.launched import free_port, launched
 from support.visits import request, stream
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -288,11 +288,8 @@ def test_what_is_imported_for_the_pages_own_models_is_not_scanned_for_garbage_on
 @contextmanager
 def served(site):
     demo = build(site)
-    try:
-        options = launch_options(site, demo, "127.0.0.1")
-        yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **options)[1]
-    finally:
-        demo.close()
+    with launched(demo, **launch_options(site, demo, "127.0.0.1")) as address:
+        yield address
 
 
 def asked(address: str) -> tuple[int, dict]:
@@ -340,9 +337,7 @@ def test_docker_asks_for_the_workers_health():
 def app_running(folder, places: dict[str, str] | None = None, prefix: Sequence[str] = (), **process):
     """The app with its bundled models, some of its environment replaced: the process and its address."""
     folder.mkdir(exist_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     with open(folder / "log", "w") as log:
         app = subprocess.Popen(
             [*prefix, sys.executable, "app.py", "--port", str(port)],

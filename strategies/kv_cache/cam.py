@@ -6,15 +6,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from playground.algorithms.kv_cache.attention_scores import AttentionScores
 from playground.algorithms.kv_cache.drawn_numbers import DrawnNumbers
-from playground.algorithms.kv_cache.topk_eviction import RanksSlots
-from playground.contract import DecidesByHead, ReadsAttention, knob
-from playground.errors import Refusal
+from playground.algorithms.kv_cache.heavy_hitters import HeavyHitters
+from playground.contract import knob
 from playground.events import Figure
 
 
-class CaM(ReadsAttention, RanksSlots, DecidesByHead):
+class CaM(HeavyHitters):
     """Evict as H2O does, and add the value of each evicted token to the values of the next tokens that stay.
 
     What a row lost by the eviction of a token is its attention weight times its value. So the value is divided by the
@@ -31,8 +29,6 @@ class CaM(ReadsAttention, RanksSlots, DecidesByHead):
     name, title, paper, sheet = "cam", "Evict and add to the next (CaM)", "Zhang et al. 2024", "kv-cache/kvzap"
     new_in = "2026"
 
-    heavy: int = knob(32, 0, 1024, step=1, help="tokens that stay because they received the most attention")
-    recent: int = knob(32, 0, 1024, step=1, help="most recent tokens that always stay")
     spread: int = knob(32, 1, 512, step=1, help="tokens after an evicted one that share its value")
     coin: str = knob(
         "drawn", choices=("drawn", "always", "never"), help="whether an evicted token is merged; never: H2O"
@@ -40,30 +36,13 @@ class CaM(ReadsAttention, RanksSlots, DecidesByHead):
     dice: int = knob(0, 0, 99, step=1, help="seed of the coins")
 
     def __post_init__(self):
-        self.attention, self._drawn = AttentionScores(), DrawnNumbers(self.dice)
+        super().__post_init__()
+        self._drawn = DrawnNumbers(self.dice)
         self._merged: dict[int, list[Tensor]] = {}  # by token generated: chance and coin of each layer's merges
-
-    def check(self):
-        if self.heavy + self.recent == 0:
-            raise Refusal("heavy and recent are both 0, so no token stays: raise one of them.", "recent")
-
-    @classmethod
-    def knobs_for_budget(cls, tokens, prompt):
-        return {"heavy": tokens // 2, "recent": tokens - tokens // 2}
-
-    def budget(self, generated):
-        return self.heavy + self.recent
-
-    def observe_attention(self, layer, weights, query_positions, key_positions):
-        self.attention.add(layer, weights, key_positions, self.text_length)
-
-    def scores(self, held):
-        return self.attention.of(held.layer, held.positions, held.next)
 
     def for_heads(self, layer, heads):
         alone = super().for_heads(layer, heads)
-        alone.attention, alone._drawn = self.attention.for_heads(layer, heads), self._drawn.for_heads(layer, heads)
-        alone._merged = {}
+        alone._drawn, alone._merged = self._drawn.for_heads(layer, heads), {}
         return alone
 
     def evicting(self, held, stays):

@@ -9,6 +9,7 @@ import playground
 from playground.ui.components.theme import theme_options
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.launched import launched
 
 HOSTILE = "<img src=x onerror=\"window.struck = 1\"> & <b>Mia</b>"
 PIECES = (" fox", " crow", " hen", " duck", " bee")
@@ -51,7 +52,5 @@ def models():
 
 @pytest.fixture(scope="module")
 def address(models):
-    demo = build(Site(load=lambda *names, **how: models))
-    _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())
-    yield address
-    demo.close()
+    with launched(build(Site(load=lambda *names, **how: models)), **theme_options()) as address:
+        yield address

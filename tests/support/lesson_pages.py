@@ -11,6 +11,7 @@ from playground.ui.play.lessons import lessons
 from playground.ui.server.gpu_work import prepare_run
 from playground.ui.server.pages import build
 from playground.ui.server.site import Site
+from support.launched import launched
 
 STEPS = [
     pytest.param(lesson, i, id=f"{lesson.name}-{i + 1}")
@@ -30,9 +31,8 @@ def address(begun):
         begun.append(prepare_run(models, settings, memory))
         return begun[-1]
 
-    demo = build(Site(prepare=prepare))
-    yield demo.launch(prevent_thread_lock=True, quiet=True, run_history=False, **theme_options())[1]
-    demo.close()
+    with launched(build(Site(prepare=prepare)), **theme_options()) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from playground.ui.server.model_loader import ModelRequest
 from playground.ui.server.pages import build
 from playground.ui.server.serving import launch_options, protect
 from playground.ui.server.site import Site
+from support.launched import launched
 
 ROOT = Path(__file__).parents[2]
 STRANGERS = Rules.for_visitors()
@@ -27,13 +28,6 @@ def public(tmp_path_factory):
     MODELS.update(target=pair.target, draft=pair.draft)
     site = Site(ModelRequest(pair.target, pair.draft), STRANGERS)
     demo = build(site)
-    _, address, _ = demo.launch(
-        prevent_thread_lock=True,
-        quiet=True,
-        run_history=False,
-        max_file_size=PUBLIC.upload_bytes,
-        **launch_options(site, demo, "127.0.0.1"),
-    )
-    protect(demo, site)
-    yield urlsplit(address).netloc
-    demo.close()
+    with launched(demo, max_file_size=PUBLIC.upload_bytes, **launch_options(site, demo, "127.0.0.1")) as address:
+        protect(demo, site)
+        yield urlsplit(address).netloc

@@ -1,3 +1,3 @@
 // What is chosen on the page. The live view compares what it draws with it.
 
-export const chosen = { settings: {}, readers: [], lacking: false };
+export const chosen = { settings: {}, readers: [], lacking: false, isSetUp: false };

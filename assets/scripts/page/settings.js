@@ -43,19 +43,24 @@ playground.settingsChosen = (some, readers = chosen.readers) => {
 
 playground.settingsNow = () => chosen.settings;
 
-// A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says.
+// A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says. Before
+// a link or the last visit is set up, nothing was chosen: the controls show what every page begins with.
 
 const LEFT = "decoding-playground.settings";
 
+playground.settingsSetUp = () => { chosen.isSetUp = true; };
+
 addEventListener("pagehide", () => {
   try {
-    if ("prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
+    if (chosen.isSetUp && "prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
   } catch { /* without storage the address or the browser's storage decides */ }
 });
 
 playground.settingsToOpen = (stored) => {
   try {
-    return isReload() && sessionStorage.getItem(LEFT) ? { ...JSON.parse(sessionStorage.getItem(LEFT)), reloaded: true } : stored;
+    if (!isReload()) sessionStorage.removeItem(LEFT);
+    const left = sessionStorage.getItem(LEFT);
+    return left ? { ...JSON.parse(left), reloaded: true } : stored;
   } catch {
     return stored;
   }

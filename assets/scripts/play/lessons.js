@@ -256,8 +256,10 @@ class Lessons {
     return way;
   }
 
+  /** Opened again, the lesson asks anew: another class may follow. */
   finish() {
     keepPlace(this.lesson.name, 0);
+    for (const { question } of this.lesson.steps) this.asked.delete(question);
     this.list();
   }
 

@@ -31,7 +31,7 @@ import { MaskPanel } from "../views/mask.js";
 import { RoundsPanel } from "../views/rounds.js";
 import { TreePanel } from "../views/tree.js";
 import { VisitTree } from "../visit/history.js";
-import { isReload, keepAtOnce, keepRun } from "../visit/keeping.js";
+import { comesBack, keepAtOnce, keepRun } from "../visit/keeping.js";
 import { pictureButtons, shownView } from "../visit/picture.js";
 import { saveRun } from "../visit/saving.js";
 import { Visit } from "../visit/visit.js";
@@ -61,7 +61,7 @@ class App {
     this.cards = [];
     this.chosen = 0;
     this.awaited = null; // the run that is shown, or that will be shown once it is unpacked
-    this.linked = isReload() ? null : readPosition(new URLSearchParams(location.search).get("at")); // where the run of a link is shown
+    this.linked = comesBack() ? null : readPosition(new URLSearchParams(location.search).get("at")); // where the run of a link is shown
     this.forkedFrom = null; // name of the run that was last asked for a fork
     this.selection = new Selection(this);
     this.files = new OpenedFiles(this);

@@ -53,12 +53,12 @@ function readKept() {
 }
 
 /** Whether the page was loaded again rather than opened. */
-export const isReload = () => ["reload", "back_forward"].includes(performance.getEntriesByType("navigation")[0]?.type);
+export const comesBack = () => ["reload", "back_forward"].includes(performance.getEntriesByType("navigation")[0]?.type);
 
 /** The runs kept before a reload, as entries of a visit whose traces are unpacked when they are shown. A new visit begins without. */
 export function keptRuns() {
   const runs = [];
-  if (!isReload()) forgetKept();
+  if (!comesBack()) forgetKept();
   for (const { run, said, number, parent, events, settings, packed, unended } of readKept()) {
     const trace = new Trace();
     if (packed.startsWith("{")) trace.take({ run, n: 0, ...JSON.parse(packed) }); // not compressed

@@ -52,7 +52,7 @@ def note(model: str) -> str:
 
 def fills(model: str) -> bool:
     """Whether a model fills a canvas rather than continuing text, as far as is known before it is loaded."""
-    return bool(listed_attention(model))
+    return bool(model and listed_attention(model))
 
 
 def _choice(entry: Entry) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 from playground.contract import Strategy, discover, find
@@ -9,12 +10,18 @@ from playground.contract.lane_config import MAIN_KINDS, SINGLE_KINDS, LaneConfig
 from playground.errors import Refusal
 from playground.ui.components import model_menu
 from playground.ui.components.settings import Settings
-from playground.ui.play.gallery import examples
+from playground.ui.play import gallery
 
 Extras = list[list[Any]]  # [["top_p", {"p": 0.9}]]
 PLAIN = "greedy"  # the first decoder tried for toggles
 SAMPLING = "temperature"
 RANDOM = "sample"  # the plain decoder that draws at random
+
+
+@cache
+def examples() -> list[dict[str, Any]]:
+    """The gallery's, which nothing here changes. Cached: an entry of the library looks for its strategy in all."""
+    return gallery.examples()
 
 
 def settings_for(cls: type[Strategy]) -> Settings | None:

@@ -73,7 +73,13 @@ def _script(most: int) -> str:
 def constants(most: int = LANES) -> dict[str, Any]:
     """What the script knows of the strategies, by name."""
     known = {"PROMISES": PROMISES, "DENOISERS": DENOISERS, "LAYER_CHANGES": layer_changes()}
-    return {"STRATEGIES": catalogue_of(discover()), "MOST_LANES": most, **known}
+    return {"STRATEGIES": _catalogue(), "MOST_LANES": most, **known}
+
+
+@cache
+def _catalogue() -> list[dict[str, Any]]:
+    """The declarations of all strategies. Cached: half a second to find out what can be added to what."""
+    return catalogue_of(discover())
 
 
 def context_strategies() -> list[str]:

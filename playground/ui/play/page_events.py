@@ -84,6 +84,7 @@ def bind(page: Page, acts: Acts, blocks: gr.Blocks) -> None:
     page.share.ask_embed(acts.settings.embed, controls, page.frame, **PRIVATE)
     page.frame.change(None, page.frame, None, js="(code) => playground.embedCode(code)", **PRIVATE)
     opened.then(None, None, None, js="() => playground.linkOpened()", **PRIVATE)
+    opened.success(None, None, None, js="() => playground.settingsSetUp()", **PRIVATE)
     page.mode.change(None, page.mode, page.system, js=SHOW_IN_CHAT, **PRIVATE)
     page.tools.change(acts.settings.check_tools, controls, page.tools_notice, **latest)
     page.form.change(acts.settings.check_form, page.form, page.form_notice, **latest)
