@@ -8,7 +8,8 @@ from pairs import pair
 from tables import without_context
 from torch import Tensor
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

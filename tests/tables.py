@@ -22,7 +22,8 @@ from torch import Tensor
 from playground.algorithms.speculative.without_replacement import RemainingTokens
 from playground.bench.bookkeeping.generated_model import GeneratedParts
 from playground.contract import Decoder, Sampler
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

@@ -13,7 +13,8 @@ from toys import byte_tokenizer
 
 from playground.bench.models.tiny_networks import tiny_network
 from playground.contract import DecidesByHead, Decoder, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.acting_policy import ActingPolicy
 from playground.decoding.cache_lines import Lines
 from playground.decoding.lane import Lane

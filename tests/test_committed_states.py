@@ -9,7 +9,8 @@ from pairs import pair
 from tables import watch
 
 from playground.contract import Drafter, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.contract.token_tree import TokenTree
 from playground.decoding.committed_states import CommittedStates
 from playground.decoding.limits import Limits

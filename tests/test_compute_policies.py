@@ -13,7 +13,8 @@ from tables import write
 
 import playground
 from playground.contract import ComputePolicy, LayerChoices, SharedFeedForward, find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt

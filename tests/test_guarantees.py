@@ -16,7 +16,8 @@ from toys import byte_tokenizer
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import Drafter, Verifier, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt

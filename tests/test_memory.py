@@ -8,7 +8,7 @@ import torch
 from tables import TableModel
 
 from playground.contract import Decoder
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

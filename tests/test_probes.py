@@ -7,7 +7,7 @@ from pairs import pair
 from tables import write
 
 from playground.contract import Drafter, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

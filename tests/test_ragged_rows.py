@@ -10,7 +10,7 @@ from torch import Tensor
 
 from playground.bench.caches.freed_memory import allocated
 from playground.contract import make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

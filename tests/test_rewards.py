@@ -19,7 +19,8 @@ from playground.algorithms.search.reward_head import (
 )
 from playground.algorithms.search.rewards import FittedReward
 from playground.contract import Decoder, RewardedText, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.engine.sequence_classifier import load_classifier
 from playground.errors import Refusal
 from playground.events import Forward

@@ -9,7 +9,8 @@ import torch
 from tables import Enumerating, Law, TableModel, distance, law, product_law, write
 
 from playground.contract import Sampler, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.sampling import REMOVED

@@ -8,7 +8,7 @@ from tables import write
 from toys import byte_tokenizer
 
 from playground.contract import Decoder, EarlyExit, Sampler
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

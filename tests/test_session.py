@@ -11,7 +11,8 @@ from tables import TableModel
 
 from playground.algorithms.sampling.plain_decoding import plain
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner

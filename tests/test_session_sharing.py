@@ -13,7 +13,8 @@ from tables import TableModel
 import playground.decoding.lane_runner
 import playground.engine.forward_timer
 from playground.contract import Decoder, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.contract.token_tree import chain
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner

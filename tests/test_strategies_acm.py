@@ -10,7 +10,8 @@ from runs import figures, run
 from torch.nn.functional import silu
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 from playground.events import Note
 from playground.training.calibration import CalibrationTexts, calibrate

@@ -10,7 +10,8 @@ from runs import alone, figures, run
 from tables import Law, TableModel, Text, distance, law
 
 from playground.contract import Sampler, find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from support.laws import EXACT
 from support.wrong_variants import refused
 

@@ -11,7 +11,8 @@ import torch
 from tables import Enumerating, TableModel, distance, write
 
 from playground.contract import Constraint, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Figure, Note

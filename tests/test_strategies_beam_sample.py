@@ -10,7 +10,7 @@ import torch
 from tables import Enumerating, TableModel, distance, law
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from strategies.search import beam_sample as module
 from support.laws import EXACT, WRONG
 

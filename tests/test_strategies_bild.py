@@ -11,7 +11,8 @@ from tables import TableModel, write
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.events import Draft, Forward, Switch, Verdict

@@ -11,7 +11,8 @@ from registry import Collapse
 from tables import TableModel, watch, write
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws

@@ -10,7 +10,8 @@ from registry import Collapse
 
 from playground.algorithms.kv_cache.drawn_numbers import DrawnNumbers
 from playground.contract import Held, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 from strategies.kv_cache.cam import Following, merge_chance, with_added_values
 from support.budget_policies import TREE, Seen, best, roomy, with_policy

@@ -11,7 +11,8 @@ from runs import run
 from torch.nn.functional import silu
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.engine.model import Model
 from playground.events import Note
 from playground.training.calibration import CalibrationTexts

@@ -7,7 +7,8 @@ from runs import written
 from tables import TableModel, distance, law
 
 from playground.contract import Decoder, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from strategies.sampling.contrastive_decoding import contrasted
 from support.guided_rows import Row, softmax
 from support.laws import AT_ONE, EXACT, WRONG

@@ -12,7 +12,7 @@ from transformers.generation.candidate_generator import DFlashTokenCandidateGene
 
 from playground.algorithms.draft_heads.blocks import block_training
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.training.public_heads import dflash_weights

@@ -11,7 +11,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import Full, Held, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.training.calibration import CalibrationTexts

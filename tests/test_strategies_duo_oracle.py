@@ -8,7 +8,8 @@ import torch
 from runs import figures, run
 
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from support.compute_runs import PROMPT, deep, deep_network
 

@@ -11,7 +11,8 @@ from registry import Collapse
 from runs import figures
 
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

@@ -11,7 +11,8 @@ from runs import run
 from tables import write
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.model import Model

@@ -7,7 +7,8 @@ from registry import title
 from tables import write
 
 from playground.contract import Full, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt

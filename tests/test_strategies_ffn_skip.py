@@ -10,7 +10,8 @@ from registry import Collapse
 from runs import figures, run
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.engine.model import Model
 from support.compute_runs import PROMPT, deep, deep_network, policy_lane
 

@@ -9,7 +9,8 @@ from runs import run
 from tables import TableModel
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from strategies.search import forced_words as module
 from strategies.search.forced_words import Missing, begun, contains
 

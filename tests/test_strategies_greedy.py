@@ -8,7 +8,7 @@ from tables import TableModel
 from torch import Tensor
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from support.plain_lanes import ReadsOneRowTwice
 from support.wrong_variants import refused
 

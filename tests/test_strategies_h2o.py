@@ -8,7 +8,8 @@ from registry import unchanged_by
 
 from playground.algorithms.kv_cache.attention_scores import top_slots
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare

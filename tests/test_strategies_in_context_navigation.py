@@ -12,7 +12,8 @@ from registry import Collapse
 from tables import TableModel, Text, watch
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.forward_input import ForwardInput

@@ -12,7 +12,8 @@ from torch.nn.functional import pad
 
 from playground.algorithms.kv_cache.quantization import Quantised, group_size, pack_bits, quantise, unpack_bits
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws

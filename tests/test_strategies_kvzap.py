@@ -18,7 +18,8 @@ import playground
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.algorithms.kv_cache.ridge import RidgeSums
 from playground.contract import Full, Held, find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.fitted_weights import stored
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

@@ -8,7 +8,7 @@ from runs import run
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Figure, Forward

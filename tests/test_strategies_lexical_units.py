@@ -9,7 +9,8 @@ from runs import run
 from tables import TableModel, Text
 
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.engine.model import Model
 from playground.errors import Refusal
 from playground.events import Forward

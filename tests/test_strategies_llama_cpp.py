@@ -10,7 +10,8 @@ from tables import TableModel, distance, law, product_law
 from torch import Tensor
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from support.laws import EXACT
 from support.plain_rows import REMOVED, Row, softmax
 from support.wrong_variants import refused

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb, repea
 
 from playground.algorithms.draft_heads.window_attention import TreeRows, WindowCache
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from strategies.draft_heads.longspec import anchored_positions, starting_weights

@@ -15,7 +15,8 @@ from tables import TableModel, watch, write
 from torch import Tensor
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws

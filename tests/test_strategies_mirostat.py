@@ -12,7 +12,8 @@ from tables import TableModel
 from torch import Tensor
 
 from playground.contract import Decoder, Sampler, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.prompt import Prompt
 from playground.decoding.rng import Draws

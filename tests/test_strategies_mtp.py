@@ -14,7 +14,7 @@ from transformers.generation.candidate_generator import MTPCandidateGenerator
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Config, Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.rng import Draws

@@ -9,7 +9,8 @@ from tables import TableModel, distance
 from toys import byte_tokenizer, sentencepiece_tokenizer
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.cross_tokenizer import Lexicon
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models

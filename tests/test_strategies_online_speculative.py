@@ -11,7 +11,7 @@ from registry import Collapse
 from tables import write
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import ROOT
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

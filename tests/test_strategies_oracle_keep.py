@@ -6,7 +6,7 @@ import torch
 from pairs import pair
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare

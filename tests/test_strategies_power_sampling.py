@@ -11,7 +11,8 @@ from tables import Law, TableModel, Text, distance, law
 
 import playground
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.events import Forward, Note
 from support.laws import EXACT

@@ -13,7 +13,7 @@ from runs import figures, run
 from tables import write
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from strategies.draft_heads.ppd.prompt_trees import (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.engine.attention import segment_attention
 from playground.engine.attention.attention_mask import RowsAndSlots
 from strategies.kv_cache import quest

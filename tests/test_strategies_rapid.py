@@ -11,7 +11,8 @@ from tables import Law, TableModel, distance, law, product_law
 
 from playground.algorithms.speculative.verification import Ruling
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.prompt import Prompt
 from playground.decoding.session import prepare

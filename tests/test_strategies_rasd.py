@@ -11,7 +11,8 @@ from tables import TableModel, distance, law, product_law
 
 from playground.algorithms.speculative.suffix_index import BREAK, SuffixIndex
 from playground.contract import Drafter, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner

@@ -8,7 +8,8 @@ from tables import TableModel, watch, write
 from toys import byte_tokenizer
 
 from playground.contract import Drafter, find, make
-from playground.contract.lane_config import Assembly, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models

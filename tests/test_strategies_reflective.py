@@ -8,7 +8,8 @@ from registry import Collapse
 from tables import TableModel, write
 
 from playground.contract import Verifier, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.rng import Draws

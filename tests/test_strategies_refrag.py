@@ -17,7 +17,8 @@ from torch import Tensor
 import playground
 from playground.algorithms.differentiable_llama import DifferentiableLlama
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.fitted_weights import BUNDLED_FITTED, file_name
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner

@@ -4,7 +4,7 @@ from __future__ import annotations
 import pytest
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from support.budget_policies import ROW_WISE
 from support.eviction import Wrong, alone, course, models
 

@@ -13,7 +13,8 @@ from runs import figures, run
 from toys import byte_tokenizer
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.engine.expert_routing import ExpertRouting
 from playground.engine.forward_input import ForwardInput
 from playground.engine.hooks import LayerPlan

@@ -12,7 +12,8 @@ from tables import TableModel, write
 
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.forward_times import forward_times
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

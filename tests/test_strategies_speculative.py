@@ -17,7 +17,8 @@ from tables import Enumerating, TableModel, watch, write
 from playground.algorithms.speculative.speculative_loop import rounds
 from playground.algorithms.speculative.verification import Ruling, match, reject
 from playground.contract import Verifier, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree, chain
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models

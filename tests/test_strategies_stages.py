@@ -13,7 +13,8 @@ from tables import watch
 from torch import Tensor
 
 from playground.contract import Full, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt

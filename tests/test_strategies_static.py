@@ -12,7 +12,8 @@ from runs import run
 from tables import TableModel, write
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal

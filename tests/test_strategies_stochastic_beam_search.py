@@ -14,7 +14,8 @@ from tables import TableModel
 
 from playground.algorithms.search.beams import Offer
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from strategies.search import stochastic_beam_search as module
 from support.laws import AT_ONE
 

@@ -12,7 +12,8 @@ from torch.nn.functional import silu
 import playground
 from playground.bench.survey.survey import prompt_of
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.session import prepare
 from playground.engine.forward_input import ForwardInput

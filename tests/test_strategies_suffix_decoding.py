@@ -15,7 +15,8 @@ from tables import TableModel
 from playground.algorithms.speculative.suffix_index import BREAK, SuffixIndex
 from playground.algorithms.speculative.verification import reject
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner

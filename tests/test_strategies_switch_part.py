@@ -8,7 +8,8 @@ from runs import run
 
 from playground.algorithms.overlays.sparse_autoencoder import SparseAutoencoder
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.errors import Refusal
 from support.compute_runs import PROMPT, deep, deep_network, policy_lane
 

@@ -11,7 +11,8 @@ from tables import TableModel, Text, write
 
 import playground
 from playground.contract import Decoder, find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.errors import Refusal

@@ -9,7 +9,8 @@ from registry import Collapse
 from tables import TableModel, distance, law, product_law
 
 from playground.contract import find, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.engine.sampling import REMOVED
 from support.laws import AT_ONE, EXACT, WRONG
 

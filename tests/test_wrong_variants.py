@@ -6,7 +6,7 @@ from registry import registered
 from tables import TableModel, distance, law, product_law
 
 from playground.contract import Decoder, Verifier, find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import ROOT
 from playground.events import Verdict
 from support.early_exits import EarlyTable

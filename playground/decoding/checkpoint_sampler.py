@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from playground.contract import Sampler
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.limits import Limits
 from playground.engine.text.generation_settings import TOGGLES, GenerationSettings, TextFrame, kept_scores

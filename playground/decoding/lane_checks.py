@@ -14,7 +14,8 @@ from typing import Any
 
 from playground.confined.child import Cancelled, ConfinedTask
 from playground.contract import Constraint
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, check_draft
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble, check_context, check_draft
 from playground.contract.model_fit import check_model
 from playground.contract.weight_change import check_changes
 from playground.errors import Refusal

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from playground.contract import CanvasDecoder, Decoder, WatchesBeams
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.canvas import Canvas
 from playground.decoding.lane import Lane
 from playground.decoding.overlay_reading import reading_of

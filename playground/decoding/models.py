@@ -7,7 +7,8 @@ from functools import cached_property
 
 from torch import Tensor
 
-from playground.contract.lane_config import Assembly, translating
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import translating
 from playground.engine.canvas.denoiser import CanvasNetwork
 from playground.engine.canvas.table_denoiser import OracleDenoiser
 from playground.engine.loading.load import differences

@@ -11,8 +11,9 @@ from collections.abc import Generator
 from dataclasses import replace
 
 from playground.contract import Decoder, make
+from playground.contract.assembly import Assembly
 from playground.contract.lane import Lane as LaneInterface
-from playground.contract.lane_config import Assembly, add_toggle
+from playground.contract.lane_config import add_toggle
 from playground.contract.token_tree import chain
 from playground.decoding.canvas import check_fit
 from playground.decoding.lane import Lane

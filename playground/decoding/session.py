@@ -18,7 +18,8 @@ from functools import cache
 
 import torch
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble, check_context, title_of
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble, check_context, title_of
 from playground.decoding.canvas import Canvas, check_fit
 from playground.decoding.checkpoint_sampler import add_settings, note_settings, with_stops
 from playground.decoding.lane import Lane

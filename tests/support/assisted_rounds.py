@@ -7,7 +7,8 @@ import pytest
 from tables import TableModel
 
 from playground.contract import make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from support import speculation
 from support.laws import AT_ONE
 from support.speculation import first_drafts, speculative_lane

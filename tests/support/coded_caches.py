@@ -7,7 +7,7 @@ from tables import watch, write
 from torch import Tensor
 
 from playground.contract import CachePolicy, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from strategies.kv_cache.gear import Blocks

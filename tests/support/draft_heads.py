@@ -14,7 +14,7 @@ from transformers import LlamaConfig, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from playground.contract import Drafter, find, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from support.laws import AT_ONE

@@ -10,7 +10,7 @@ from tables import watch
 from transformers import DynamicCache
 
 from playground.contract import CachePolicy, Drafter, Held, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws

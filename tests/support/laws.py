@@ -13,7 +13,8 @@ from torch import Tensor
 
 from playground.algorithms.speculative.verification import Ruling, match, reject, walk
 from playground.contract import Drafter, Sampler, Verifier
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding.sampler_chain import Chain
 

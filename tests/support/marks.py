@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from playground.contract import Strategy, discover
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 
 MARKS = ("strategy", "oracle", "refuses")  # pyproject.toml says what each means
 

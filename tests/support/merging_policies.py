@@ -11,7 +11,7 @@ from torch import Tensor
 
 from playground.algorithms.kv_cache.slot_merging import merge_by_mean
 from playground.contract import Merge
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.limits import Limits
 from playground.decoding.rng import Draws
 from playground.engine.cache.kv_buffer import MergeMap

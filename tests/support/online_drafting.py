@@ -6,7 +6,8 @@ from collections.abc import Callable
 from registry import Collapse
 
 from playground.contract import Drafter, make
-from playground.contract.lane_config import Assembly, LaneConfig
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig
 from playground.events import Event, Figure
 from support.laws import AT_ONE
 from support.speculation import GREEDY, MODEL

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from playground.contract import Decoder, find
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 
 Greedy = find("greedy")
 

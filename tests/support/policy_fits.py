@@ -7,7 +7,7 @@ import torch
 from runs import run
 
 from playground.contract import ComputePolicy, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from support.compute_runs import PROMPT, deep
 
 

@@ -6,7 +6,8 @@ from hashlib import blake2b
 
 from tables import Text
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 
 
 class Scripted:

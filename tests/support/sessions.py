@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from tables import TableModel
 
 from playground.contract import Decoder
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

@@ -8,7 +8,8 @@ from tables import Enumerating, distance, law, product_law, watch
 
 from playground.algorithms.speculative.verification import Ruling, walk
 from playground.contract import Drafter, Verifier, make
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.contract.token_tree import TokenTree
 from playground.decoding.limits import Limits
 from playground.events import Verdict

@@ -9,7 +9,7 @@ import pytest
 from tables import TableModel, distance, law, product_law
 
 from playground.contract import Drafter, Verifier, make
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 
 AT_ONE = ("temperature", {"t": 1.0})
 EXACT = 1e-9

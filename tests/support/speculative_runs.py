@@ -5,7 +5,8 @@ from pairs import pair
 from tables import TableModel, distance, law, product_law
 
 from playground.contract import find
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.limits import Limits
 from playground.decoding.models import Models
 from playground.decoding.prompt import Prompt

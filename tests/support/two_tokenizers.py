@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from tables import Enumerating, Law, Letters, TableModel
 
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.decoding.lane import Lane
 from playground.decoding.lane_runner import Runner
 from playground.decoding.limits import Limits

@@ -13,7 +13,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from playground.algorithms.programs.sandbox import NotRun
-from playground.contract.lane_config import Assembly, LaneConfig, assemble
+from playground.contract.assembly import Assembly
+from playground.contract.lane_config import LaneConfig, assemble
 from playground.errors import Refusal
 from playground.questions.question_inputs import Lacking, bare, filled
 from playground.questions.questions import Question, judge

@@ -28,7 +28,7 @@ from playground.events import Event, Fill, Note, Reason, rounded
 
 if TYPE_CHECKING:
     from playground.contract import Decoder
-    from playground.contract.lane_config import Assembly
+    from playground.contract.assembly import Assembly
     from playground.decoding.limits import Limits
     from playground.engine.canvas.denoiser import CanvasNetwork, CanvasStates
     from playground.engine.canvas.table_denoiser import OracleDenoiser

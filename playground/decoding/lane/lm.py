@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import TokenTree
 from playground.decoding.async_forward import AsyncRequest
 from playground.decoding.forward_times import forward_times

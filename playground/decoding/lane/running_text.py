@@ -3,8 +3,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from playground.contract.assembly import Assembly
 from playground.contract.lane import LaneText
-from playground.contract.lane_config import Assembly
 from playground.decoding.checked_text import CheckedText
 from playground.decoding.lane.random_numbers import RandomNumbers
 from playground.decoding.limits import Limits

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from playground.contract import ReadsParts, ReadsProbes, Strategy
-from playground.contract.lane_config import Assembly
+from playground.contract.assembly import Assembly
 from playground.contract.token_tree import ROOT, TokenTree
 from playground.decoding import fitted_weights as fitted
 from playground.decoding.cache_manager import CacheManager, check_exits, check_policy
