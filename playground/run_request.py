@@ -247,11 +247,15 @@ def _types(cls: type[RunRequest]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
-@cache
 def choices(cls: type[RunRequest]) -> dict[str, tuple[str, ...]]:
-    """The values of the fields that offer a choice. Cached: annotations are evaluated for it."""
-    plain = get_type_hints(cls)
-    return {name: get_args(kind) for name, kind in plain.items() if get_origin(kind) is Literal}
+    """The values of the fields that offer a choice."""
+    return _choices(cls)  # type: ignore[arg-type]  # a class is hashable; mypy looks at its objects
+
+
+@cache
+def _choices(cls: type) -> dict[str, tuple[str, ...]]:
+    """Cached: annotations are evaluated for it."""
+    return {name: get_args(kind) for name, kind in get_type_hints(cls).items() if get_origin(kind) is Literal}
 
 
 def kinds(cls: type[RunRequest]) -> dict[str, type]:
