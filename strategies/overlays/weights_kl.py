@@ -14,8 +14,8 @@ from playground.events import Note
 RARE = 0.95  # the quantile that is said beside the mean, which hides a few large changes
 
 
-class Row(NamedTuple):
-    """The favourite of the loaded weights and that of the lane's, tokens with their probabilities."""
+class Favourites(NamedTuple):
+    """The likeliest token of the loaded weights and that of the lane's, with their probabilities, in one row."""
 
     loaded: int
     loaded_share: float
@@ -43,7 +43,7 @@ class WeightsKL(ReadsLoadedWeights):
     def begin(self, text, model):
         self._text = text
         self._numbers: list[Tensor] = []  # KL there and back, entropy of the loaded weights, lost by the token, [n, 4]
-        self._favourites: list[Row] = []
+        self._favourites: list[Favourites] = []
 
     def read_both(self, first, logits, loaded):
         p, q = (rows.double().log_softmax(1) for rows in (loaded, logits))
@@ -51,7 +51,7 @@ class WeightsKL(ReadsLoadedWeights):
         lost = (p - q).gather(1, torch.tensor(following, device=p.device)[:, None])[:, 0]
         self._numbers.append(torch.stack([divergence(p, q), divergence(q, p), entr(p.exp()).sum(1), lost], 1).cpu())
         best = [each.tolist() for rows in (p, q) for each in (rows.argmax(1), rows.amax(1).exp())]
-        self._favourites += map(Row, *best)
+        self._favourites += map(Favourites, *best)
 
     def draw(self):
         if not self._numbers or self._text.generated < 1:
@@ -66,7 +66,7 @@ class WeightsKL(ReadsLoadedWeights):
         yield from over_tokens("entropy of the loaded weights", {"loaded entropy, nats": entropy})
         yield Note(verdict(numbers[:, 0], sum(row.loaded != row.own for row in favourites)))
 
-    def _label(self, away: float, lost: float, row: Row) -> str:
+    def _label(self, away: float, lost: float, row: Favourites) -> str:
         piece = self._text.piece
         return (f"KL {away:.3f} nats; loaded weights “{piece(row.loaded)}” {100 * row.loaded_share:.0f} %, this lane "
                 f"“{piece(row.own)}” {100 * row.own_share:.0f} %; loss of the token {lost:+.2f} nats")
