@@ -18,6 +18,9 @@ WEIGHTS = (
     "maskllm",
     "cast",
     "rd_prune",
+    "dsee",
+    "dsee:score=weight",
+    "dsee:ratio=0.5,tuned_ratio=0.5",
 )
 OF_EXPERTS = (  # of a mixture
     UNCHANGED, "rtn", "rtn:bits=3", "gptq:bits=3", "rtn:bits=2",
@@ -45,7 +48,8 @@ NOTES = (
     "layer's outputs, ‖Wx − W'x‖ / ‖Wx‖ on the inputs that it has in the loaded model, mean over layers. A "
     "quantisation that names no bits has 4, in groups of 64, asymmetric; a pruner that names no pattern prunes half. "
     "`armor`, `maskllm` and `cast` keep 2 of every 4. The last two are trained by the whole model, on 256 questions in "
-    "place of the 32 of the others.",
+    "place of the 32 of the others. `dsee` fine-tunes on the same 256 and prunes a fifth, of query and value "
+    "projections by the size of their change or, in the row `score=weight`, by their own.",
     "A weight that is kept has to say where it stands: half the weights take 9 bits for each weight of the matrix, "
     "more than twice what rounding to 4 bits takes. None of this measures what a model still knows; the protocol of "
     "LLM-KICK, scores by task over bits and sparsity, is not part of this table.",
