@@ -281,6 +281,13 @@ class LaneRequests(Protocol):
         """
         raise NotImplementedError
 
+    def read_as(self, embedding: Tensor) -> None:
+        """The target reads the newest token of the text as this input embedding [hidden_size], not as its own.
+
+        The text, which samplers and grammars read, keeps the token. Raises RuntimeError if the token was read.
+        """
+        raise NotImplementedError
+
     def reading(self, ids: list[int], name: str = "target") -> Sequence[RequestInterface]:
         """Requests that read another text with the model of a stream, from an empty cache that is discarded.
 

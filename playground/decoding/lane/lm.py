@@ -56,6 +56,9 @@ class Lane(Commits):
     def replace_prompt(self, inputs: list[int | torch.Tensor]) -> None:
         self.target.replace_prompt(inputs)
 
+    def read_as(self, embedding: torch.Tensor) -> None:
+        self.target.read_as(embedding)
+
     def reading(self, ids: list[int], name: str = "target") -> list[Request]:
         stream_name = "reading" if name == "target" else f"{name} reading"
         return reading(Stream(stream_name, self.stream(name).model, self, ids), ids, self.shows_hidden(name))

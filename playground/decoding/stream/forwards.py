@@ -96,7 +96,7 @@ class StreamForwards:
             Capacity(len(prompt), min(len(prompt) + lane.limits.max_new_tokens, model.context))
         )
         self._longer = len(prompt) - lane.prompt_length  # tokens that its prompt has more than the lane's
-        self._prompt_inputs: dict[int, Tensor] = {}  # by position, input embeddings that the prompt has for tokens
+        self._own_inputs: dict[int, Tensor] = {}  # by position, input embeddings that are read in place of tokens
         self.captures = lane.captures(name)
         self._routed = lane.routing(name) is not None
         self.candidates = lane.candidates  # most probable tokens of each row that are recorded
@@ -191,7 +191,7 @@ class StreamForwards:
     ) -> StepsTo[Tensor]:
         """One forward, whose first rows are `committed` tokens of the text."""
         first, routing, plan, probes = self.store.length, self._routing(), self._plan, len(work.embeds)
-        if first < len(self.prompt):
+        if self._own_inputs:
             work.embeds |= self._inputs_of(range(first, first + committed))
         if self.computing or routing:
             plan = replace(plan, compute=self._compute(), routing=routing)
@@ -217,8 +217,8 @@ class StreamForwards:
             self.states.forget()
 
     def _inputs_of(self, positions: range) -> dict[int, Tensor]:
-        """Input embeddings that the prompt has in place of tokens at these positions, by row."""
-        given = self._prompt_inputs
+        """Input embeddings that are read in place of tokens at these positions, by row."""
+        given = self._own_inputs
         return {position - positions.start: given[position] for position in positions if position in given}
 
     def _take_probes(self, feed: Feed, count: int) -> None:

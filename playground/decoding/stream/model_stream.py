@@ -259,6 +259,7 @@ class Stream(PromptReading):
     def roll_back(self) -> None:
         """Follow a rollback of the lane."""
         self.store.roll_back(max(0, -self.behind()))
+        self._own_inputs = {place: given for place, given in self._own_inputs.items() if place < self.store.length}
         if self.states.layers:
             self.states.crop(self.store.length)
         self._root = None

@@ -21,9 +21,17 @@ class PromptReading(StreamForwards):
         """Read tokens and input embeddings [hidden_size] in place of the prompt. Raises RuntimeError if it was read."""
         if self.store.length:
             raise RuntimeError("the prompt was read: replace it before the first forward")
-        self._prompt_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
+        self._own_inputs = {place: given for place, given in enumerate(inputs) if isinstance(given, Tensor)}
         self.prompt = [0 if isinstance(given, Tensor) else given for given in inputs]
         self._longer = len(inputs) - self.lane.prompt_length
+
+    def read_as(self, embedding: Tensor) -> None:
+        """Read an input embedding [hidden_size] in place of the last token of the text. Raises RuntimeError if that was
+        read.
+        """
+        if not self.behind():
+            raise RuntimeError("the last token was read: say what to read in its place before the next forward")
+        self._own_inputs[self.store.length + self.behind() - 1] = embedding
 
     def _read_shared_prefix(self) -> Steps:
         """Start from a prompt that several lanes of the session share."""
