@@ -14,12 +14,11 @@ from playground.engine.forward_input import ForwardInput
 from playground.engine.graphs.fused_llama import (
     DTYPES,
     MODEL_TYPES,
-    ONEDNN_FROM,
     REORDER_UP_TO,
-    FusedLinear,
     FusedLlama,
     build_fused_llama,
 )
+from playground.engine.graphs.fused_parts import ONEDNN_FROM, FusedLinear
 from playground.engine.hooks import Call, LayerPlan
 from playground.engine.model import Model
 
@@ -125,7 +124,7 @@ def test_in_float64_a_block_keeps_all_its_digits():
 @pytest.mark.parametrize("most, small", [(REORDER_UP_TO, True), (0, False)], ids=["small", "large"])
 def test_only_a_small_networks_weights_are_held_twice(monkeypatch, most, small, dtype):
     monkeypatch.setattr("playground.engine.graphs.fused_llama.REORDER_UP_TO", most)
-    monkeypatch.setattr("playground.engine.graphs.fused_llama.ONEDNN_FROM", 1)
+    monkeypatch.setattr("playground.engine.graphs.fused_parts.ONEDNN_FROM", 1)
     products = [product for layer in FusedLlama(tiny("llama", dtype=dtype), 64).layers for product in layer.linears]
     # not every processor supports bfloat16
     twice = small and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())

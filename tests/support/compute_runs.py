@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from playground.contract.lane_config import LaneConfig
-from playground.engine.graphs.fused_llama import FusedLinear, FusedLlama
+from playground.engine.graphs.fused_llama import FusedLlama
+from playground.engine.graphs.fused_parts import FusedLinear
 from playground.engine.model import Model
 from playground.events import Forward
 
