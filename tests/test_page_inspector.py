@@ -139,8 +139,12 @@ def test_a_lane_that_cannot_start_has_its_title_and_its_reason_below_it(page, ad
     expect(page.locator(".live .chooser .title")).to_have_text(["Greedy", "Medusa"])
     expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_contain_text("Medusa is a drafter")
     expect(page.locator(".lane-card[data-lane='1'] .complaint")).to_be_visible()
-    head, reason = box(page, ".lane-card[data-lane='1'] > .head"), box(page, ".lane-card[data-lane='1'] .complaint")
-    assert reason["y"] >= head["y"] + head["height"]
+    # in one step: the end of the run draws the card anew
+    page.wait_for_function("""() => {
+        const [head, reason] = [" > .head", " .complaint"].map((part) =>
+            document.querySelector(".lane-card[data-lane='1']" + part)?.getBoundingClientRect());
+        return head && reason && reason.height > 0 && reason.top >= head.bottom;
+    }""")
 
 
 def test_the_choice_is_saved_with_its_candidates_and_their_probabilities(page, tmp_path):

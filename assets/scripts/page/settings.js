@@ -43,24 +43,24 @@ playground.settingsChosen = (some, readers = chosen.readers) => {
 
 playground.settingsNow = () => chosen.settings;
 
-// A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab, whatever its address says. Before
-// a link or the last visit is set up, nothing was chosen: the controls show what every page begins with.
+// A page that is loaded again, also by itself after a lost connection, keeps what was chosen in this tab at this address. Before a link or
+// the last visit is set up, nothing was chosen: the controls show what every page begins with.
 
 const LEFT = "decoding-playground.settings";
 
 playground.settingsSetUp = () => { chosen.isSetUp = true; };
 
 addEventListener("pagehide", () => {
+  if (!chosen.isSetUp || !("prompt" in chosen.settings)) return;
   try {
-    if (chosen.isSetUp && "prompt" in chosen.settings) sessionStorage.setItem(LEFT, JSON.stringify(chosen.settings));
+    sessionStorage.setItem(LEFT, JSON.stringify({ address: location.href, settings: chosen.settings }));
   } catch { /* without storage the address or the browser's storage decides */ }
 });
 
 playground.settingsToOpen = (stored) => {
   try {
-    if (!isReload()) sessionStorage.removeItem(LEFT);
-    const left = sessionStorage.getItem(LEFT);
-    return left ? { ...JSON.parse(left), reloaded: true } : stored;
+    const { address, settings } = JSON.parse(sessionStorage.getItem(LEFT)) || {};
+    return isReload() && address === location.href ? { ...settings, reloaded: true } : stored;
   } catch {
     return stored;
   }
