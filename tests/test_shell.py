@@ -394,7 +394,7 @@ def test_a_run_imports_what_runs(pair):
     assert not [name for name in imported if name.startswith(unneeded)]
     assert not {"plotly", "gradio", "pandas", "matplotlib"}.intersection(imported)
     ours = [name for name in imported if name.split(".")[0] in ("playground", "strategies")]
-    assert len(ours) <= 250
+    assert len(ours) <= 253  # each of them has a part in it; a file that is split counts as two
     assert [name for name in ours if name.startswith("strategies.")] == [
         "strategies.sampling", "strategies.sampling.greedy"]
 
