@@ -23,7 +23,7 @@ LOAD = {
 """By strategy, a published model to load."""
 LEGEND = {"now": "filled", "kept": "accepted, may change", "open": "open", "done": "filled before"}
 CHOSEN = ("certain", "accepted")  # what labels of a figure say of positions that a forward chooses
-LEFT, CELL, GAP, WORDS, LINE = 22, 13, 2, 52, 14  # pixels
+LEFT, CELL, GAP, WORDS, LINE = 26, 17, 2, 68, 18  # pixels
 
 
 class Row(NamedTuple):
@@ -78,15 +78,15 @@ def drawing(rows: list[Row], pieces: list[str]) -> str:
     """The forwards of a run as SVG, under the words that were written."""
     width, height = LEFT + CELL * len(pieces) + LINE, WORDS + CELL * len(rows) + GAP
     words = "".join(
-        f"<text class='word' transform='translate({LEFT + CELL * place + 9} {WORDS - 4}) rotate(-60)'>"
+        f"<text class='word' transform='translate({LEFT + CELL * place + 12} {WORDS - 4}) rotate(-60)'>"
         f"{escape(piece)}</text>" for place, piece in enumerate(pieces)
     )
     numbers = "".join(
-        f"<text class='number' x='{LEFT - 5}' y='{WORDS + CELL * row + 10}'>{row + 1}</text>"
+        f"<text class='number' x='{LEFT - 5}' y='{WORDS + CELL * row + 13}'>{row + 1}</text>"
         for row in range(len(rows)) if row % 5 == 4 or row in (0, len(rows) - 1) and len(rows) % 5 != 1
     )
-    return (f"<svg viewBox='0 0 {width} {height}' role='img' aria-label='{escape(said(rows))}'>"
-            f"{words}{numbers}{''.join(_cells(rows))}</svg>")
+    return (f"<div class='drawing' tabindex='0'><svg width='{width}' height='{height}' role='img' "
+            f"aria-label='{escape(said(rows))}'>{words}{numbers}{''.join(_cells(rows))}</svg></div>")
 
 
 def said(rows: list[Row]) -> str:
