@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from playground.algorithms.adaptive_compute.policy_training import held_out_mean, next_token_loss
+from playground.algorithms.overlays.layer_input import LayerInput
 from playground.algorithms.overlays.sparse_autoencoder import (
     SparseAutoencoder,
     StateRows,
@@ -16,7 +17,7 @@ from playground.algorithms.overlays.sparse_autoencoder import (
     unscaled,
 )
 from playground.algorithms.overlays.token_figures import bars, by_token, over_tokens, shaded
-from playground.contract import LayerChoices, LayerSteps, ReadsStates, knob
+from playground.contract import LayerSteps, ReadsStates, knob
 from playground.events import Note
 
 NUMBERS = 2 ** 24  # of the states that are trained on
@@ -24,18 +25,6 @@ EXAMPLES = 16  # tokens at which a feature was most active, that name it
 WORDS = 3  # tokens in a name
 LISTED = 12  # features in the matrix
 ANY = -1
-
-
-class LayerInput(LayerChoices):
-    """Runs everything and keeps the input of one layer."""
-
-    def __init__(self, layer: int):
-        self._layer, self.rows = layer, torch.empty(0)
-
-    def attends(self, layer: int, hidden: Tensor) -> bool:
-        if layer == self._layer:
-            self.rows = hidden.detach().float().cpu().clone()
-        return True
 
 
 class ReplacedInput(LayerSteps):

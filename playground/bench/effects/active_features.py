@@ -6,29 +6,17 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from playground.algorithms.overlays.layer_input import LayerInput
 from playground.algorithms.overlays.sparse_autoencoder import SparseAutoencoder
-from playground.contract import LayerChoices
 from playground.engine.model import Model
 from playground.training.calibration import CalibrationTexts
-
-
-class InputOfLayer(LayerChoices):
-    """Runs everything and keeps the input [n, d] of one layer."""
-
-    def __init__(self, layer: int):
-        self._layer, self.rows = layer, torch.empty(0)
-
-    def attends(self, layer: int, hidden: Tensor) -> bool:
-        if layer == self._layer:
-            self.rows = hidden.detach().float().cpu().clone()
-        return True
 
 
 def mean_activity(model: Model, weights: Mapping[str, Tensor], texts: Iterable[list[int]]) -> Tensor:
     """The mean norm of what each feature adds to the state, over all tokens of some texts, [features]."""
     sae, rows = SparseAutoencoder.of(weights), []
     for ids in texts:
-        reading = InputOfLayer(int(weights["layer"]))
+        reading = LayerInput(int(weights["layer"]))
         CalibrationTexts(model, [ids]).read(ids, reading)
         rows.append(reading.rows)
     return sae.encode(torch.cat(rows)).mean(0) * sae.decoder.norm(dim=1)
